@@ -84,12 +84,13 @@ fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef
             && !pod.host_network
     };
     // Multus, for one, had attached it before netattach took its place. Statuses that an earlier agent has left are
-    // withdrawn at the start.
+    // withdrawn at the start. One that cannot be read may say that.
     let is_anothers = |pod: &Pod| {
         let text =
             pod.annotations.get(STATUS_ANNOTATION).filter(|_| !pod.labels.contains_key(ATTACHED_LABEL));
-        let entries = text.and_then(|text| status::parse(text).ok()).unwrap_or_default();
-        entries.iter().any(|entry| !entry.default)
+        text.is_some_and(|text| {
+            status::parse(text).map_or(true, |entries| entries.iter().any(|entry| !entry.default))
+        })
     };
     let has_sandbox = |pod: &Pod| {
         let mut of_name = sandboxes.get(&pod.name).into_iter().flatten();

@@ -11,7 +11,6 @@ use super::apply::apply;
 use super::check::{check, differences_in_pod};
 use super::enforcement::{self, guards};
 use super::registry::{Attached, Reservation};
-use super::take_over::is_taken_over;
 use super::undo::{release_addresses, undo, undo_but_addresses};
 use super::{
     AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, admit, facts, representor,
@@ -399,7 +398,7 @@ impl Engine {
             }
             Loaded::Whole(record) => {
                 let pod = record.plan.sandbox.pod.clone();
-                let is_taken_over = is_taken_over(&record);
+                let is_taken_over = record.plan.is_taken_over();
                 self.roll_back(*record)?;
                 if is_taken_over {
                     without_record()?;

@@ -16,7 +16,7 @@ use crate::cni::outgoing::insert_in_use;
 use crate::cni::{self, AttachmentId, CniError, Command, Value};
 use crate::delegate::{self, Call, DelegateError};
 use crate::error_chain::Chain;
-use crate::ipam::Owner;
+use crate::ipam::InUse;
 use crate::journal::{JournalKey, Loaded};
 use crate::plan::gc::{Defined, Holder, Place, holders, in_use};
 use crate::plan::{Plan, PodRef};
@@ -187,25 +187,33 @@ impl Engine {
                 plans.push(record.plan);
             }
         }
+        // What another plugin has attached to a live sandbox is in no record: that one has a record since it was taken over.
+        let taken_over = plans.iter().filter(|plan| plan.is_taken_over()).map(|plan| AttachmentId {
+            container_id: plan.sandbox.container_id.clone(),
+            ifname: plan.sandbox.ifname.clone(),
+        });
+        let of_others: Vec<AttachmentId> = taken_over.chain(census.strangers.iter().cloned()).collect();
+        let containers = of_others.iter().map(|id| id.container_id.clone()).collect();
         let mut ids = in_use(&plans, &holder.config_name);
-        ids.extend(census.strangers.iter().cloned());
+        ids.extend(of_others);
         ids.sort();
         ids.dedup();
-        self.release_at(request, holder, &ids, until.saturating_duration_since(Instant::now()))
+        let left = until.saturating_duration_since(Instant::now());
+        self.release_at(request, holder, (&ids, containers), left)
     }
 
-    /// Has one pool or plugin release everything that is not `in_use`, within `left`.
+    /// Has one pool or plugin release everything that is not `in_use`, within `left`; a pool nothing of these `containers`.
     fn release_at(
         &self,
         request: &cni::Request,
         holder: &Holder,
-        in_use: &[AttachmentId],
+        (in_use, containers): (&[AttachmentId], BTreeSet<String>),
         left: Duration,
     ) -> Result<(), AttachError> {
         let released = match &holder.place {
             Place::Pool(pool) => {
-                let owners: Vec<Owner> = in_use.iter().map(Owner::from).collect();
-                self.node.leases.collect(pool, &owners).map_err(StepError::from)
+                let in_use = InUse { containers, ..InUse::from(in_use) };
+                self.node.leases.collect(pool, &in_use).map_err(StepError::from)
             }
             Place::Plugin(_) if left.is_zero() => {
                 return Err(AttachError::OutOfTime(holder.network.to_string()));
@@ -240,4 +248,57 @@ fn run_gc(
     let stdin = Value::Object(config).to_string();
     let call = Call::without_container(Command::Gc, &plugin.plugin, stdin.as_bytes());
     runner.run(&call).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use crate::attach::gc::*;
+    use crate::attach::rig;
+    use crate::cni::Version;
+    use crate::journal::Store;
+    use crate::netns::Netns;
+    use crate::plan::resolve::Numbers;
+
+    /// Another plugin has attached it, and holds an address for it that no record has.
+    #[test]
+    fn what_a_sandbox_had_before_it_was_taken_over_is_in_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &Arc::default());
+        let mut numbers = engine.registry().reserve();
+        let mut plan = rig::plan(directory.path(), "a", numbers.attachment().unwrap());
+        plan.attachments[0].version = Version::LATEST;
+        let own = Netns::current().unwrap();
+        engine.carry_out(rig::key("a"), plan.clone(), numbers, &own, Version::LATEST).unwrap();
+        let mut taken_over = Plan { attachments: Vec::new(), ..plan };
+        taken_over.sandbox.container_id = "b".to_owned();
+        taken_over.sandbox.config_name = String::new();
+        let mut record = engine.journal.create(rig::key("b"), taken_over).unwrap();
+        record.attached(Value::Null).unwrap();
+        let pool = directory.path().join("pools/net");
+        let [own, first, second, gone] =
+            [("1", "a", "eth0"), ("7", "b", "eth0"), ("8", "b", "net1"), ("9", "c", "eth0")].map(
+                |(last, container, ifname)| {
+                    let address = format!("10.1.0.{last}");
+                    fs::write(pool.join(&address), format!("{container}\r\n{ifname}")).unwrap();
+                    (address, container.to_owned())
+                },
+            );
+        assert_eq!(rig::leased(directory.path()).len(), 4);
+
+        let id =
+            |container: &str| AttachmentId { container_id: container.to_owned(), ifname: "eth0".to_owned() };
+        let request =
+            cni::Request { valid_attachments: Some(vec![id("a"), id("b")]), ..rig::request("GC", "") };
+        let mut collected = Collected::default();
+        let census = engine.census(&request, &mut collected).unwrap();
+        let [holder] = <[Holder; 1]>::try_from(engine.holders(&census, &[])).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        engine.release_others(&request, &census, &holder, &HashSet::new(), until).unwrap();
+        collected.outcome().unwrap();
+        let left = rig::leased(directory.path());
+        assert_eq!(left, BTreeMap::from([own, first, second]), "{gone:?} is gone");
+    }
 }

@@ -8,7 +8,7 @@ use super::engine::Engine;
 use super::{AttachError, Attached};
 use crate::cni::{self, Value};
 use crate::error_chain::Chain;
-use crate::journal::{JournalError, JournalKey, Record};
+use crate::journal::{JournalError, JournalKey};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError};
 use crate::plan::{Plan, Sandbox};
@@ -57,9 +57,4 @@ impl Engine {
         let unknown = self.journal.keys()?.into_iter().filter(|key| self.registry.get(key).is_none());
         Ok(unknown.filter(|key| !self.journal.can_read(key)).count())
     }
-}
-
-/// Whether a record is of a sandbox that another plugin attached.
-pub(super) fn is_taken_over(record: &Record) -> bool {
-    record.plan.attachments.is_empty() && record.plan.dynamic.is_none()
 }

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::error::{CniError, code};
 use crate::budget;
 
+/// The key that has plugins accept others that they do not know.
+const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
+
 /// The pairs of `CNI_ARGS`, in order, with the original text, in which form they are stored and sent.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
@@ -61,22 +64,24 @@ impl CniArgs {
     /// # Errors
     /// Code 4, naming every unknown pair.
     pub fn refuse_unknown(&self, known: &[&str]) -> Result<(), CniError> {
-        if self.flag("IgnoreUnknown")? == Some(true) {
+        if self.flag(IGNORE_UNKNOWN)? == Some(true) {
             return Ok(());
         }
         let unknown: Vec<String> = self
             .pairs
             .iter()
-            .filter(|(key, _)| key != "IgnoreUnknown" && !known.contains(&key.as_str()))
+            .filter(|(key, _)| key != IGNORE_UNKNOWN && !known.contains(&key.as_str()))
             .map(|(key, value)| format!("{key}={value}"))
             .collect();
         if unknown.is_empty() { Ok(()) } else { Err(invalid(format!("ARGS: unknown args {unknown:?}"))) }
     }
 
-    /// Those that say which pod it is, as a runtime of Kubernetes gives them (`K8S_POD_NAME` and others).
+    /// Those that say which pod it is, as a runtime of Kubernetes gives them (`K8S_POD_NAME` and others), and whether plugins
+    /// that do not know them are to accept them. Others, as `IP` and `MAC`, are for one attachment.
     #[must_use]
     pub fn of_pod(&self) -> Self {
-        let pairs: Vec<_> = self.pairs.iter().filter(|(key, _)| key.starts_with("K8S_")).cloned().collect();
+        let is_of_pod = |key: &str| key.starts_with("K8S_") || key == IGNORE_UNKNOWN;
+        let pairs: Vec<_> = self.pairs.iter().filter(|(key, _)| is_of_pod(key)).cloned().collect();
         let texts: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
         Self { raw: texts.join(";"), pairs }
     }

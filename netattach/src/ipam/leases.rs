@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{Config, Error, Held, Lease, LeasedAddress, Lessee, Owner, Patience, Pool, PoolUse, Survey};
+use super::{
+    Config, Error, Held, InUse, Lease, LeasedAddress, Lessee, Owner, Patience, Pool, PoolUse, Survey,
+};
 use super::{dhcp, host_local};
 use crate::cni;
 
@@ -123,11 +125,11 @@ impl Leases {
         }
     }
 
-    /// Releases every address of a pool whose holder is not in `in_use`.
+    /// Releases every address of a pool that is held by others than `in_use`.
     ///
     /// # Errors
     /// An address could not be released.
-    pub fn collect(&self, pool: &Pool, in_use: &[Owner]) -> Result<(), Error> {
+    pub fn collect(&self, pool: &Pool, in_use: &InUse) -> Result<(), Error> {
         match pool {
             Pool::HostLocal(pool) => {
                 self.host_local.retain(&pool.data_dir, &pool.network, in_use)?;

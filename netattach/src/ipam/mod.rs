@@ -47,6 +47,7 @@ mod keys;
 mod leases;
 pub mod static_addresses;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -447,6 +448,21 @@ pub struct Owner {
 impl From<&AttachmentId> for Owner {
     fn from(id: &AttachmentId) -> Self {
         Self { container_id: id.container_id.clone(), ifname: id.ifname.clone() }
+    }
+}
+
+/// Who holds what GC leaves alone.
+#[derive(Debug, Default)]
+pub struct InUse {
+    /// These.
+    pub owners: Vec<Owner>,
+    /// And whatever interfaces these containers have.
+    pub containers: BTreeSet<String>,
+}
+
+impl From<&[AttachmentId]> for InUse {
+    fn from(ids: &[AttachmentId]) -> Self {
+        Self { owners: ids.iter().map(Owner::from).collect(), containers: BTreeSet::new() }
     }
 }
 

@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::selection::RequestedIp;
@@ -35,13 +35,18 @@ pub struct StatusEntry {
     #[serde(default)]
     pub dns: Dns,
     /// Gateways of the pod's default routes, when the pod asked for them to be on this attachment.
-    #[serde(default, rename = "default-route", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        rename = "default-route",
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "those_readable_if_any"
+    )]
     pub default_route: Option<Vec<IpAddr>>,
     /// The device of the attachment, in the form that [`device_info`](super::device_info) reads.
     #[serde(default, rename = "device-info", skip_serializing_if = "Option::is_none")]
     pub device_info: Option<Value>,
     /// Next hops of every default route through the interface: a key of Multus ([`Form::multus_keys`]).
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "null_is_default")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "those_readable")]
     pub gateway: Vec<IpAddr>,
     /// In bytes: a key of Multus ([`Form::multus_keys`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -215,8 +220,20 @@ pub fn render(entries: &[StatusEntry]) -> String {
     serde_json::json!(entries).to_string()
 }
 
-/// Parses the annotation, also as written by others: unknown keys are ignored, a missing `default` is false, and
-/// addresses may have a prefix length.
+/// Gateways as others write them: Multus writes `<nil>` for a default route that has none.
+fn those_readable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
+    Ok(those_readable_if_any(deserializer)?.unwrap_or_default())
+}
+
+fn those_readable_if_any<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<IpAddr>>, D::Error> {
+    let texts = Option::<Vec<String>>::deserialize(deserializer)?;
+    Ok(texts.map(|texts| texts.iter().filter_map(|text| text.parse().ok()).collect()))
+}
+
+/// Parses the annotation, also as written by others: unknown keys are ignored, a missing `default` is false, addresses may
+/// have a prefix length, and gateways that are no addresses are left out.
 ///
 /// # Errors
 /// The text is not a JSON list of entries with names.
@@ -415,7 +432,8 @@ mod tests {
             "name": "kindnet", "interface": "eth0", "ips": ["10.244.1.2"], "mac": "c6:6f:0e:8f:6c:5e",
             "default": true, "dns": {}, "gateway": ["10.244.1.1"], "mtu": 1500
         },{
-            "name": "default/net-a", "interface": "net1", "ips": ["10.1.1.7/24", "2001:db8::7/64"], "dns": {}
+            "name": "default/net-a", "interface": "net1", "ips": ["10.1.1.7/24", "2001:db8::7/64"], "dns": {},
+            "gateway": ["<nil>"], "default-route": ["", "10.1.1.1"]
         },{
             "name": "default/net-b", "ips": null, "dns": {"options": ["ndots:5"]}
         }]"#;
@@ -425,6 +443,8 @@ mod tests {
         assert_eq!(addresses, [vec!["10.244.1.2"], vec!["10.1.1.7/24", "2001:db8::7/64"], vec![]]);
         let keys: Vec<_> = entries.iter().map(|entry| (entry.gateway.len(), entry.mtu)).collect();
         assert_eq!(keys, [(1, Some(1500)), (0, None), (0, None)]);
+        let routes: Vec<_> = entries.iter().map(|entry| entry.default_route.clone()).collect();
+        assert_eq!(routes, [None, Some(vec!["10.1.1.1".parse().unwrap()]), None]);
         assert_eq!(entries.iter().map(|entry| entry.default).collect::<Vec<_>>(), [true, false, false]);
         assert_eq!(parse(" ").unwrap(), []);
     }

@@ -48,13 +48,14 @@ pub mod routing;
 pub mod undo;
 pub mod vrf;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::cni::Version;
+use crate::cni::{CniArgs, Version};
 use crate::netns::NetnsId;
 use crate::npwg::NetworkName;
 use crate::npwg::status::Device;
@@ -114,6 +115,15 @@ impl Sandbox {
     /// interface, different for another record of the same container, never 0 (the default group).
     pub fn link_group(&self) -> u32 {
         link_group(&self.container_id, &self.ifname)
+    }
+
+    /// The runtime's `CNI_ARGS` for an attachment: what it asks for beside the pod's name is for the default network alone
+    /// (NPWG 7.5).
+    pub fn args_of(&self, attachment: &AttachmentPlan) -> Cow<'_, str> {
+        match attachment.default {
+            true => Cow::Borrowed(&self.cni_args),
+            false => Cow::Owned(CniArgs::from(self.cni_args.clone()).of_pod().into()),
+        }
     }
 }
 
@@ -190,6 +200,11 @@ pub struct AttachmentPlan {
 }
 
 impl Plan {
+    /// Whether the sandbox was attached by another plugin, whose attachments are in no plan.
+    pub fn is_taken_over(&self) -> bool {
+        self.attachments.is_empty() && self.dynamic.is_none()
+    }
+
     /// All steps in the order of execution: attachment by attachment, then those that concern the pod as a whole.
     pub fn steps(&self) -> impl DoubleEndedIterator<Item = (StepRef, &AttachmentPlan, &Step)> {
         let stage = |stage| self.in_order().filter(move |(_, _, step)| step.stage() == stage);

@@ -61,7 +61,7 @@ pub fn entry(
         key: key(sandbox, attachment),
         config: remember.config.as_str().as_bytes().to_vec(),
         netns: Some(sandbox.netns.clone()),
-        args: CniArgs::from(sandbox.cni_args.clone()).pairs().to_vec(),
+        args: CniArgs::from(sandbox.args_of(attachment).into_owned()).pairs().to_vec(),
         capability_args: remember.capability_args.clone(),
         result: Some(result::as_reported(sandbox, attachment, outputs)?),
     })

@@ -215,6 +215,7 @@ fn a_lease_that_no_record_has_is_released_unless_the_runtime_knows_its_container
         fs::write(node.path("leases").join(network).join(address), content).unwrap();
     };
     let plant = || {
+        reserve(DEFAULT_POOL, "10.50.0.98", "net1");
         reserve(DEFAULT_POOL, "10.50.0.99", "eth0");
         reserve(LAN_POOL, "10.52.0.99", "net1");
     };
@@ -222,6 +223,10 @@ fn a_lease_that_no_record_has_is_released_unless_the_runtime_knows_its_container
 
     plant();
     gc(&node, &[&a, &stranger]).success();
+    assert!(
+        has(DEFAULT_POOL, "10.50.0.98"),
+        "another plugin may have attached it to the default network once more"
+    );
     assert!(has(DEFAULT_POOL, "10.50.0.99"), "in use, says the runtime");
     assert!(has(LAN_POOL, "10.52.0.99"), "nobody knows whether its container has this network");
     gc(&node, &[&a]).success();

@@ -35,16 +35,16 @@ impl Executor<'_> {
         };
         let call =
             DelegateCall { command: Command::Add, netns: Some(&self.sandbox.netns), attachment, delegate };
-        let stdin = call.stdin(before);
+        let (args, stdin) = (self.sandbox.args_of(attachment), call.stdin(before));
         let added = waits::at(&waits::plugin(attachment, &delegate.plugin), || {
             runner(self.node, &self.sandbox.cni_path)
-                .add(&call.call(self.sandbox, &stdin), attachment.version)
+                .add(&call.call(self.sandbox, &args, &stdin), attachment.version)
         })?;
         if delegate.role == Role::Ipam {
             if added.result.ips.is_empty() {
                 return Err(StepError::NoAddress(delegate.plugin.clone()));
             }
-            let args = CniArgs::parse(&self.sandbox.cni_args);
+            let args = CniArgs::parse(&args);
             let of_plugin = |args: CniArgs| Asked::of_plugin(&delegate.plugin, &delegate.config, &args);
             let asked = args.map_or(Asked::Unread, of_plugin);
             let addresses = added.result.ips.iter().map(|ip| ip.address.addr());
@@ -128,9 +128,9 @@ impl<'a> DelegateCall<'a> {
         sandbox: &Sandbox,
         prev_result: Option<Value>,
     ) -> Result<(), DelegateError> {
-        let stdin = self.stdin(prev_result);
+        let (args, stdin) = (sandbox.args_of(self.attachment), self.stdin(prev_result));
         waits::at(&waits::plugin(self.attachment, &self.delegate.plugin), || {
-            runner(node, &sandbox.cni_path).run(&self.call(sandbox, &stdin)).map(drop)
+            runner(node, &sandbox.cni_path).run(&self.call(sandbox, &args, &stdin)).map(drop)
         })
     }
 
@@ -152,14 +152,14 @@ impl<'a> DelegateCall<'a> {
         serde_json::to_string(&Stdin(&self.delegate.config, prev_result)).unwrap_or_default()
     }
 
-    fn call(&'a self, sandbox: &'a Sandbox, stdin: &'a str) -> Call<'a> {
+    fn call(&'a self, sandbox: &'a Sandbox, args: &'a str, stdin: &'a str) -> Call<'a> {
         Call {
             command: self.command,
             plugin_type: &self.delegate.plugin,
             container_id: &sandbox.container_id,
             netns: self.netns,
             ifname: &self.attachment.ifname,
-            args: &sandbox.cni_args,
+            args,
             netns_override: false,
             stdin: stdin.as_bytes(),
         }

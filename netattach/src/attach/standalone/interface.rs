@@ -13,7 +13,7 @@ use crate::attach::{AttachError, Doing, Node, StepError, bridges, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
-use crate::ipam::{self, Owner};
+use crate::ipam::{self, InUse};
 use crate::link::{Driver, Facts};
 use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin};
@@ -207,7 +207,7 @@ impl Interface<'_> {
     /// may send can be left over.
     fn gc(&self) -> Result<(), CniError> {
         let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
-        let in_use: Vec<Owner> = valid.iter().map(Owner::from).collect();
+        let in_use = InUse::from(valid.as_slice());
         let sandbox = sandbox(self.request, NOWHERE);
         let attachment = remains_of_one(&sandbox, self.driver, self.request);
         for step in &attachment.steps {

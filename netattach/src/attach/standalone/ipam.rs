@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::attach::apply::lease;
 use crate::attach::status_verb::{lease_error, no_room, step_error};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
-use crate::ipam::{self, Config, Kind, LeasedAddress, Leases, Lessee, Owner, Patience};
+use crate::ipam::{self, Config, InUse, Kind, LeasedAddress, Leases, Lessee, Owner, Patience};
 use crate::step::Output;
 
 /// A call of the address management plugin of one kind.
@@ -70,8 +70,7 @@ impl Addresses<'_> {
     fn gc(&self) -> Result<(), CniError> {
         let pool = self.kind.remains(&self.request.config).and_then(|config| config.pool());
         let (Some(in_use), Some(pool)) = (&self.request.valid_attachments, pool) else { return Ok(()) };
-        let in_use: Vec<Owner> = in_use.iter().map(Owner::from).collect();
-        self.leases.collect(&pool, &in_use).map_err(lease_error)
+        self.leases.collect(&pool, &InUse::from(in_use.as_slice())).map_err(lease_error)
     }
 
     fn status(&self) -> Result<(), CniError> {

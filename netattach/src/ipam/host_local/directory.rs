@@ -31,7 +31,7 @@ use rustix::io::Errno;
 use super::files::{File, Files};
 use super::store::Error;
 use super::{Owner, file_content};
-use crate::ipam::Held;
+use crate::ipam::{Held, InUse};
 use crate::{bounded, budget, flock, sync};
 
 pub(super) const LOCK: &str = "lock";
@@ -351,7 +351,8 @@ impl Contents {
 
     /// All reserved addresses, in no order.
     pub(super) fn reserved(&self) -> Vec<IpAddr> {
-        self.files.iter().map(|(address, _)| *address).collect()
+        let held = self.files.iter().filter(|(_, file)| **file != File::Abandoned);
+        held.map(|(address, _)| *address).collect()
     }
 
     /// All reservations in order.
@@ -378,16 +379,22 @@ impl Contents {
         }
     }
 
-    /// The addresses held by owners other than `owners`, in order. An entry without an interface, from old versions,
-    /// belongs to its container, whichever interface is named.
-    pub(super) fn held_by_others(&self, owners: &[Owner]) -> Vec<IpAddr> {
-        let known: HashSet<String> = owners
+    /// The addresses held by others than these, in order. An entry without an interface, from old versions, belongs to its
+    /// container, whichever interface is named.
+    pub(super) fn held_by_others(&self, in_use: &InUse) -> Vec<IpAddr> {
+        let known: HashSet<String> = in_use
+            .owners
             .iter()
             .flat_map(|owner| [file_content(owner), owner.container_id.clone()])
             .map(|content| content.trim_ascii().to_owned())
             .collect();
+        let is_of_whole =
+            |file: &File| owner(file).is_some_and(|owner| in_use.containers.contains(&owner.container_id));
         let is_stale = |file: &File| match file {
-            File::Held(content) => !std::str::from_utf8(content).is_ok_and(|text| known.contains(text)),
+            File::Held(content) => {
+                let is_known = std::str::from_utf8(content).is_ok_and(|text| known.contains(text));
+                !is_known && !is_of_whole(file)
+            }
             File::Abandoned | File::Unreadable => false,
         };
         let mut addresses: Vec<_> =

@@ -11,7 +11,7 @@ use super::directory::{self, Contents, LOCK, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, Pool, config, survey, usage};
 use crate::durable;
-use crate::ipam::{Failure, Held, Patience, PoolUse, Survey};
+use crate::ipam::{Failure, Held, InUse, Patience, PoolUse, Survey};
 use crate::sync::{Arc, Mutex, locked, locked_until};
 
 /// Default time limit for waiting for a directory's lock.
@@ -251,12 +251,12 @@ impl Leases {
         Ok(released.unwrap_or(0))
     }
 
-    /// Removes the reservations of all owners except `in_use` and returns their number. A reservation from before
+    /// Removes the reservations of all others than `in_use` and returns their number. A reservation from before
     /// interfaces were recorded stays while its container has any interface in use.
     ///
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
-    pub fn retain(&self, data_dir: &Path, network: &str, in_use: &[Owner]) -> Result<usize, Error> {
+    pub fn retain(&self, data_dir: &Path, network: &str, in_use: &InUse) -> Result<usize, Error> {
         let path = directory_of(data_dir, network)?;
         let released = self.locked(&path, |directory, contents| {
             let addresses = contents.held_by_others(in_use);
