@@ -21,8 +21,6 @@ const UNFINISHED: &str =
 pub struct Means {
     /// How programs are attached in pods.
     pub in_pod: AttachMode,
-    /// Whether programs can identify the namespace of the socket that sent a frame.
-    pub knows_senders: bool,
     /// Whether programs can tell what is written into a packet after they have judged it.
     pub sees_unfinished: bool,
 }
@@ -63,11 +61,12 @@ pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enf
             }
             (None, _) => lower(Level::Full, String::new()),
         },
+        // A packet socket sends what comes to the parent without a socket of the pod's, by which its sender would be known: frames
+        // that the kernel cuts on the pod's device, and copies of group frames.
         HookKind::Parent => match (admin(), raw()) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
-            (None, Some(who)) if !means.knows_senders => privileged("on the parent", "CAP_NET_RAW", who),
-            (None, Some(who)) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_RAW", who),
-            (None, _) => lower(Level::Full, String::new()),
+            (None, Some(who)) => privileged("on the parent", "CAP_NET_RAW", who),
+            (None, None) => lower(Level::Full, String::new()),
         },
         HookKind::Pod if means.in_pod == AttachMode::Clsact => {
             let why = "programs are filters in the pod, where a process with CAP_NET_ADMIN can remove them; links need Linux 6.6";
@@ -237,9 +236,8 @@ mod tests {
     /// Rows: SRV-offload.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
-        const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true, sees_unfinished: true };
-        const FILTERS: Means =
-            Means { in_pod: AttachMode::Clsact, knows_senders: false, sees_unfinished: true };
+        const LINKS: Means = Means { in_pod: AttachMode::Tcx, sees_unfinished: true };
+        const FILTERS: Means = Means { in_pod: AttachMode::Clsact, sees_unfinished: true };
         const BLIND: Means = Means { sees_unfinished: false, ..LINKS };
         let to = || Grant::To("app".to_owned());
         let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
@@ -277,19 +275,11 @@ mod tests {
                 "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
                  not let them, and its container app has CAP_NET_RAW)",
             ),
+            (HookKind::Parent, Some(&bare), BLIND, "full"),
             (
                 HookKind::Parent,
                 Some(&raw),
-                BLIND,
-                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
-                 not let them, and its container app has CAP_NET_RAW)",
-            ),
-            (HookKind::Parent, Some(&bare), FILTERS, "full"),
-            (HookKind::Parent, Some(&raw), LINKS, "full"),
-            (
-                HookKind::Parent,
-                Some(&raw),
-                FILTERS,
+                LINKS,
                 "full-unless-privileged (programs run on the parent, and its container app has CAP_NET_RAW)",
             ),
             (

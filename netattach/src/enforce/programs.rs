@@ -26,9 +26,7 @@ pub(super) struct AttachedPrograms {
     dataplane: Arc<Dataplane>,
     parents: Parents,
     modes: AttachModes,
-    /// Whether programs can identify the namespace of the socket that sent a frame.
-    knows_senders: bool,
-    /// Whether they can tell what is written into a packet after they have judged it.
+    /// Whether programs can tell what is written into a packet after they have judged it.
     sees_unfinished: bool,
     turn: Mutex<()>,
     /// How often programs were reattached.
@@ -68,7 +66,6 @@ impl AttachedPrograms {
             dataplane,
             parents: Parents::new(modes.attachments, strangers),
             modes,
-            knows_senders: bpf::probe::has_netns_cookie(),
             sees_unfinished: bpf::probe::sees_unfinished(),
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
@@ -85,8 +82,8 @@ impl AttachedPrograms {
 
     /// The enforcement level for an attachment of that pod.
     pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: Vantage<'_>) -> Enforcement {
-        let Self { knows_senders, sees_unfinished, .. } = *self;
-        enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders, sees_unfinished })
+        let means = Means { in_pod: self.modes.others, sees_unfinished: self.sees_unfinished };
+        enforcement(vantage, pod, means)
     }
 
     /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the

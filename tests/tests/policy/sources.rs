@@ -130,11 +130,7 @@ fn pods_send_in_whose_name_they_may(kind: &str, executed: bool) {
         let row = shown.as_array().unwrap().iter().find(|row| row["ifname"] == "net1");
         let row = row.unwrap_or_else(|| panic!("{shown:#}"));
         // The pods may have every privilege, which matters where programs do not run on the node's end.
-        let level = match kind {
-            "bridge" => "full",
-            "macvlan" if !executed && netattach::bpf::probe::has_netns_cookie() => "full",
-            _ => "full-unless-privileged",
-        };
+        let level = if kind == "bridge" { "full" } else { "full-unless-privileged" };
         let told = row["enforcement_detail"].as_str().unwrap_or_default();
         let is_told = if kind == "bridge" { told == detail } else { told.contains(detail) };
         assert_eq!((row["enforcement"].as_str(), is_told), (Some(level), true), "{kind}, {name}: {told}");

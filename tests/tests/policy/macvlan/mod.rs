@@ -133,12 +133,6 @@ fn assert_policies_hold(scene: &Scene) {
     drop(servers);
 }
 
-/// The enforcement level for a pod with `CAP_NET_RAW`, which can use other pods' addresses where the kernel does not
-/// report a frame's namespace.
-fn level() -> &'static str {
-    if netattach::bpf::probe::has_netns_cookie() { "full" } else { "full-unless-privileged" }
-}
-
 /// Rows: C17.
 #[test]
 fn policies_hold_between_pods_of_one_parent_and_with_the_world() {
@@ -153,7 +147,8 @@ fn policies_hold_with(attach: &str) {
     let rows = scene.node.ctl(&["attachments"]).unwrap();
     let lan = rows.as_array().unwrap().iter().filter(|row| row["network"] == "shop/lan");
     let levels: Vec<&Value> = lan.map(|row| &row["enforcement"]).collect();
-    assert_eq!(levels, [level(); 3]);
+    // Pods that drop no capability have packet sockets.
+    assert_eq!(levels, ["full-unless-privileged"; 3]);
     // Packets dropped by the other pod's egress policy never reach the server. A sender may have given up before its neighbour
     // was resolved, and its packet comes after that.
     for (pod, reasons) in
