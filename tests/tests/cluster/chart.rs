@@ -133,15 +133,23 @@ fn the_chart_is_the_same_in_another_namespace_but_for_its_name() {
 fn the_chart_is_installed_as_the_page_says() {
     let Some(renderer) = renderer("the_chart_is_installed_as_the_page_says") else { return };
     let line = example(INSTALL, "text", "helm install").unwrap();
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let [.., "--set", value] = words.as_slice() else { panic!("{line}") };
-    let first = ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"];
-    assert_eq!(words[..words.len() - 2], first, "{line}");
-    let (key, value) = value.split_once('=').unwrap();
-    let nested = key.rsplit('.').fold(json!(value), |inner, key| json!({key: inner}));
+    let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "\\").collect();
+    let (first, set) = words.split_at(6);
+    assert_eq!(
+        first,
+        ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"],
+        "{line}"
+    );
+    let mut values = json!({});
+    for pair in set.chunks(2) {
+        let ["--set", value] = pair else { panic!("{line}") };
+        let (key, value) = value.split_once('=').unwrap();
+        let (above, below) = key.split_once('.').unwrap();
+        values[above][below] = if value == "true" { json!(true) } else { json!(value) };
+    }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("values.yaml");
-    std::fs::write(&file, nested.to_string()).unwrap();
+    std::fs::write(&file, values.to_string()).unwrap();
     let made = objects(&render(&renderer, &[file.to_str().unwrap()]));
     let set = &made[&("DaemonSet".to_owned(), "netattach".to_owned())];
     let pod = &set["spec"]["template"]["spec"];
@@ -149,6 +157,8 @@ fn the_chart_is_installed_as_the_page_says() {
     let image = json!(concat!("registry.example/netattach:", env!("CARGO_PKG_VERSION")));
     let images: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
     assert_eq!(images, [&image; 3]);
+    // In front of flannel and others no pod starts without it.
+    assert!(pod["containers"][0]["args"].as_array().unwrap().contains(&json!("--plugin-root=/host")));
 }
 
 /// The Jobs of the chart are that of `deploy/uninstall`, one on each node, but for their names; there is no agent beside them.
