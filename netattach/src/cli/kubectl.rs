@@ -198,6 +198,14 @@ struct Outcome {
     code: u8,
 }
 
+impl Outcome {
+    /// Whether there is no answer, which is another thing than one that says that there is nothing.
+    fn is_unknown(&self) -> bool {
+        let answered = [0, super::Exit::NotFound.code()].contains(&self.code);
+        self.code == super::Exit::NoAgent.code() || (!answered && self.out.is_empty())
+    }
+}
+
 /// The outcomes, by node.
 type Outcomes = std::collections::BTreeMap<String, Outcome>;
 
@@ -270,8 +278,14 @@ fn shown(format: Format, outcomes: &Outcomes) -> Result<String, CliError> {
     if format.is_data() {
         let mut nodes = Map::new();
         for (node, outcome) in outcomes {
+            if outcome.is_unknown() {
+                nodes.insert(node.clone(), Value::Null);
+                continue;
+            }
             let text = String::from_utf8_lossy(&outcome.out);
             let values: Vec<Value> = match format {
+                // In YAML, nothing would be null.
+                _ if text.trim().is_empty() => Vec::new(),
                 Format::Yaml => serde_norway::Deserializer::from_str(&text)
                     .map(serde::Deserialize::deserialize)
                     .collect::<Result<_, _>>()
@@ -458,6 +472,16 @@ mod tests {
                 .into();
         let json: Value = serde_json::from_str(&shown(Format::Json, &outcomes).unwrap()).unwrap();
         assert_eq!(json, serde_json::json!({"n1": [1], "n2": [{"a": 1}, {"a": 2}]}));
+        // One that is away, one whose answer broke off, one that refused, and two that have nothing.
+        let ended = |code, out| Outcome { code, ..outcome(out) };
+        let outcomes = [("n1", 4, ""), ("n2", 4, "[{"), ("n3", 1, ""), ("n4", 3, ""), ("n5", 0, "")]
+            .map(|(node, code, out)| (node.to_owned(), ended(code, out)))
+            .into();
+        let expected = serde_json::json!({"n1": null, "n2": null, "n3": null, "n4": [], "n5": []});
+        let json: Value = serde_json::from_str(&shown(Format::Json, &outcomes).unwrap()).unwrap();
+        assert_eq!(json, expected);
+        let yaml: Value = serde_norway::from_str(&shown(Format::Yaml, &outcomes).unwrap()).unwrap();
+        assert_eq!(yaml, expected);
         let outcomes = [("n1".to_owned(), outcome("POD\nx\n")), ("n2".to_owned(), outcome(""))].into();
         assert_eq!(shown(Format::Table, &outcomes).unwrap(), "NODE n1\nPOD\nx\n\n");
         assert_eq!(shown(Format::Name, &outcomes).unwrap(), "POD\nx\n");

@@ -1,12 +1,12 @@
 //! The errors of plugin calls, and their form in a report to a container runtime.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use super::Call;
-use super::child::{ChildError, Output, STDOUT_LIMIT};
+use super::child::{ChildError, Invocation, Output, STDOUT_LIMIT};
+use super::{Call, find};
 use crate::budget;
 use crate::cni::json::count_values;
 use crate::cni::version::VersionError;
@@ -57,15 +57,17 @@ pub enum DelegateError {
     },
     /// The executable is there, and what the kernel would load it with is not.
     #[error(
-        "start plugin {plugin:?}: {} is there, but the loader or interpreter that it names is not: in a container, have plugins started \
-         in the node's root directory (delegation.root)",
-        path.display()
+        "start plugin {plugin:?}: {} is there, but the loader or interpreter that it names is not{}",
+        path.display(),
+        elsewhere(*in_root)
     )]
     NoLoader {
         /// The `type`.
         plugin: String,
         /// The executable.
         path: PathBuf,
+        /// Whether it was started in a root directory that the settings name.
+        in_root: bool,
     },
     /// The executable was still open for writing when the wait ended.
     #[error("start plugin {plugin:?}: {} is still being written after {waited:.1?}", path.display())]
@@ -276,12 +278,14 @@ impl DelegateError {
         }
     }
 
-    pub(super) fn from_child(call: &Call<'_>, path: &Path, timeout: Duration, error: ChildError) -> Self {
+    pub(super) fn from_child(call: &Call<'_>, invocation: &Invocation<'_>, error: ChildError) -> Self {
+        let &Invocation { program, root, timeout, .. } = invocation;
         let plugin = call.plugin_type.to_owned();
-        let (command, path) = (call.command, path.to_owned());
+        let (command, path) = (call.command, program.to_owned());
+        let is_there = || find::is_file(program, root) == Some(true);
         match error {
-            ChildError::Spawn(source) if source.kind() == io::ErrorKind::NotFound && path.is_file() => {
-                Self::NoLoader { plugin, path }
+            ChildError::Spawn(source) if source.kind() == io::ErrorKind::NotFound && is_there() => {
+                Self::NoLoader { plugin, path, in_root: root.is_some() }
             }
             ChildError::Spawn(source) => Self::Spawn { plugin, path, source },
             ChildError::Busy(waited) => Self::Busy { plugin, path, waited },
@@ -369,6 +373,15 @@ fn quote(stderr: &str) -> String {
 
 fn join(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
+}
+
+/// What to do where a plugin does not start in this process's own root directory.
+fn elsewhere(in_root: bool) -> &'static str {
+    if in_root {
+        ""
+    } else {
+        ": in a container, have plugins started in the node's root directory (delegation.root)"
+    }
 }
 
 fn list(not_files: &[PathBuf]) -> String {

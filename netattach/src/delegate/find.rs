@@ -1,13 +1,23 @@
 //! Finds the executable of a plugin.
 
 use std::ffi::OsString;
+use std::fs::{File, Metadata};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
 
 use super::DelegateError;
 
-/// The first regular file named `plugin` in the directories of `search`; symbolic links are followed. The executable
-/// bit is not checked: starting the file reports the problem.
-pub(super) fn plugin(plugin: &str, search: &[PathBuf]) -> Result<PathBuf, DelegateError> {
+/// The first regular file named `plugin` in the directories of `search`, which are those of the root directory that
+/// plugins are started in; its path is one there too. Symbolic links are followed. The executable bit is not checked:
+/// starting the file reports the problem.
+pub(super) fn plugin(
+    plugin: &str,
+    search: &[PathBuf],
+    root: Option<&Path>,
+) -> Result<PathBuf, DelegateError> {
     if plugin.is_empty() {
         return Err(DelegateError::NoType);
     }
@@ -20,14 +30,36 @@ pub(super) fn plugin(plugin: &str, search: &[PathBuf]) -> Result<PathBuf, Delega
     let mut other = Vec::new();
     for directory in search {
         let path = directory.join(plugin);
-        if path.is_file() {
-            return Ok(path);
-        }
-        if Path::exists(&path) {
-            other.push(path);
+        match is_file(&path, root) {
+            Some(true) => return Ok(path),
+            Some(false) => other.push(path),
+            None => {}
         }
     }
     Err(DelegateError::NotFound { plugin: plugin.to_owned(), search: search.to_vec(), not_files: other })
+}
+
+/// Whether a path leads to a regular file; `None` where it leads to nothing.
+pub(super) fn is_file(path: &Path, root: Option<&Path>) -> Option<bool> {
+    let found = match root {
+        None => std::fs::metadata(path),
+        Some(root) => metadata_below(root, path),
+    };
+    found.ok().map(|found| found.is_file())
+}
+
+/// What a process with that root directory finds at a path: links lead where they lead there.
+fn metadata_below(root: &Path, path: &Path) -> io::Result<Metadata> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let root = openat(CWD, root, flags | OFlags::DIRECTORY, Mode::empty())?;
+    let mut times_left = 16;
+    loop {
+        match openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT) {
+            // While anything anywhere is renamed or mounted the kernel cannot tell whether `..` has left the root.
+            Err(Errno::AGAIN) if times_left > 0 => times_left -= 1,
+            found => return File::from(found?).metadata(),
+        }
+    }
 }
 
 /// `CNI_PATH` for the plugin: the directories joined by colons.
@@ -50,11 +82,14 @@ mod tests {
     #[test]
     fn a_name_that_is_no_file_name_is_refused() {
         let search = [PathBuf::from("/nowhere")];
-        assert!(matches!(plugin("", &search), Err(DelegateError::NoType)));
+        assert!(matches!(plugin("", &search, None), Err(DelegateError::NoType)));
         for name in ["a/b", "/bin/sh", "../sh", "..", ".", "a\0"] {
-            assert!(matches!(plugin(name, &search), Err(DelegateError::InvalidType { .. })), "{name:?}");
+            assert!(
+                matches!(plugin(name, &search, None), Err(DelegateError::InvalidType { .. })),
+                "{name:?}"
+            );
         }
-        assert!(matches!(plugin("a", &[]), Err(DelegateError::NoSearchPath { .. })));
+        assert!(matches!(plugin("a", &[], None), Err(DelegateError::NoSearchPath { .. })));
     }
 
     /// Rows: EXE-04.
@@ -68,18 +103,47 @@ mod tests {
         std::fs::create_dir(a.join("p")).unwrap();
         std::fs::write(c.join("p"), "").unwrap();
         std::os::unix::fs::symlink(c.join("p"), b.join("p")).unwrap();
-        assert_eq!(plugin("p", &[a.clone(), b.clone(), c.clone()]).unwrap(), b.join("p"));
+        assert_eq!(plugin("p", &[a.clone(), b.clone(), c.clone()], None).unwrap(), b.join("p"));
 
-        let error = plugin("p", std::slice::from_ref(&a)).unwrap_err();
+        let error = plugin("p", std::slice::from_ref(&a), None).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("failed to find plugin \"p\" in path [{0}] ({0}/p is not a regular file)", a.display())
         );
-        let error = plugin("q", &[a.clone(), b.clone()]).unwrap_err();
+        let error = plugin("q", &[a.clone(), b.clone()], None).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("failed to find plugin \"q\" in path [{} {}]", a.display(), b.display())
         );
+    }
+
+    #[test]
+    fn plugins_are_those_of_the_root_directory_that_they_are_started_in() {
+        let root = tempfile::tempdir().unwrap();
+        let inside = |path: &str| root.path().join(path.trim_start_matches('/'));
+        for directory in ["/usr/libexec/cni", "/var/lib/k3s/1/bin", "/var/lib/k3s/cni"] {
+            std::fs::create_dir_all(inside(directory)).unwrap();
+        }
+        std::fs::write(inside("/usr/libexec/cni/p"), "").unwrap();
+        std::fs::write(inside("/var/lib/k3s/1/bin/cni"), "").unwrap();
+        for (target, link) in [
+            ("/var/lib/k3s/1", "/var/lib/k3s/current"),
+            ("/var/lib/k3s/current/bin/cni", "/var/lib/k3s/cni/flannel"),
+            ("../../../../../../../../usr/libexec/cni/p", "/var/lib/k3s/cni/up"),
+            ("/bin/sh", "/usr/libexec/cni/outside"),
+        ] {
+            std::os::unix::fs::symlink(target, inside(link)).unwrap();
+        }
+        let search = ["/usr/libexec/cni", "/var/lib/k3s/cni"].map(PathBuf::from);
+        let found = |name| plugin(name, &search, Some(root.path())).map_err(|error| error.to_string());
+        assert_eq!(found("p"), Ok("/usr/libexec/cni/p".into()));
+        assert_eq!(found("flannel"), Ok("/var/lib/k3s/cni/flannel".into()));
+        assert_eq!(found("up"), Ok("/var/lib/k3s/cni/up".into()));
+        let missing = "failed to find plugin \"outside\" in path [/usr/libexec/cni /var/lib/k3s/cni]";
+        assert_eq!(found("outside"), Err(missing.to_owned()));
+        // One of this process's own root directory is not what would be started.
+        assert!(plugin("sh", &["/bin".into()], Some(root.path())).is_err());
+        assert_eq!(is_file(Path::new("/usr"), Some(root.path())), Some(false));
     }
 
     /// Rows: REQ-22.

@@ -52,7 +52,7 @@ pub struct Delegate {
     /// them.
     pub owner: String,
     /// The root directory that plugins are started in ([`chroot(2)`]): the node's, where this process has another. None: this
-    /// process's own. Plugin directories have the same paths in both.
+    /// process's own. Plugins are looked for there, by the paths of `search`.
     ///
     /// [`chroot(2)`]: https://man7.org/linux/man-pages/man2/chroot.2.html
     pub root: Option<PathBuf>,
@@ -135,7 +135,7 @@ impl Delegate {
             watcher.ended(plugin, command, succeeded, took);
         }
         let output =
-            outcome.map_err(|error| DelegateError::from_child(call, &program, self.timeout, error))?;
+            outcome.map_err(|error| DelegateError::from_child(call, &invocation, error))?;
         tracing::debug!(plugin, command, elapsed_ms, status = %output.status, "plugin ended");
         if output.status.signal() == Some(rustix::process::Signal::KILL.as_raw())
             && let Some((group, before)) = self.group.as_ref().zip(ended_before)
@@ -151,12 +151,12 @@ impl Delegate {
         Ok(stdout)
     }
 
-    /// The executable of a plugin, without calling it.
+    /// The executable of a plugin, without calling it: its path in [`root`](Self::root).
     ///
     /// # Errors
     /// The name is not a file name, or there is no such file.
     pub fn find(&self, plugin_type: &str) -> Result<PathBuf, DelegateError> {
-        find::plugin(plugin_type, &self.search)
+        find::plugin(plugin_type, &self.search, self.root.as_deref())
     }
 
     /// Runs ADD and parses the result. `version` is that of the configuration; it is assumed for a result without a

@@ -297,7 +297,7 @@ fn node_name(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone().filter(|name| !name.is_empty())
 }
 
-/// A pod that runs on a node.
+/// A pod that runs on a node. One whose container is started again and again is in the phase `Running` all the while.
 fn agent(pod: &Pod) -> Option<AgentPod> {
     let (node, name) = (node_name(pod)?, name(pod)?);
     let status = pod.status.as_ref()?;
@@ -305,7 +305,14 @@ fn agent(pod: &Pod) -> Option<AgentPod> {
         return None;
     }
     let mut containers = status.container_statuses.iter().flatten();
+    if containers.clone().any(is_stopped) {
+        return None;
+    }
     Some(AgentPod { node, pod: name, is_ready: containers.all(|container| container.ready) })
+}
+
+fn is_stopped(container: &ContainerStatus) -> bool {
+    container.state.as_ref().is_some_and(|state| state.waiting.is_some() || state.terminated.is_some())
 }
 
 /// A pod that does not run.
@@ -314,6 +321,7 @@ fn absent_agent(pod: &Pod) -> Option<AbsentAgent> {
     let state = match (&pod.metadata.deletion_timestamp, waits_for(pod)) {
         (Some(_), _) => "is being ended".to_owned(),
         (None, Some(reason)) => format!("is {phase} ({reason})"),
+        (None, None) if phase == "Running" => "is Running, and its container is not".to_owned(),
         (None, None) => format!("is {phase}"),
     };
     Some(AbsentAgent { node: node_name(pod).or_else(|| meant_for(pod)), pod: name(pod)?, state })
@@ -470,10 +478,31 @@ mod tests {
                 }),
             ),
             pod("na-9", "", json!({"phase": "Pending"})),
+            pod(
+                "na-10",
+                "n10",
+                json!({"phase": "Running", "containerStatuses": waiting("CrashLoopBackOff")}),
+            ),
+            pod(
+                "na-11",
+                "n11",
+                json!({
+                    "phase": "Running",
+                    "containerStatuses": container(json!({"terminated": {"exitCode": 0, "reason": "Completed"}})),
+                }),
+            ),
+            pod(
+                "na-12",
+                "n12",
+                json!({
+                    "phase": "Running",
+                    "containerStatuses": container(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}})),
+                }),
+            ),
         ];
         let pods = pods.into_iter().map(|pod| serde_json::from_value(pod).unwrap()).collect();
         let Agents { running, absent } = agents(pods);
-        assert_eq!(running.iter().map(|agent| agent.node.as_str()).collect::<Vec<_>>(), ["n1"]);
+        assert_eq!(running.iter().map(|agent| agent.node.as_str()).collect::<Vec<_>>(), ["n1", "n12"]);
         let said: Vec<String> =
             absent.iter().map(|absent| format!("{}: {}", absent.place(), absent.problem())).collect();
         let of = |number: u32, state: &str| {
@@ -483,6 +512,8 @@ mod tests {
             said,
             [
                 "pod kube-system/na-9: its agent's pod kube-system/na-9 is Pending".to_owned(),
+                of(10, "Running (CrashLoopBackOff)"),
+                of(11, "Running, and its container is not"),
                 of(2, "being ended"),
                 of(3, "Pending (Init: CrashLoopBackOff)"),
                 of(4, "Pending (ImagePullBackOff)"),

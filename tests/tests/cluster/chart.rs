@@ -133,15 +133,23 @@ fn the_chart_is_the_same_in_another_namespace_but_for_its_name() {
 fn the_chart_is_installed_as_the_page_says() {
     let Some(renderer) = renderer("the_chart_is_installed_as_the_page_says") else { return };
     let line = example(INSTALL, "text", "helm install").unwrap();
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let [.., "--set", value] = words.as_slice() else { panic!("{line}") };
-    let first = ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"];
-    assert_eq!(words[..words.len() - 2], first, "{line}");
-    let (key, value) = value.split_once('=').unwrap();
-    let nested = key.rsplit('.').fold(json!(value), |inner, key| json!({key: inner}));
+    let words: Vec<&str> = line.split_whitespace().filter(|word| *word != "\\").collect();
+    let (first, set) = words.split_at(6);
+    assert_eq!(
+        first,
+        ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"],
+        "{line}"
+    );
+    let mut values = json!({});
+    for pair in set.chunks(2) {
+        let ["--set", value] = pair else { panic!("{line}") };
+        let (key, value) = value.split_once('=').unwrap();
+        let (above, below) = key.split_once('.').unwrap();
+        values[above][below] = if value == "true" { json!(true) } else { json!(value) };
+    }
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("values.yaml");
-    std::fs::write(&file, nested.to_string()).unwrap();
+    std::fs::write(&file, values.to_string()).unwrap();
     let made = objects(&render(&renderer, &[file.to_str().unwrap()]));
     let set = &made[&("DaemonSet".to_owned(), "netattach".to_owned())];
     let pod = &set["spec"]["template"]["spec"];
@@ -149,6 +157,8 @@ fn the_chart_is_installed_as_the_page_says() {
     let image = json!(concat!("registry.example/netattach:", env!("CARGO_PKG_VERSION")));
     let images: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
     assert_eq!(images, [&image; 3]);
+    // In front of flannel and others no pod starts without it.
+    assert!(pod["containers"][0]["args"].as_array().unwrap().contains(&json!("--plugin-root=/host")));
 }
 
 /// The Jobs of the chart are that of `deploy/uninstall`, one on each node, but for their names; there is no agent beside them.
@@ -222,8 +232,11 @@ const FIRST: [&str; 9] = [
 const LATER: [&str; 5] =
     ["executedPlugins", "imagePullSecrets", "kubernetesBefore122", "kubernetesBefore130", "uninstall"];
 
+/// And those that earlier charts had, each with `enabled`.
+const GONE: [&str; 1] = ["modprobeConfiguration"];
+
 /// `helm upgrade --reuse-values` takes the `values.yaml` of the chart of before in place of the new one's, with what is set
-/// by the operator: a key that came later is in neither.
+/// by the operator: a key that came later is in neither, and one that went is there.
 #[test]
 fn the_values_of_an_older_chart_do() {
     let Some(renderer) = renderer("the_values_of_an_older_chart_do") else { return };
@@ -245,7 +258,9 @@ fn the_values_of_an_older_chart_do() {
     let alone = LATER.map(|key| vec![key]);
     for without in alone.into_iter().chain([LATER.to_vec()]) {
         let mut values = values.clone();
-        values.as_object_mut().unwrap().retain(|key, _| !without.contains(&key.as_str()));
+        let keys = values.as_object_mut().unwrap();
+        keys.retain(|key, _| !without.contains(&key.as_str()));
+        keys.extend(GONE.map(|key| (key.to_owned(), json!({"enabled": true}))));
         // JSON is YAML.
         std::fs::write(old.join("values.yaml"), values.to_string()).unwrap();
         for set in [&[][..], &["deploy/helm/ci/uninstall.yaml"], &["deploy/helm/ci/components.yaml"]] {
@@ -510,6 +525,7 @@ fn the_page_on_installing_has_every_value() {
     }
     // helm's own, which it gives to every chart.
     assert!(values.remove("global"));
+    values.retain(|key| !GONE.contains(&key.as_str()));
     let mut written = BTreeSet::new();
     for words in first_cells(INSTALL, "| value | default | |").unwrap() {
         // `uninstall.nodes`, `.dryRun`
@@ -555,7 +571,8 @@ fn the_schema_takes_the_values_of_the_chart_and_of_each_file_of_ci() {
     let files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
     assert!(!files.is_empty());
     let files = files.iter().map(|path| std::fs::read_to_string(path).unwrap());
-    for values in files.chain(["{}".to_owned()]) {
+    let older = GONE.map(|key| format!("{key}: {{enabled: false}}"));
+    for values in files.chain(["{}".to_owned()]).chain(older) {
         let values = with_defaults(&values);
         if let Err(error) = schemas.validate(&values, index) {
             panic!("{values}: {error}");
@@ -606,7 +623,8 @@ fn the_schema_refuses_wrong_values_by_their_key() {
         assert_eq!(named(&error), [key], "{values}: {error}");
     }
     let top = |pointer: &str| pointer.split('/').nth(1).unwrap().to_owned();
-    let tried: BTreeSet<String> = WRONG.iter().map(|(_, key)| top(key)).collect();
+    let mut tried: BTreeSet<String> = WRONG.iter().map(|(_, key)| top(key)).collect();
+    tried.extend(GONE.map(str::to_owned));
     let properties = schema["properties"].as_object().unwrap();
     let untried: Vec<&String> = properties.keys().filter(|key| !tried.contains(*key)).collect();
     assert_eq!(untried, [""; 0]);

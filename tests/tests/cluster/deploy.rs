@@ -520,6 +520,53 @@ fn programs_of_the_page(home: &Path, archive: &Path) {
     }
 }
 
+/// What pages have an operator write, all of it beside one another: each gives a component once, and its agents have the image of
+/// his registry.
+#[test]
+fn kustomizations_of_the_pages_stand_beside_one_another() {
+    let Some(kubectl) = kubectl("kustomizations_of_the_pages_stand_beside_one_another") else { return };
+    let page = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let deploy = dir.path().join("deploy");
+    copy(&repository().join("deploy"), &deploy).unwrap();
+    let components = "components: [components/executed-plugins]";
+    let changed = example(&page("docs/quick-start.md"), "yaml", components).unwrap();
+    std::fs::write(deploy.join("kustomization.yaml"), changed).unwrap();
+    let secrets = example(INSTALL.text, "yaml", "imagePullSecrets").unwrap();
+    let of_install = example(INSTALL.text, "yaml", "images:").unwrap() + &secrets;
+    let of_migration = example(&page("docs/migrate-from-multus.md"), "yaml", "configMapGenerator").unwrap();
+    for (directory, text) in [("mine", of_install), ("deploy/mine", of_migration)] {
+        let mine = dir.path().join(directory);
+        std::fs::create_dir(&mine).unwrap();
+        std::fs::write(mine.join("kustomization.yaml"), &text).unwrap();
+        std::fs::copy(deploy.join("base/config.yaml"), mine.join("config.yaml")).unwrap();
+        let objects = rendered(&kubectl, mine.to_str().unwrap());
+        let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+        let names = pod["volumes"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap());
+        assert_eq!(names.filter(|name| *name == "host").count(), 1, "{directory}");
+        let images = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap());
+        for container in images.into_iter().flatten() {
+            assert_eq!(container["image"], "registry.example/netattach:0.1.0", "{directory}");
+        }
+        let account = of_kind(&objects, "ServiceAccount");
+        let named =
+            if text.contains("imagePullSecrets") { json!([{"name": "registry"}]) } else { Value::Null };
+        assert_eq!(account["imagePullSecrets"], named, "{directory}");
+    }
+}
+
+/// The line for a registry that asks for a password is where it belongs once it is no comment.
+#[test]
+fn each_job_can_be_given_the_secret_of_a_registry() {
+    for job in ["deploy/doctor/job.yaml", "deploy/uninstall/job.yaml"] {
+        let text = std::fs::read_to_string(repository().join(job)).unwrap();
+        let given: Value =
+            serde_norway::from_str(&text.replace("# imagePullSecrets:", "imagePullSecrets:")).unwrap();
+        let secrets = &given["spec"]["template"]["spec"]["imagePullSecrets"];
+        assert_eq!(*secrets, json!([{"name": "registry"}]), "{job}");
+    }
+}
+
 #[test]
 fn the_page_on_installing_has_every_component_and_every_volume() {
     let written = |head: &str| -> BTreeSet<String> {

@@ -20,6 +20,7 @@ use crate::{surge, tested};
 
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
+const INSTALL: &str = include_str!("../../../docs/install.md");
 const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
 const TROUBLESHOOTING: Page =
     Page { path: "docs/troubleshooting.md", text: include_str!("../../../docs/troubleshooting.md") };
@@ -37,6 +38,15 @@ fn with_components(site: &Site) {
     let file = site.deploy().join("kustomization.yaml");
     let text = fs::read_to_string(&file).unwrap();
     fs::write(file, text + COMPONENTS).unwrap();
+}
+
+/// The kustomization of one's own that the page on installing has, with the name that the image has on the node. `deploy/` has
+/// the components too.
+fn own_kustomization(site: &Site) {
+    let text = example(INSTALL, "yaml", "components:").unwrap();
+    let mine = site.directory().join("mine");
+    fs::create_dir(&mine).unwrap();
+    fs::write(mine.join("kustomization.yaml"), text.replace("registry.example/", "localhost/")).unwrap();
 }
 
 /// Puts what the page says into the settings, in place of the line with that key.
@@ -89,13 +99,18 @@ fn is_upgraded_and_comes_back(site: &Site, operator: &mut Operator) {
     };
     let before = attached();
     assert_eq!(before.as_array().map(Vec::len), Some(2), "{before:#}");
-    for (part, image) in [("upgrade", AFTER), ("way-back", BEFORE)] {
+    own_kustomization(site);
+    for (part, image) in
+        [("upgrade", AFTER), ("way-back", BEFORE), ("upgrade-mine", AFTER), ("way-back", BEFORE)]
+    {
         operator.run(UPGRADE, part).unwrap();
         let pods =
             site.get("/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/component=agent");
-        let images =
-            pods["items"].as_array().unwrap().iter().map(|pod| &pod["spec"]["containers"][0]["image"]);
-        assert_eq!(images.collect::<Vec<_>>(), [image], "{part}");
+        let agents = pods["items"].as_array().unwrap().iter().map(|pod| &pod["spec"]["containers"][0]);
+        let agents: Vec<&Value> = agents.collect();
+        assert_eq!(agents.iter().map(|agent| &agent["image"]).collect::<Vec<_>>(), [image], "{part}");
+        let words = agents[0]["args"].as_array().unwrap();
+        assert!(words.contains(&json!("--plugin-root=/host")), "{part}: {words:?}");
         assert!(site.eventually(|| attached() == before), "{part}: {:#}", attached());
     }
 }

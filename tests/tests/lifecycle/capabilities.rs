@@ -158,7 +158,7 @@ fn built_in_plugins_need_what_the_base_gives_and_no_more() {
 }
 
 /// `bridge`, `host-local` and `portmap` of the reference plugins, which have a loader, start iptables and ask for their own
-/// namespace by their process: in a root directory like the node's, whose `/proc` is another one.
+/// namespace by their process: in a root directory like the node's, whose `/proc` is another one, and which alone has them.
 #[test]
 fn executed_plugins_need_what_the_component_gives_and_no_more() {
     const TEST: &str = "executed_plugins_need_what_the_component_gives_and_no_more";
@@ -173,12 +173,14 @@ fn executed_plugins_need_what_the_component_gives_and_no_more() {
 
 fn in_the_nodes_root(mounts: &OwnMounts, reference: &Path, given: &[String]) {
     let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
-    for name in ["bridge", "host-local", "portmap"] {
-        fs::copy(reference.join(name), node.path("cni-bin").join(name)).unwrap();
-    }
     let pod = Pod::new("a").unwrap();
     let netns = pod.namespace.bind(&node.path("netns")).unwrap();
-    let root = NodeRoot::mount(mounts, &[]).unwrap();
+    let directory = node.path("cni-bin");
+    let below = directory.strip_prefix("/").unwrap();
+    let root = NodeRoot::mount(mounts, &[below.to_str().unwrap()]).unwrap();
+    for name in ["bridge", "host-local", "portmap"] {
+        fs::copy(reference.join(name), root.path().join(below).join(name)).unwrap();
+    }
     node.set("delegation", json!({"exec": ["bridge", "host-local", "portmap"], "root": root.path()}));
     let list = json!({
         "cniVersion": "1.0.0", "name": "default",

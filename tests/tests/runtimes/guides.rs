@@ -80,7 +80,7 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
     let parts: Vec<String> = PAGES.into_iter().flat_map(Page::parts).collect();
-    let of_upgrade = ["upgrade", "way-back"];
+    let of_upgrade = ["upgrade", "upgrade-mine", "way-back"];
     let of_cluster = [
         "describe",
         "doctor",

@@ -17,14 +17,22 @@ use crate::rpc::message::{Condition, FlowTableUse, Request, Response};
 /// Most problems that are shown one by one.
 const MOST_PROBLEMS: usize = 50;
 
-/// The settings of the file, else of the agent that runs on this node, else the built-in ones; and a check that says
-/// which.
-pub(super) fn settings(config: Option<&Path>) -> (Settings, Option<Check>) {
+/// The settings that the checks go by.
+pub(super) struct Known {
+    pub(super) settings: Settings,
+    /// Says whose they are, or what is wrong with them.
+    pub(super) check: Check,
+    /// Whether they are an agent's that has mounts of its own, as in a pod.
+    pub(super) is_apart: bool,
+}
+
+/// The settings of the file, else of the agent that runs on this node, else the built-in ones.
+pub(super) fn settings(config: Option<&Path>) -> Known {
     if let Some(path) = config {
         let arguments = Arguments { config: Some(path.to_owned()), ..Arguments::default() };
         return read(arguments, &path.display().to_string(), "");
     }
-    match running() {
+    match running(Path::new("/proc")) {
         Some((pid, arguments)) => of_process(pid, arguments),
         None => built_in("as no netattachd runs here"),
     }
@@ -32,36 +40,36 @@ pub(super) fn settings(config: Option<&Path>) -> (Settings, Option<Check>) {
 
 const SETTINGS: &str = "settings";
 
-fn read(arguments: Arguments, of: &str, note: &str) -> (Settings, Option<Check>) {
-    match Settings::read(arguments) {
+fn read(arguments: Arguments, of: &str, note: &str) -> Known {
+    let (settings, check) = match Settings::read(arguments) {
         Ok(settings) => {
             let detail = format!("{of}: {}{note}", shown(&settings));
-            (settings, Some(Check::ok(SETTINGS, detail)))
+            (settings, Check::ok(SETTINGS, detail))
         }
         Err(error) => {
             let remedy = "correct the settings: the agent does not start with them; the rest was looked at with the defaults";
-            let check = Check::failed(SETTINGS, format!("{of}: {}", Chain(&error)), remedy);
-            (Settings::default(), Some(check))
+            (Settings::default(), Check::failed(SETTINGS, format!("{of}: {}", Chain(&error)), remedy))
         }
-    }
+    };
+    Known { settings, check, is_apart: false }
 }
 
-fn built_in(why: &str) -> (Settings, Option<Check>) {
+fn built_in(why: &str) -> Known {
     let settings = Settings::default();
     let detail = format!("the built-in ones ({}), {why}", shown(&settings));
-    (settings, Some(Check::skipped(SETTINGS, detail)))
+    Known { settings, check: Check::skipped(SETTINGS, detail), is_apart: false }
 }
 
 /// The settings of an agent that runs, as it sees its files.
-fn of_process(pid: u32, arguments: Arguments) -> (Settings, Option<Check>) {
+fn of_process(pid: u32, arguments: Arguments) -> Known {
     let of = format!("of netattachd, process {pid}");
     match as_it_sees(Path::new(&format!("/proc/{pid}")), arguments) {
         Ok((arguments, false)) => read(arguments, &of, ""),
-        Ok((arguments, true)) => read(
-            arguments,
-            &of,
-            ", in mounts of its own: directories that are not the node's at the same paths are looked at in the agent's pod alone",
-        ),
+        Ok((arguments, true)) => {
+            let note = ", in mounts of its own: directories that are not the node's at the same paths are looked at in the \
+                        agent's pod alone";
+            Known { is_apart: true, ..read(arguments, &of, note) }
+        }
         Err(error) => built_in(&format!("as those {of} cannot be looked at in its own mounts: {error}")),
     }
 }
@@ -89,19 +97,39 @@ fn found_by(process: &Path, path: &Path) -> io::Result<PathBuf> {
 }
 
 /// The agent among the processes that this one sees, and its command line.
-fn running() -> Option<(u32, Arguments)> {
-    let processes = std::fs::read_dir("/proc").ok()?;
-    processes.flatten().find_map(|entry| {
+fn running(processes: &Path) -> Option<(u32, Arguments)> {
+    let this = processes.join("self");
+    std::fs::read_dir(processes).ok()?.flatten().find_map(|entry| {
         let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
         let words = words(&entry.path())?;
         let executable = PathBuf::from(words.first()?);
-        if executable.file_name()? != "netattachd" {
+        if executable.file_name()? != "netattachd" || !may_be_an_agent(&entry.path(), &this) {
             return None;
         }
         // The files that it names are as it sees them.
         let arguments = Arguments::try_parse_from(words).ok()?;
         Some((pid, arguments))
     })
+}
+
+/// Whether a process is root's and of this one's namespaces, as the agent is whatever mounts it has. In a pod anybody can call a
+/// process so, and name directories of the node. Of what may not be looked at nothing is read later either.
+fn may_be_an_agent(process: &Path, this: &Path) -> bool {
+    let is_same = |name: &str| -> io::Result<bool> {
+        let [its, ours] = [process, this].map(|of| std::fs::metadata(of.join("ns").join(name)));
+        let (its, ours) = (its?, ours?);
+        Ok((its.dev(), its.ino()) == (ours.dev(), ours.ino()))
+    };
+    let same = is_same("net").and_then(|same| Ok(same && is_same("user")?));
+    is_roots(process) && same.unwrap_or_else(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
+/// By its status: whose its files in `/proc` are is up to the process.
+fn is_roots(process: &Path) -> bool {
+    let status = crate::bounded::read(&process.join("status"), 64 << 10).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    users.is_some_and(|users| users.split_whitespace().all(|user| user == "0"))
 }
 
 fn words(process: &Path) -> Option<Vec<OsString>> {
@@ -231,14 +259,15 @@ mod tests {
             of_process(pid, Arguments { config: Some(config.into()), ..Arguments::default() })
         };
         // As when another directory is where the doctor is called.
-        let (settings, check) = of("./x.yaml", process.0.id());
+        let Known { settings, check, is_apart } = of("./x.yaml", process.0.id());
+        assert!(!is_apart);
         assert_eq!(settings.state_dir, directory.path().join("state"), "{check:?}");
-        assert_eq!(check.map(|check| check.state), Some(State::Ok));
+        assert_eq!(check.state, State::Ok);
         let absolute = directory.path().join("x.yaml");
-        assert_eq!(of(absolute.to_str().unwrap(), process.0.id()).0.state_dir, settings.state_dir);
+        assert_eq!(of(absolute.to_str().unwrap(), process.0.id()).settings.state_dir, settings.state_dir);
         // None has the number: what cannot be looked at is no failure of the agent's settings.
-        let (settings, check) = of("./x.yaml", u32::MAX);
-        assert_eq!((settings, check.map(|check| check.state)), (Settings::default(), Some(State::Skipped)));
+        let Known { settings, check, .. } = of("./x.yaml", u32::MAX);
+        assert_eq!((settings, check.state), (Settings::default(), State::Skipped));
     }
 
     #[test]
@@ -261,6 +290,33 @@ mod tests {
         std::fs::remove_dir(process.join("root")).unwrap();
         let arguments = Arguments { config: Some("/etc/x.yaml".into()), ..Arguments::default() };
         assert_eq!(as_it_sees(&process, arguments).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_pods_process_of_the_agents_name_is_not_taken_for_it() {
+        let processes = tempfile::tempdir().unwrap();
+        let path = |name: &str| processes.path().join(name);
+        let process = |name: &str, [net, user]: [&str; 2], owner: &str| {
+            std::fs::create_dir_all(path(name).join("ns")).unwrap();
+            for (kind, namespace) in [("net", net), ("user", user)] {
+                let file = path(namespace);
+                if !file.exists() {
+                    std::fs::write(&file, "").unwrap();
+                }
+                std::fs::hard_link(file, path(name).join("ns").join(kind)).unwrap();
+            }
+            let words = ["/usr/bin/netattachd", "--source", name].map(|word| format!("{word}\0")).concat();
+            std::fs::write(path(name).join("cmdline"), words).unwrap();
+            std::fs::write(path(name).join("status"), format!("Name:\tx\nUid:\t{owner}\nGid:\t0\n")).unwrap();
+        };
+        process("self", ["net-node", "user-node"], "0\t0\t0\t0");
+        let found = || running(processes.path()).map(|(pid, arguments)| (pid, arguments.source));
+        process("700", ["net-pod", "user-node"], "0\t0\t0\t0");
+        process("701", ["net-node", "user-pod"], "0\t0\t0\t0");
+        process("702", ["net-node", "user-node"], "1000\t0\t0\t0");
+        assert_eq!(found(), None);
+        process("703", ["net-node", "user-node"], "0\t0\t0\t0");
+        assert_eq!(found(), Some((703, Some("703".into()))));
     }
 
     #[test]

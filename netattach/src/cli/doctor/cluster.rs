@@ -3,11 +3,19 @@
 use super::Check;
 use crate::agent::{self, Settings};
 
-/// Asks the API server for each right that the agent needs, with the agent's own identity.
-pub(super) fn check(settings: &Settings) -> Check {
+/// Asks the API server for each right that the agent needs, with the agent's own identity. An agent that `is_apart` has its
+/// service account in its pod, out of reach.
+pub(super) fn check(settings: &Settings, is_apart: bool) -> Check {
     const NAME: &str = "cluster access";
     if !settings.kubernetes.enabled {
         return Check::skipped(NAME, "objects come from a directory of manifests");
+    }
+    if is_apart && settings.kubernetes.kubeconfig.as_os_str().is_empty() {
+        return Check::skipped(
+            NAME,
+            "the agent's service account is in its pod: kubectl netattach doctor --node NODE asks by it, as does the Job of \
+             deploy/doctor",
+        );
     }
     match agent::missing_rights(settings) {
         Ok(missing) if missing.is_empty() => {
@@ -24,5 +32,24 @@ pub(super) fn check(settings: &Settings) -> Check {
             error,
             "see that the API server can be reached from this node, and that the token or certificate is valid",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::State;
+    use super::*;
+
+    #[test]
+    fn the_service_account_of_a_pod_is_not_looked_for_outside_of_it() {
+        let mut settings = Settings::default();
+        settings.kubernetes.enabled = true;
+        let found = check(&settings, true);
+        assert_eq!(found.state, State::Skipped, "{found:?}");
+        assert!(found.detail.starts_with("the agent's service account is in its pod: "), "{found:?}");
+        // By a kubeconfig anybody asks who can read it.
+        settings.kubernetes.kubeconfig = "/nowhere/kubeconfig".into();
+        assert_eq!(check(&settings, true).state, State::Failed);
+        assert_eq!(check(&Settings::default(), true).detail, "objects come from a directory of manifests");
     }
 }

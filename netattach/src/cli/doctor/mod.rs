@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `agent` | whether the agent answers, what it lacks, what it has trouble with; with which settings it runs |
 //! | `disk` | whether what the agent writes can be written |
-//! | `machine` | privileges, kernel, what of it leads past programs, the BPF file system and what is pinned there |
+//! | `machine` | privileges, kernel, the BPF file system and what is pinned there |
 //! | `runtime` | the order of CNI configurations, the executables that they name |
 //! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links, leases |
 //! | `cluster` | what the agent may do in the cluster |
@@ -93,22 +93,21 @@ impl Doctor {
 
 /// All checks, in the order in which they are worth reading.
 pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
-    let (settings, of_settings) = agent::settings(config);
-    let mut checks = vec![machine::privileges()];
-    checks.extend(of_settings);
+    let agent::Known { settings, check, is_apart } = agent::settings(config);
+    let mut checks = vec![machine::privileges(), check];
     checks.extend(agent::checks(socket));
     checks.extend(machine::checks(&settings));
     let records = records::read(&settings);
     checks.push(disk::check(&settings, records.as_ref().map_or(&[][..], |found| found.pools.as_slice())));
     checks.extend(runtime::checks(&settings));
     checks.extend(records::checks(&settings, records));
-    checks.push(cluster::check(&settings));
+    checks.push(cluster::check(&settings, is_apart));
     checks
 }
 
 /// The settings that the checks go by.
 pub(super) fn settings(config: Option<&Path>) -> Settings {
-    agent::settings(config).0
+    agent::settings(config).settings
 }
 
 fn render(checks: &[Check]) -> String {
