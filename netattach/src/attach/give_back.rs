@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 
 use super::card::physical;
+use super::devices::Other;
 use super::identity::{self, Inside};
 use super::take_device::group_on_node;
 use super::{StepError, above, bus, left_programs};
@@ -25,8 +26,8 @@ pub(super) enum PodEnd<'a> {
         netns: &'a Netns,
         /// The index there, if the device was moved.
         made: Option<u32>,
-        /// How the other devices were on the node that the pod has.
-        others: &'a [Home],
+        /// The other devices of the node that the pod has.
+        others: &'a [Other],
     },
     /// The namespace is gone: the kernel has brought the device home, or deleted it if it is no card.
     Gone,
@@ -152,7 +153,7 @@ fn give_back_by(
 fn take_off(
     host: &mut Handle,
     (home, index): (&Home, u32),
-    (netns, others): (&Netns, &[Home]),
+    (netns, others): (&Netns, &[Other]),
     by: impl Fn(&mut Handle, &Home, u32) -> Result<(), StepError>,
 ) -> Result<(), StepError> {
     by(host, home, index).or_else(|first| {
@@ -170,8 +171,8 @@ fn take_off(
 pub(super) struct Unrecorded<'a> {
     /// The container, and the device's name in it.
     pub of: (&'a str, &'a str),
-    /// How the devices were on the node that the pod has by other records.
-    pub others: &'a [Home],
+    /// The devices of the node that the pod has by other records.
+    pub others: &'a [Other],
     /// Only a card.
     pub card: bool,
     /// It was given an Ethernet address.
@@ -216,7 +217,10 @@ fn give_back_unrecorded(
     // By its other record it goes with its settings and under its own name, which its alias need not be any more.
     let is_of_another = |found: &DeviceState| {
         let found = std::slice::from_ref(found);
-        others.iter().any(|other| identity::in_pod(other, found, Inside::default()).is_some())
+        let is_it = |Other { home, made }: &Other| {
+            identity::in_pod(home, found, Inside { index: *made, ..Inside::default() }).is_some()
+        };
+        others.iter().any(is_it)
     };
     let is_it = |found: &DeviceState| {
         let may_be =
@@ -890,15 +894,20 @@ mod tests {
     fn a_device_that_is_another_records_is_not_given_back_without_one() {
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
-        let others = [home(taken.before.clone(), false)];
-        let mut is_in_pod_after = |others: &[Home]| {
+        let mut is_in_pod_after = |others: &[Other]| {
             let unrecorded = Unrecorded { of: ("c1", "net1"), others, card: false, has_mac: true };
             let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
             given.unwrap().unwrap();
             taken.is_in_pod()
         };
-        assert!(is_in_pod_after(&others));
-        assert!(!is_in_pod_after(&[]));
+        let known_by = |made| [Other { home: home(taken.before.clone(), false), made }];
+        assert!(is_in_pod_after(&known_by(None)));
+        // Whatever its alias is.
+        let mut inside = Handle::open_in(&taken.pod).unwrap();
+        inside.set_alias(taken.index, "other").unwrap();
+        assert!(is_in_pod_after(&known_by(Some(taken.index))));
+        inside.set_alias(taken.index, "card").unwrap();
+        assert!(!is_in_pod_after(&known_by(Some(taken.index + 1))));
     }
 
     /// Rows: HDV-programs.
