@@ -5,10 +5,10 @@
 use std::os::fd::AsFd;
 
 use super::StepError;
+use super::devices::Other;
 use crate::error_chain::Chain;
 use crate::netlink::{DeviceState, Handle};
 use crate::netns::Netns;
-use crate::step::Home;
 
 /// How often links are looked for: the pod may be making them meanwhile.
 const ROUNDS: usize = 16;
@@ -21,7 +21,7 @@ const ROUNDS: usize = 16;
 pub(super) fn remove(
     pod: &mut Handle,
     (device, carries): (&DeviceState, bool),
-    others: &[Home],
+    others: &[Other],
 ) -> Result<(), StepError> {
     let index = device.link.index;
     if device.link.controller.is_some()
@@ -39,12 +39,12 @@ pub(super) fn remove(
 ///
 /// # Errors
 /// As for [`remove`].
-pub(super) fn remove_beyond(netns: &Netns, index: u32, others: &[Home]) -> Result<(), StepError> {
+pub(super) fn remove_beyond(netns: &Netns, index: u32, others: &[Other]) -> Result<(), StepError> {
     delete(&mut Handle::open_in(netns)?, index, Some(&Netns::current()?), others)
 }
 
 /// `of`: the namespace of the device; `None`: the pod's own.
-fn delete(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Home]) -> Result<(), StepError> {
+fn delete(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Other]) -> Result<(), StepError> {
     let mut before = Vec::new();
     for _ in 0..ROUNDS {
         let above = on(pod, index, of, others)?;
@@ -59,10 +59,15 @@ fn delete(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Home]) -> 
     Ok(())
 }
 
-fn on(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Home]) -> Result<Vec<u32>, StepError> {
-    let is_of_node =
-        |kind: &str, alias: &str| others.iter().any(|other| other.kind == kind && other.name == alias);
-    let found = pod.links_on(index, |kind, alias| !is_of_node(kind, alias))?;
+fn on(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Other]) -> Result<Vec<u32>, StepError> {
+    let is_of_node = |own: u32, kind: &str, alias: &str| {
+        others.iter().any(|Other { home, made }| {
+            // A pod gives aliases to what it has made.
+            let is_it = made.map_or(home.name == alias, |made| made == own);
+            is_it && home.kind == kind
+        })
+    };
+    let found = pod.links_on(index, |own, kind, alias| !is_of_node(own, kind, alias))?;
     let number = match of {
         // Afterwards: a namespace gets its number when a link that is on one of its own is shown.
         Some(netns) => match pod.number_of(netns.as_fd())? {
@@ -81,6 +86,7 @@ mod tests {
     use crate::netlink::LinkState;
     use crate::netns::within;
     use crate::spec::{Bridge, Macvlan, MacvlanMode};
+    use crate::step::Home;
 
     /// Makes a macvlan of `parent`, which is where `host` is, in that namespace.
     fn macvlan(host: &mut Handle, (number, parent): (u16, &LinkState), to: &Netns) {
@@ -121,9 +127,15 @@ mod tests {
         for (number, on) in [(5, &card), (6, &card), (7, &card), (8, &other)] {
             macvlan(&mut pod, (number, on), &netns);
         }
-        let given = pod.device_named("lan5").unwrap().unwrap();
-        pod.set_alias(given.link.index, "card.5").unwrap();
-        let others = [Home { name: "card.5".to_owned(), ..home(given, false) }];
+        let [given, other_one] = ["lan5", "lan6"].map(|name| pod.device_named(name).unwrap().unwrap());
+        // The second is the pod's own, whatever it says.
+        for link in [&given.link, &other_one.link] {
+            pod.set_alias(link.index, "card.5").unwrap();
+        }
+        let made = Some(given.link.index);
+        let of_node = Home { name: "card.5".to_owned(), ..home(given, false) };
+        let others = [Other { home: of_node.clone(), made }];
+        let unknown = [Other { home: of_node, made: None }];
         // One of the node's that has the index of the device in the pod.
         let beneath = parent(&mut host, "card");
         macvlan(&mut host, (9, &beneath), &netns);
@@ -133,6 +145,8 @@ mod tests {
         remove(&mut pod, (&device, true), &others).unwrap();
         assert_eq!(names(&netns), ["lan5", "lan8", "lan9"]);
         within(&node, || remove_beyond(&netns, beneath.index, &others)).unwrap().unwrap();
+        assert_eq!(names(&netns), ["lan5", "lan8"]);
+        remove(&mut pod, (&device, true), &unknown).unwrap();
         assert_eq!(names(&netns), ["lan5", "lan8"]);
         remove(&mut pod, (&device, true), &[]).unwrap();
         assert_eq!(names(&netns), ["lan8"]);

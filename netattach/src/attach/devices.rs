@@ -14,7 +14,7 @@ use crate::ipam::Owner;
 use crate::journal::{JournalKey, Loaded, Record};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsId};
-use crate::plan::{AttachmentPlan, Plan, Sandbox};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
 use crate::spec;
 use crate::step::{Claim, Home, Output, Step};
 
@@ -54,6 +54,8 @@ pub(super) struct Held {
     number: Option<u32>,
     /// What was claimed and how it was before; `None` until that is known.
     claim: Option<(spec::Device, Claim)>,
+    /// Its index in the pod; `None`: it was not moved, or the agent was killed before it could write down as what.
+    made: Option<u32>,
 }
 
 /// How far a device is.
@@ -76,6 +78,15 @@ pub(super) struct Known {
     pub home: Option<Home>,
     /// Whether it was given back.
     pub is_back: bool,
+}
+
+/// A device of the node that a pod has beside the one that is spoken of.
+#[derive(Debug, Clone)]
+pub(super) struct Other {
+    /// How it was on the node.
+    pub home: Home,
+    /// Its index in the pod, if that is known.
+    pub made: Option<u32>,
 }
 
 /// A device that somebody gives back. When that ends in any other way than by [`Returning::done`], it is its holder's as before.
@@ -210,6 +221,15 @@ impl Devices {
         }
     }
 
+    /// Keeps as what a claimed device was moved into its pod: with which index.
+    pub(super) fn moved(&self, claim: &Claim, index: u32) {
+        if let Some(held) = self.lock().held.get_mut(&claim.device)
+            && held.generation == claim.generation
+        {
+            held.made = Some(index);
+        }
+    }
+
     /// The devices that records know. Whoever compares them with those of the node lists those of the node first: a device
     /// that left before is known here.
     pub(super) fn known(&self) -> Vec<Known> {
@@ -290,8 +310,11 @@ impl Devices {
             let Some(Output::Claimed(claim)) = record.outputs.get(&at) else { continue };
             let sandbox = &record.plan.sandbox;
             let numbers = (claim.generation, record.netns_cookie.unwrap_or_default());
+            let moved = result::ends(record.outputs.of(at.0)).map(|ends| ends.pod.index);
             let entry = Held {
                 claim: Some((device.clone(), (**claim).clone())),
+                // 0: a process drives it, and it has none.
+                made: moved.filter(|index| *index != 0),
                 state: if claim.is_back { State::Returned } else { State::Held },
                 ..entry(owner(sandbox, attachment), sandbox, attachment, numbers)
             };
@@ -312,14 +335,15 @@ impl Devices {
         self.lock().held.values().any(|held| held.number == Some(number))
     }
 
-    /// How the devices that a namespace has were on the node, all but one of them.
-    pub(super) fn others_in(&self, netns: NetnsId, but: Option<&str>) -> Vec<Home> {
+    /// The devices that a namespace has, all but one of them.
+    pub(super) fn others_in(&self, netns: NetnsId, but: Option<&str>) -> Vec<Other> {
         let table = self.lock();
         let is_there = |held: &&Held| held.sandbox.netns_id == netns && held.state != State::Returned;
-        let held = table.held.values().filter(is_there);
-        let claims = held.filter_map(|held| held.claim.as_ref());
-        let others = claims.filter(|(_, claim)| but != Some(&*claim.device));
-        others.filter_map(|(_, claim)| claim.home.clone()).collect()
+        let others = table.held.values().filter(is_there).filter_map(|held| {
+            let (_, claim) = held.claim.as_ref().filter(|(_, claim)| but != Some(&*claim.device))?;
+            Some(Other { home: claim.home.clone()?, made: held.made })
+        });
+        others.collect()
     }
 
     /// The newest claim of an attachment's device, also where its record has lost it.
@@ -517,7 +541,7 @@ fn entry(
         _ => None,
     });
     let state = State::Held;
-    Held { owner, who, generation, sandbox: sandbox.clone(), cookie, state, number, claim: None }
+    Held { owner, who, generation, sandbox: sandbox.clone(), cookie, state, number, claim: None, made: None }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 
 use super::card::physical;
+use super::devices::Other;
 use super::identity::{self, Inside};
 use super::take_device::group_on_node;
 use super::{StepError, above, bus, left_programs};
@@ -12,7 +13,7 @@ use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
 use crate::netns::{Netns, NetnsError};
-use crate::spec::{Conduct, Device, VfSettings};
+use crate::spec::{Conduct, Device, OWN_GROUPS, VfSettings};
 use crate::step::{Claim, Home};
 use crate::sysctl;
 
@@ -25,8 +26,8 @@ pub(super) enum PodEnd<'a> {
         netns: &'a Netns,
         /// The index there, if the device was moved.
         made: Option<u32>,
-        /// How the other devices were on the node that the pod has.
-        others: &'a [Home],
+        /// The other devices of the node that the pod has.
+        others: &'a [Other],
     },
     /// The namespace is gone: the kernel has brought the device home, or deleted it if it is no card.
     Gone,
@@ -142,7 +143,7 @@ fn give_back_by(
         };
         // With the settings of its pod, or programs of it, it is up for nobody.
         let up = home.up && settled.is_ok() && taken_off.is_ok();
-        restore_at_home(host, device, (home, up), &found)?;
+        restore_at_home(host, (home, up), &found)?;
         taken_off?;
     }
     settled
@@ -152,7 +153,7 @@ fn give_back_by(
 fn take_off(
     host: &mut Handle,
     (home, index): (&Home, u32),
-    (netns, others): (&Netns, &[Home]),
+    (netns, others): (&Netns, &[Other]),
     by: impl Fn(&mut Handle, &Home, u32) -> Result<(), StepError>,
 ) -> Result<(), StepError> {
     by(host, home, index).or_else(|first| {
@@ -170,12 +171,16 @@ fn take_off(
 pub(super) struct Unrecorded<'a> {
     /// The container, and the device's name in it.
     pub of: (&'a str, &'a str),
-    /// How the devices were on the node that the pod has by other records.
-    pub others: &'a [Home],
+    /// The devices of the node that the pod has by other records.
+    pub others: &'a [Other],
     /// Only a card.
     pub card: bool,
     /// It was given an Ethernet address.
     pub has_mac: bool,
+    /// How it was on the node, if the plugin has kept that.
+    pub home: Option<&'a Home>,
+    /// The link group that the plugin has given it, if it had the default one.
+    pub group: u32,
 }
 
 impl Unrecorded<'_> {
@@ -186,13 +191,48 @@ impl Unrecorded<'_> {
         // An alias has 255 bytes at most.
         format!("netattach: has programs of {name} of {}", container.get(..128).unwrap_or(container))
     }
+
+    /// The device in its pod, with a handle there, and how it was on the node, if that was kept: of this one, as the pod may have
+    /// put another in its place.
+    fn in_pod(
+        &self,
+        host: &mut Handle,
+        netns: &Netns,
+    ) -> Result<Option<(Handle, DeviceState, Option<&Home>)>, StepError> {
+        let Self { of: (_, pod_name), others, card, home, group, .. } = *self;
+        // By its other record it goes with its settings and under its own name, which its alias need not be any more.
+        let is_of_another = |found: &DeviceState| {
+            let found = std::slice::from_ref(found);
+            let is_it = |Other { home, made }: &Other| {
+                identity::in_pod(home, found, Inside { index: *made, ..Inside::default() }).is_some()
+            };
+            others.iter().any(is_it)
+        };
+        if let Some(home) = home
+            && let Some((inside, found, _)) = find_in_pod(host, netns, (home, None), pod_name)?
+        {
+            // It is another container's by now, at the same path.
+            let is_taken = found.link.group & OWN_GROUPS != 0 && found.link.group != group;
+            if !is_taken && !is_of_another(&found) {
+                return Ok(Some((inside, found, Some(home))));
+            }
+        }
+        let is_it = |found: &DeviceState| {
+            let may_be =
+                found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card);
+            may_be && !is_of_another(found)
+        };
+        let mut inside = Handle::open_in(netns)?;
+        Ok(inside.device_named(pod_name)?.filter(is_it).map(|found| (inside, found, None)))
+    }
 }
 
 /// Gives back a device of which nothing is known but what was written to it when it was moved: by the plugin without an
 /// agent, or by the reference plugin; or by an agent whose record has lost it. For the last, it has to be a `card`: a pod can
 /// make any other device, and would have it on the node.
 ///
-/// Nothing tells which programs were on it before: all go.
+/// Where the plugin has kept how it was on the node, it is so again, but down. Else nothing tells which programs were on it
+/// before: all go.
 ///
 /// # Errors
 /// A program stays on it on the node, or it does not send and receive as before. It is down there then, as it is when this is
@@ -212,18 +252,59 @@ fn give_back_unrecorded(
     netns: Option<&Netns>,
     by: impl Fn(&mut Handle, &Home, u32) -> Result<(), StepError>,
 ) -> Result<(), StepError> {
-    let Unrecorded { of: (_, pod_name), others, card, has_mac } = unrecorded;
-    // By its other record it goes with its settings and under its own name, which its alias need not be any more.
-    let is_of_another = |found: &DeviceState| {
-        let found = std::slice::from_ref(found);
-        others.iter().any(|other| identity::in_pod(other, found, Inside::default()).is_some())
+    let Unrecorded { others, has_mac, home: kept, group, .. } = unrecorded;
+    let in_pod = netns.map(|netns| unrecorded.in_pod(host, netns)).transpose()?.flatten();
+    // It has the mark until all is as it was.
+    let mark = Some(unrecorded.mark());
+    let (home, kept, back) = match in_pod {
+        Some((mut inside, found, kept)) => {
+            let alias = found.alias.as_deref().unwrap_or_default();
+            let name = name_by_alias(host, kept.map_or(alias, |kept| kept.name.as_str()))?;
+            let home = Home { name, alias: mark, ..kept.cloned().unwrap_or_else(|| unknown(&found)) };
+            if kept.is_some()
+                && let Some(error) = restore_properties(&mut inside, &home, &found)?
+            {
+                tracing::debug!(device = home.name, %error, "the device does not get its MTU in the pod");
+            }
+            above::remove(&mut inside, (&found, true), others)?;
+            // In one request of the kernel with the mark.
+            move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
+            let back = host.device_named(&home.name)?;
+            (home, kept, back)
+        }
+        None => {
+            let devices = host.devices()?;
+            let marked = devices.iter().find(|it| it.alias == mark);
+            // Any other that the kernel has brought home stays as it is: an alias of the pod's does not tell it from the node's own.
+            let back = marked.or_else(|| came_home(kept?, &devices, group));
+            let Some(back) = back.cloned() else { return Ok(()) };
+            let name = match kept {
+                Some(kept) if kept.name != back.link.name => name_by_alias(host, &kept.name)?,
+                _ => back.link.name.clone(),
+            };
+            let home = Home { name, alias: mark, ..kept.cloned().unwrap_or_else(|| unknown(&back)) };
+            (home, kept, Some(back))
+        }
     };
-    let is_it = |found: &DeviceState| {
-        let may_be =
-            found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card);
-        may_be && !is_of_another(found)
+    let Some(back) = back else { return Ok(()) };
+    let index = back.link.index;
+    let restored = match kept {
+        Some(_) => restore_at_home(host, (&home, false), &back),
+        None => restore_usual(host, (&home, has_mac), &back),
     };
-    let named = |found: &DeviceState| Home {
+    let taken_off = match netns {
+        Some(netns) => take_off(host, (&home, index), (netns, others), by),
+        None => by(host, &home, index),
+    };
+    // What has stayed is the more important of two errors.
+    taken_off.and(restored)?;
+    let alias = kept.and_then(|kept| kept.alias.as_deref());
+    Ok(host.set_alias(index, alias.unwrap_or_default())?)
+}
+
+/// What can be told of how a device was on the node of which nobody has kept it.
+fn unknown(found: &DeviceState) -> Home {
+    Home {
         name: found.alias.clone().unwrap_or_default(),
         index: found.link.index,
         kind: found.link.kind.clone(),
@@ -240,46 +321,36 @@ fn give_back_unrecorded(
         programs: None,
         planned: None,
         conduct: None,
-    };
-    let mut in_pod = None;
-    if let Some(netns) = netns {
-        let mut inside = Handle::open_in(netns)?;
-        in_pod = inside.device_named(pod_name)?.filter(is_it).map(|found| (inside, found));
     }
-    let mark = unrecorded.mark();
-    let (home, back) = match in_pod {
-        Some((mut inside, found)) => {
-            let name = name_by_alias(host, found.alias.as_deref().unwrap_or_default())?;
-            // It has the mark from the move on, in one request of the kernel.
-            let home = Home { name, alias: Some(mark), ..named(&found) };
-            above::remove(&mut inside, (&found, true), others)?;
-            move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
-            let back = host.device_named(&home.name)?;
-            (home, back)
-        }
-        // Any other that the kernel has brought home stays as it is: an alias of the pod's does not tell it from the node's own.
-        None => {
-            let back = host.devices()?.into_iter().find(|it| it.alias.as_deref() == Some(&*mark));
-            let Some(back) = back else { return Ok(()) };
-            (Home { name: back.link.name.clone(), ..named(&back) }, Some(back))
-        }
+}
+
+/// A card that the kernel has brought home, as its namespace has ended, and that nobody has touched since: it has the group that
+/// marks its container, or its name on the node as its alias if it had a group of its own. Any other device has ended with its
+/// namespace.
+fn came_home<'d>(home: &Home, devices: &'d [DeviceState], group: u32) -> Option<&'d DeviceState> {
+    let is_card = home.parent.is_some() || home.permanent.is_some();
+    let found = identity::at_home(home, devices).filter(|_| is_card)?;
+    let is_as_moved = match home.group {
+        0 => found.link.group == group,
+        _ => found.alias.as_deref() == Some(&*home.name),
     };
-    let Some(back) = back else { return Ok(()) };
-    let index = back.link.index;
+    is_as_moved.then_some(found)
+}
+
+/// Has a device of which nobody has kept how it was on the node send and receive as its kind does, by the address that it was made
+/// with if it was given another.
+fn restore_usual(
+    host: &mut Handle,
+    (home, has_mac): (&Home, bool),
+    found: &DeviceState,
+) -> Result<(), StepError> {
     // One that it was not made with is not given to a device without a record.
-    if let Some(own) = lost_address(&back).filter(|_| has_mac)
-        && let Err(error) = host.set_mac(index, own)
+    if let Some(own) = lost_address(found).filter(|_| has_mac)
+        && let Err(error) = host.set_mac(found.link.index, own)
     {
         tracing::warn!(device = home.name, %own, %error, "the device keeps the address that it had in the pod");
     }
-    let restored = restore_conduct(host, &home, &back);
-    let taken_off = match netns {
-        Some(netns) => take_off(host, (&home, index), (netns, others), by),
-        None => by(host, &home, index),
-    };
-    // What has stayed is the more important of two errors.
-    taken_off.and(restored)?;
-    Ok(host.set_alias(index, "")?)
+    restore_conduct(host, home, found)
 }
 
 /// The name that a device gets on the node by its alias. Its pod may have made that one what is no name or another device's: it
@@ -481,7 +552,6 @@ fn move_as_at_home(
 /// The rest, on the node; all of it for a device that the kernel has brought home.
 fn restore_at_home(
     host: &mut Handle,
-    device: &Device,
     (home, up): (&Home, bool),
     found: &DeviceState,
 ) -> Result<(), StepError> {
@@ -521,7 +591,7 @@ fn restore_at_home(
         let error = Chain(&error);
         tracing::warn!(device = home.name, %error, "other names of the device not given back");
     }
-    tracing::debug!(device = %device.id, name = home.name, "given back");
+    tracing::debug!(device = home.name, "given back");
     if !up {
         return Ok(host.set_down(index)?);
     }
@@ -590,7 +660,7 @@ mod tests {
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
-    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, OWN_GROUPS, Veth, VirtualFunction};
+    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, Veth, VirtualFunction};
 
     fn vf(name: &str) -> Device {
         Device {
@@ -839,7 +909,8 @@ mod tests {
     #[test]
     fn a_device_without_a_record_is_found_again_while_a_program_of_its_pod_stays_on_it() {
         fn of(container: &str) -> Unrecorded<'_> {
-            Unrecorded { of: (container, "net1"), others: &[], card: false, has_mac: true }
+            let of = (container, "net1");
+            Unrecorded { of, others: &[], card: false, has_mac: true, home: None, group: 0 }
         }
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
@@ -865,7 +936,8 @@ mod tests {
     fn a_device_without_a_record_is_found_again_from_its_move_on_until_all_is_given_back() {
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
-        let unrecorded = Unrecorded { of: ("c1", "net1"), others: &[], card: false, has_mac: true };
+        let of = ("c1", "net1");
+        let unrecorded = Unrecorded { of, others: &[], card: false, has_mac: true, home: None, group: 0 };
         let seen = RefCell::new(None);
         let take_off = |host: &mut Handle, _: &Home, index: u32| -> Result<(), StepError> {
             *seen.borrow_mut() = host.device_by_index(index)?.and_then(|it| it.alias);
@@ -885,20 +957,81 @@ mod tests {
         assert_eq!((back.alias, back.conduct, back.link.up), (None, conduct, false));
     }
 
+    /// Rows: HDV-altname.
+    #[test]
+    fn without_a_record_a_device_goes_back_as_it_was_kept_if_that_is_of_it() {
+        let other = Mac([2, 0, 0, 0, 0, 0x77]);
+        for (group, is_its) in [(OWN_GROUPS | 7, true), (OWN_GROUPS | 8, false)] {
+            let taken = Taken::new();
+            let [mut host, mut inside] =
+                [&taken.node, &taken.pod].map(|netns| Handle::open_in(netns).unwrap());
+            let (alias, other_names) = (Some("of rack 7".to_owned()), vec!["enp3s0".to_owned()]);
+            let kept = Home { alias, other_names, ..home(taken.before.clone(), false) };
+            inside.add_other_names(taken.index, &["of-pod".to_owned()]).unwrap();
+            inside.set_mtu(taken.index, 1400).unwrap();
+            inside.set_mac(taken.index, other).unwrap();
+            let of = ("c1", "net1");
+            let unrecorded =
+                Unrecorded { of, others: &[], card: false, has_mac: false, home: Some(&kept), group };
+            let given =
+                within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
+            given.unwrap().unwrap();
+            let back = taken.on_node();
+            let shown = (back.link.mtu, back.link.mac, back.link.group, back.conduct.queue, back.link.up);
+            let before = &taken.before;
+            if is_its {
+                assert_eq!((back.alias, back.other_names), (kept.alias, kept.other_names));
+                let as_before = (before.link.mtu, before.link.mac, 5, before.conduct.queue, false);
+                assert_eq!(shown, as_before);
+            } else {
+                assert_eq!((back.alias, back.other_names), (None, Vec::new()));
+                assert_eq!(shown, (1400, Some(other), 0, OF_POD.queue, false));
+            }
+        }
+    }
+
+    /// Rows: HDV-altname.
+    #[test]
+    fn a_card_that_came_home_with_its_namespace_is_the_one_that_was_moved_if_it_is_marked_still() {
+        let group = OWN_GROUPS | 9;
+        let shown = |group, alias: Option<&str>| {
+            let mut found = port(8, "net1", mac(1));
+            (found.link.group, found.alias) = (group, alias.map(str::to_owned));
+            found
+        };
+        let is_it = |kept: &Home, found| came_home(kept, std::slice::from_ref(&found), group).is_some();
+        let kept = home(port(4, "eth1", mac(1)), false);
+        assert!(is_it(&kept, shown(group, None)));
+        // It was not moved, or somebody has given it back; another container had it.
+        assert!(!is_it(&kept, shown(0, Some("eth1"))) && !is_it(&kept, shown(OWN_GROUPS | 8, None)));
+        let of_group = Home { group: 5, ..kept };
+        assert!(is_it(&of_group, shown(5, Some("eth1"))) && !is_it(&of_group, shown(5, None)));
+        let mut veth = device(4, "card", ("veth", None));
+        let kept = home(veth.clone(), false);
+        veth.link.group = group;
+        assert!(!is_it(&kept, veth));
+    }
+
     /// Rows: HDV-names.
     #[test]
     fn a_device_that_is_another_records_is_not_given_back_without_one() {
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
-        let others = [home(taken.before.clone(), false)];
-        let mut is_in_pod_after = |others: &[Home]| {
-            let unrecorded = Unrecorded { of: ("c1", "net1"), others, card: false, has_mac: true };
+        let mut is_in_pod_after = |others: &[Other]| {
+            let of = ("c1", "net1");
+            let unrecorded = Unrecorded { of, others, card: false, has_mac: true, home: None, group: 0 };
             let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
             given.unwrap().unwrap();
             taken.is_in_pod()
         };
-        assert!(is_in_pod_after(&others));
-        assert!(!is_in_pod_after(&[]));
+        let known_by = |made| [Other { home: home(taken.before.clone(), false), made }];
+        assert!(is_in_pod_after(&known_by(None)));
+        // Whatever its alias is.
+        let mut inside = Handle::open_in(&taken.pod).unwrap();
+        inside.set_alias(taken.index, "other").unwrap();
+        assert!(is_in_pod_after(&known_by(Some(taken.index))));
+        inside.set_alias(taken.index, "card").unwrap();
+        assert!(!is_in_pod_after(&known_by(Some(taken.index + 1))));
     }
 
     /// Rows: HDV-programs.

@@ -119,7 +119,7 @@ use crate::journal::{JournalError, JournalKey, Record};
 use crate::nat::Nat;
 use crate::netlink::KnownLinks;
 use crate::plan::AttachmentPlan;
-use crate::step::{Output, Outputs, StepRef};
+use crate::step::{Home, Output, Outputs, StepRef};
 use crate::sysctl;
 
 /// The node's state that all attachments and operations share.
@@ -207,6 +207,10 @@ pub trait Progress {
     fn netns_cookie(&self) -> Option<u64>;
     /// The outputs of the finished steps.
     fn outputs(&self) -> &Outputs;
+    /// How a device was on the node that may have been moved, where no output says so.
+    fn home(&self) -> Option<&Home> {
+        None
+    }
 }
 
 impl Progress for Record {

@@ -301,7 +301,8 @@ impl Begun<'_> {
             let others = node.devices.others_in(plan.sandbox.netns_id, None);
             let of = (&*plan.sandbox.container_id, &*device.pod_name);
             let (card, has_mac) = (node.enforcer.is_some(), asked_mac(&self.attachment.steps).is_some());
-            let unrecorded = Unrecorded { of, others: &others, card, has_mac };
+            let (home, group) = (progress.home(), plan.sandbox.link_group());
+            let unrecorded = Unrecorded { of, others: &others, card, has_mac, home, group };
             return give_back_by_alias(&mut Handle::open()?, unrecorded, netns);
         };
         let others = node.devices.others_in(plan.sandbox.netns_id, Some(&claim.device));

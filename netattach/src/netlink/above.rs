@@ -37,13 +37,17 @@ pub struct Above {
 
 impl Handle {
     /// The links of the namespace that are on the one with that index and of a kind with a name, for which `counts` holds, which
-    /// is given that name and the alias; the kernel deletes links of such kinds alone.
+    /// is given the index, that name and the alias of each; the kernel deletes links of such kinds alone.
     ///
     /// Reads a list of any length: of the others, nothing is kept.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn links_on(&mut self, index: u32, counts: impl Fn(&str, &str) -> bool) -> Result<Vec<Above>, Error> {
+    pub fn links_on(
+        &mut self,
+        index: u32,
+        counts: impl Fn(u32, &str, &str) -> bool,
+    ) -> Result<Vec<Above>, Error> {
         let all = show(LinkMessageBuilder::<LinkUnspec>::new());
         self.socket.scan(all, |message| on(message, index, &counts))
     }
@@ -76,7 +80,7 @@ impl Handle {
 }
 
 /// See [`Handle::links_on`]; of one message.
-fn on(message: &[u8], index: u32, counts: impl Fn(&str, &str) -> bool) -> Option<Above> {
+fn on(message: &[u8], index: u32, counts: impl Fn(u32, &str, &str) -> bool) -> Option<Above> {
     let attributes = message.get(HEADER..)?;
     if attribute_in(attributes, LINK)? != index.to_ne_bytes() {
         return None;
@@ -94,7 +98,7 @@ fn on(message: &[u8], index: u32, counts: impl Fn(&str, &str) -> bool) -> Option
         None => None,
     };
     let is_it = !kind.is_empty() && !is_pair(kind) && (own != index || netns.is_some() || is_blurred);
-    (is_it && counts(kind, alias)).then_some(Above { index: own, netns, is_blurred })
+    (is_it && counts(own, kind, alias)).then_some(Above { index: own, netns, is_blurred })
 }
 
 /// A string up to the zero that ends it; empty: it is none of UTF-8, as no kind and no alias of ours is.
@@ -129,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_link_is_on_the_one_that_it_names_unless_it_is_the_other_end_or_nobodys_to_delete() {
-        let all = |_: &str, _: &str| true;
+        let all = |_: u32, _: &str, _: &str| true;
         assert_eq!(on(&shown(b"macvlan\0", &[]), 4, all), here(None));
         assert_eq!(on(&shown(b"vlan", &[]), 4, all), here(None));
         let elsewhere = [attribute(LINK_NETNS, &3_i32.to_ne_bytes())];
@@ -138,7 +142,7 @@ mod tests {
         for kind in ["veth\0", "netkit\0", "\0"] {
             assert_eq!(on(&shown(kind.as_bytes(), &[]), 4, all), None, "{kind:?}");
         }
-        let kept = |kind: &str, alias: &str| (kind, alias) != ("vlan", "eth0.5");
+        let kept = |own: u32, kind: &str, alias: &str| (own, kind, alias) != (9, "vlan", "eth0.5");
         let named = [attribute(ALIAS, b"eth0.5\0")];
         assert_eq!(on(&shown(b"vlan\0", &named), 4, kept), None);
         assert_eq!(on(&shown(b"macvlan\0", &named), 4, kept), here(None));
@@ -149,8 +153,8 @@ mod tests {
         let mut shown = message(0, &[with_sources(6_000)]);
         shown[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
         let blurred = Above { index: 9, netns: None, is_blurred: true };
-        assert_eq!(on(&shown, 4, |kind, _| kind == "macvlan"), Some(blurred));
-        assert_eq!(on(&shown, 5, |_, _| true), None);
+        assert_eq!(on(&shown, 4, |_, kind, _| kind == "macvlan"), Some(blurred));
+        assert_eq!(on(&shown, 5, |_, _, _| true), None);
     }
 
     /// A macvlan in mode `source` has as many addresses as its pod gives it.
@@ -193,7 +197,7 @@ mod tests {
         };
         assert_eq!(handle.link_by_index(lan).unwrap().kind, "macvlan");
         assert!(kinds(&mut handle).contains(&"macvlan".to_owned()));
-        let above = handle.links_on(wire.index, |_, _| true).unwrap();
+        let above = handle.links_on(wire.index, |_, _, _| true).unwrap();
         assert_eq!(above, [Above { index: lan, netns: None, is_blurred: true }]);
         handle.ensure_indices_absent(&[lan]).unwrap();
         assert!(!kinds(&mut handle).contains(&"macvlan".to_owned()));
@@ -202,7 +206,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..128)) {
-            let _ = on(&bytes, 4, |_, _| true);
+            let _ = on(&bytes, 4, |_, _, _| true);
         }
     }
 }

@@ -5,6 +5,8 @@ use std::io;
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
+use super::receive::Receiver;
+
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_IFADDR` and `RTNLGRP_IPV6_ROUTE` of
 /// `linux/rtnetlink.h`.
 const GROUPS: [u32; 5] = [1, 5, 7, 9, 11];
@@ -31,7 +33,6 @@ const BESIDE: u16 = 0x800;
 const AF_INET: u8 = 2;
 /// `NLA_TYPE_MASK`.
 const TYPE: u16 = 0x3fff;
-const BUFFER: usize = 64 * 1024;
 /// Bytes of notifications that may wait until somebody asks: see [`LinkWatch`](super::LinkWatch).
 const QUEUE: usize = 1 << 20;
 /// Most datagrams that are read at once: more than fit into the queue, so only while more come as quickly as they are read.
@@ -134,7 +135,7 @@ fn replaces(family: Option<&u8>, flags: u16) -> bool {
 /// about: whoever asks looks at what is there now. Costs nothing while nobody asks.
 pub struct ChangeWatch {
     raw: RawSocket,
-    buffer: Vec<u8>,
+    receiver: Receiver,
 }
 
 impl ChangeWatch {
@@ -151,7 +152,7 @@ impl ChangeWatch {
         raw.set_non_blocking(true)?;
         // Where the kernel refuses it, more is lost, and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
-        Ok(Self { raw, buffer: vec![0; BUFFER] })
+        Ok(Self { raw, receiver: Receiver::new() })
     }
 
     /// What has changed since the last call. Ends also while others change routes as quickly as that is read, such as a routing
@@ -159,10 +160,9 @@ impl ChangeWatch {
     pub fn changed(&mut self) -> Changed {
         let mut changed = Changed::default();
         for _ in 0..MOST_READ {
-            match self.raw.recv(&mut &mut self.buffer[..], 0) {
-                Ok(length) => changed.read(&self.buffer[..length]),
+            match self.receiver.receive(&self.raw) {
+                Ok(()) => changed.read(self.receiver.bytes()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return changed,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = Changed::Anything,
                 // Whoever cannot be told looks.
                 Err(_) => return Changed::Anything,

@@ -6,8 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::Error;
 use super::nft::{
-    Family, Lent, NLMSG_ERROR, REQUEST, attribute, attributes_of, dump, messages, receive, refused, request,
+    Family, Lent, NLMSG_ERROR, REQUEST, attribute, attributes_of, dump, messages, refused, request,
 };
+use super::receive::Receiver;
 
 const LIST: &str = "IPCTNL_MSG_CT_GET";
 const FORGET: &str = "IPCTNL_MSG_CT_DELETE";
@@ -49,13 +50,13 @@ pub fn forget_udp(stale: &mut dyn FnMut(&Connection) -> bool) -> Result<usize, E
     if found.is_empty() {
         return Ok(0);
     }
-    let mut lent = Lent::take()?;
-    let mut buffer = [0; 4096];
+    let lent = Lent::take()?;
+    let mut receiver = Receiver::new();
     for (family, attributes) in &found {
         let request = request(DELETE, REQUEST | ACK, *family, attributes);
         lent.socket.send(&request, 0).map_err(|source| Error::Send(FORGET, source))?;
-        let length = receive(&mut lent.socket, FORGET, &mut buffer)?;
-        for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
+        let answers = messages(receiver.answer(&lent.socket, FORGET)?);
+        for answer in answers.filter(|answer| answer.kind == NLMSG_ERROR) {
             // One that has ended meanwhile is no error.
             refused_unless_done(answer.body)?;
         }

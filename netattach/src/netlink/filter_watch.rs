@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use tokio::io::unix::AsyncFd;
 
+use super::receive::Receiver;
 use super::socket_filter::{By, receive_only};
 
 /// `RTNLGRP_TC` of `linux/rtnetlink.h`.
@@ -17,7 +18,6 @@ const RTM_DELTFILTER: u16 = 45;
 const HEADER: usize = 16;
 /// Offset of the device's index in a message: behind the header, in `struct tcmsg`. Nothing else of it is read.
 const INDEX: std::ops::Range<usize> = HEADER + 4..HEADER + 8;
-const BUFFER: usize = 64 * 1024;
 /// Most devices that are told apart. Beyond that it takes as long to look at all.
 const MOST_DEVICES: usize = 4096;
 
@@ -26,7 +26,7 @@ const MOST_DEVICES: usize = 4096;
 #[derive(Debug)]
 pub struct FilterWatch {
     socket: AsyncFd<Descriptor>,
-    buffer: Vec<u8>,
+    receiver: Receiver,
 }
 
 /// What filters or queueing disciplines were removed from.
@@ -89,7 +89,7 @@ impl FilterWatch {
         raw.add_membership(GROUP_TC)?;
         // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
         let socket = unsafe { AsyncFd::register(Descriptor(raw)) }?;
-        Ok(Self { socket, buffer: vec![0; BUFFER] })
+        Ok(Self { socket, receiver: Receiver::new() })
     }
 
     /// Waits until something was removed, or until the kernel dropped notifications because there were too many. Says where.
@@ -99,17 +99,16 @@ impl FilterWatch {
     pub async fn removed(&mut self) -> io::Result<Removed> {
         loop {
             let mut ready = self.socket.readable_mut().await?;
-            let buffer = &mut self.buffer;
-            match ready.try_io(|socket| socket.get_ref().0.recv(&mut &mut buffer[..], 0)) {
-                Ok(Ok(length)) => {
-                    if let Some(removed) = removals(&self.buffer[..length]) {
+            let receiver = &mut self.receiver;
+            match ready.try_io(|socket| receiver.receive(&socket.get_ref().0)) {
+                Ok(Ok(())) => {
+                    if let Some(removed) = removals(self.receiver.bytes()) {
                         return Ok(removed);
                     }
                 }
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     return Ok(Removed::Anywhere);
                 }
-                Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(error)) => return Err(error),
                 // There was nothing to read; the runtime waits again.
                 Err(_) => {}

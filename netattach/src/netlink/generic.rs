@@ -2,7 +2,8 @@
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_GENERIC};
 
-use super::nft::{NLMSG_ERROR, REQUEST, attribute, attribute_in, errno, messages, receive, request_of, text};
+use super::nft::{NLMSG_ERROR, REQUEST, attribute, attribute_in, errno, messages, request_of, text};
+use super::receive::Receiver;
 use super::{Error, Refused};
 
 /// `linux/genetlink.h`: the family of families, and what it is asked.
@@ -14,8 +15,6 @@ const CTRL_ATTR_FAMILY_NAME: u16 = 2;
 const VERSION: u8 = 1;
 /// Length of `struct genlmsghdr`.
 const GENERAL_LEN: usize = 4;
-/// The longest answers: a family with its commands is some 2 KiB, the features of a device some 10 KiB.
-const BUFFER: usize = 64 * 1024;
 
 const LOOK_UP: &str = "CTRL_CMD_GETFAMILY";
 
@@ -35,7 +34,7 @@ impl Generic {
         };
         socket.bind_auto().map_err(Error::Open)?;
         let name = attribute(CTRL_ATTR_FAMILY_NAME, &text(name));
-        let shown = ask(&mut socket, LOOK_UP, (GENL_ID_CTRL, GET_FAMILY), &name)?;
+        let shown = ask(&socket, LOOK_UP, (GENL_ID_CTRL, GET_FAMILY), &name)?;
         let family = shown.map(|shown| number(LOOK_UP, &shown, CTRL_ATTR_FAMILY_ID)).transpose()?.flatten();
         Ok(family.map(|family| Self { socket, family }))
     }
@@ -47,21 +46,19 @@ impl Generic {
         command: u8,
         attributes: &[u8],
     ) -> Result<Option<Vec<u8>>, Error> {
-        ask(&mut self.socket, name, (self.family, command), attributes)
+        ask(&self.socket, name, (self.family, command), attributes)
     }
 }
 
 fn ask(
-    socket: &mut RawSocket,
+    socket: &RawSocket,
     name: &'static str,
     (family, command): (u16, u8),
     attributes: &[u8],
 ) -> Result<Option<Vec<u8>>, Error> {
     let request = request_of(family, REQUEST, [command, VERSION, 0, 0], attributes);
     socket.send(&request, 0).map_err(|source| Error::Send(name, source))?;
-    let mut buffer = vec![0; BUFFER];
-    let length = receive(socket, name, &mut buffer)?;
-    answer(name, &buffer[..length])
+    answer(name, Receiver::new().answer(socket, name)?)
 }
 
 /// The attributes that an answer has. As [`Generic::ask`].

@@ -16,6 +16,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::lean::{RTM_NEWLINK, lean};
 use super::link::observed;
+use super::receive::Receiver;
 use super::socket_filter::{By, receive_only};
 use super::{Error, Handle, LinkState};
 
@@ -25,7 +26,6 @@ const HEADER: usize = 16;
 /// Offset of the address family, and of the link's index in `ifinfomsg` and `ifaddrmsg`.
 const FAMILY_AT: usize = HEADER;
 const INDEX_AT: usize = HEADER + 4;
-const BUFFER: usize = 64 << 10;
 /// Most links that are kept. A node has a handful of bridges and cards.
 const MOST: usize = 64;
 /// Most addresses of a link that are kept.
@@ -36,7 +36,7 @@ pub struct KnownLinks(Mutex<State>);
 
 struct State {
     socket: RawSocket,
-    buffer: Vec<u8>,
+    receiver: Receiver,
     links: BTreeMap<u32, Known>,
 }
 
@@ -61,7 +61,7 @@ impl KnownLinks {
         for group in GROUPS {
             socket.add_membership(group).map_err(Error::Open)?;
         }
-        Ok(Self(Mutex::new(State { socket, buffer: vec![0; BUFFER], links: BTreeMap::new() })))
+        Ok(Self(Mutex::new(State { socket, receiver: Receiver::new(), links: BTreeMap::new() })))
     }
 
     /// The link of that name, as [`Handle::find_link`] would find it. `host` is in the same namespace.
@@ -161,13 +161,9 @@ impl State {
     fn follow(&mut self) {
         let mut last_words = BTreeMap::new();
         loop {
-            match self.socket.recv(&mut &mut self.buffer[..], 0) {
-                Ok(length) => {
-                    let datagram = self.buffer.get(..length).unwrap_or_default();
-                    take_over(&mut self.links, &mut last_words, datagram);
-                }
+            match self.receiver.receive(&self.socket) {
+                Ok(()) => take_over(&mut self.links, &mut last_words, self.receiver.bytes()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 // The queue was full. The kernel drops more until it is empty: nothing that is in it is the last word.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     self.empty();
@@ -186,10 +182,9 @@ impl State {
 
     fn empty(&mut self) {
         loop {
-            match self.socket.recv(&mut &mut self.buffer[..], 0) {
-                Ok(_) => {}
+            match self.receiver.receive(&self.socket) {
+                Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(_) => return,
             }
         }
@@ -375,6 +370,18 @@ mod tests {
             rig.agree("br0");
             rig.agree("br0");
         }
+    }
+
+    #[test]
+    fn a_link_that_has_all_other_names_that_it_may_have_is_known_as_well() {
+        let mut rig = rig();
+        let many: Vec<String> = (0..496).map(|number| format!("{number:0127}")).collect();
+        rig.host.add_other_names(rig.bridge, &many).unwrap();
+        // Of so many changes some notifications are lost.
+        rig.agree("br0");
+        rig.host.set_group(rig.bridge, 7).unwrap();
+        assert!(rig.is_kept(), "the notification has all of it");
+        rig.agree("br0");
     }
 
     #[test]

@@ -1,5 +1,6 @@
-//! Leaves out of the kernel's messages about links what nobody here reads: it is most of them, and costs most of what parsing
-//! them takes. And makes texts of what others have chosen as such, and is none ([`text`]): the parser refuses the whole message.
+//! Leaves out of the kernel's messages about links and filters what nobody here reads: it is most of them, and costs most of what
+//! parsing them takes. And makes texts of what others have chosen as such, and is none ([`text`]): the parser refuses the whole
+//! message.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -9,6 +10,7 @@ use super::nft::{attribute_in, attributes_of};
 use super::text::{self, ALIAS, NAME, OTHER_NAME, PROPERTIES};
 
 pub(super) const RTM_NEWLINK: u16 = 16;
+pub(super) const RTM_NEWTFILTER: u16 = 44;
 /// `struct ifinfomsg`; its first byte is the family.
 const LINK_HEADER: usize = 16;
 const AF_UNSPEC: u8 = 0;
@@ -35,11 +37,24 @@ const KIND: u16 = 1;
 /// An attribute of as many bytes and more says of itself that it has as many fewer: its length is a number of 16 bits. A macvlan
 /// in mode `source` has as many addresses, a VLAN as many priorities, as somebody in its namespace gives it.
 const WRAPS: usize = 1 << 16;
+/// `struct tcmsg`.
+const FILTER_HEADER: usize = 20;
+/// `TCA_KIND`, `TCA_OPTIONS` and `TCA_CHAIN` of `linux/rtnetlink.h`.
+const FILTER_KIND: u16 = 1;
+const FILTER_OPTIONS: u16 = 2;
+const FILTER_CHAIN: u16 = 11;
+/// The kind of filters that are programs, and `TCA_BPF_NAME` and `TCA_BPF_ID` among their options (`linux/pkt_cls.h`).
+const BPF: &[u8] = b"bpf\0";
+const BPF_NAME: u16 = 7;
+const BPF_ID: u16 = 11;
 
 /// A message behind its header, as it is to be parsed. What a bridge says of its ports, a message of another family, has no
 /// counters, and its `IFLA_AF_SPEC` is read.
 pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
     let whole = Cow::Borrowed(payload);
+    if kind == RTM_NEWTFILTER {
+        return filter(payload).map_or(whole, Cow::Owned);
+    }
     if kind != RTM_NEWLINK || payload.first() != Some(&AF_UNSPEC) {
         return whole;
     }
@@ -72,6 +87,36 @@ pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
         attribute(&mut kept, INFO | NESTED, &info);
     }
     Cow::Owned(kept)
+}
+
+/// What is read of a filter: of a program its name and number. Any other is told without its kind, for which the parser would look
+/// into its options: where it does not understand one it refuses the message, and a stranger's filter would be overlooked.
+fn filter(payload: &[u8]) -> Option<Vec<u8>> {
+    let (header, all) = payload.split_at_checked(FILTER_HEADER)?;
+    let is_program = attribute_in(all, FILTER_KIND) == Some(BPF);
+    let mut kept = header.to_vec();
+    for (kind, value) in attributes_of(all) {
+        match kind {
+            FILTER_KIND if is_program => attribute(&mut kept, kind, value),
+            FILTER_OPTIONS if is_program => attribute(&mut kept, kind | NESTED, &program(value)),
+            FILTER_OPTIONS | FILTER_CHAIN => attribute(&mut kept, kind, value),
+            _ => {}
+        }
+    }
+    Some(kept)
+}
+
+/// The name and the number of a program among the options of its filter.
+fn program(options: &[u8]) -> Vec<u8> {
+    let mut kept = Vec::new();
+    for (kind, value) in attributes_of(options) {
+        match kind {
+            BPF_NAME => write(&mut kept, kind, value),
+            BPF_ID => attribute(&mut kept, kind, value),
+            _ => {}
+        }
+    }
+    kept
 }
 
 /// A description of which nobody can tell where what its link is by its kind ends, and what is behind that: which namespace what it
@@ -263,6 +308,29 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn of_filters_programs_are_told_by_their_names_and_others_are_of_no_kind() {
+        let filter = |attributes: &[Vec<u8>]| [vec![7; FILTER_HEADER], attributes.concat()].concat();
+        let chain = attribute(FILTER_CHAIN, &[0; 4]);
+        let id = attribute(BPF_ID, &[3, 0, 0, 0]);
+        let shown = [attribute(BPF_NAME, b"x\xff\0"), attribute(10, &[1; 8]), id.clone()].concat();
+        let [options, counters] = [attribute(FILTER_OPTIONS | NESTED, &shown), attribute(7, &[1; 20])];
+        let kind = attribute(FILTER_KIND, BPF);
+        let told = [attribute(BPF_NAME, "x\u{f7ff}\0".as_bytes()), id].concat();
+        assert_eq!(
+            lean(RTM_NEWTFILTER, &filter(&[kind.clone(), chain.clone(), options.clone(), counters])),
+            filter(&[kind.clone(), chain.clone(), attribute(FILTER_OPTIONS | NESTED, &told)])
+        );
+        let other = attribute(FILTER_KIND, b"flower\0");
+        assert_eq!(
+            lean(RTM_NEWTFILTER, &filter(&[other, chain.clone(), options])),
+            filter(&[chain.clone(), attribute(FILTER_OPTIONS, &shown)])
+        );
+        // The message without a filter of each list.
+        let none = filter(&[kind, chain]);
+        assert_eq!(lean(RTM_NEWTFILTER, &none), none);
+    }
+
+    #[test]
     fn other_messages_are_as_they_were() {
         let ports = message(7, &[attribute(26, &[1; 8])]);
         assert_eq!(lean(RTM_NEWLINK, &ports), ports);
@@ -281,6 +349,9 @@ pub(super) mod tests {
             assert_eq!(told(&list).len(), list.len());
             let long = [&bytes[..], &attribute(INFO, &bytes), &vec![0; WRAPS], &bytes].concat();
             let _ = lean(RTM_NEWLINK, &message(0, &[long]));
+            let _ = lean(RTM_NEWTFILTER, &bytes);
+            let options = attribute(FILTER_OPTIONS, &bytes);
+            let _ = lean(RTM_NEWTFILTER, &[vec![0; FILTER_HEADER], attribute(FILTER_KIND, BPF), options].concat());
         }
     }
 }

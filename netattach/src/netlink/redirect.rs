@@ -140,11 +140,11 @@ fn observed(message: RouteNetlinkMessage) -> Option<u32> {
         TcAttribute::Options(options) => Some(options),
         _ => None,
     })?;
-    options.iter().find_map(|option| {
-        let mut bytes = vec![0; netlink_packet_core::Nla::value_len(option)];
-        netlink_packet_core::Nla::emit_value(option, &mut bytes);
-        let kind = netlink_packet_core::Nla::kind(option) & 0x3fff;
-        (kind == TCA_U32_ACT).then(|| device_in(&bytes)).flatten()
+    // All of a filter that is no program are left as they are, in one (`lean`).
+    options.iter().find_map(|options| {
+        let mut bytes = vec![0; netlink_packet_core::Nla::value_len(options)];
+        netlink_packet_core::Nla::emit_value(options, &mut bytes);
+        device_in(attribute_in(&bytes, TCA_U32_ACT)?)
     })
 }
 

@@ -13,6 +13,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::error::{Error, Refused};
 use super::lean::lean;
+use super::receive::Receiver;
 use crate::netns::cookie_of;
 use crate::timing;
 
@@ -39,11 +40,6 @@ pub(super) const CREATE: u16 = 0x400;
 pub(super) const REPLACE: u16 = 0x100;
 /// Append to a list (for routes: another next hop).
 pub(super) const APPEND: u16 = 0x800;
-/// Room for a datagram of the kernel as a rule (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
-const RECEIVE_BUFFER: usize = 64 * 1024;
-/// The longest. The kernel allocates none of more than 4 MiB: one link is described by as much if somebody has given a macvlan
-/// hundreds of thousands of source addresses, and by more than the room of a rule if it has all other names that it may have.
-const LONGEST: usize = 8 << 20;
 const DUMP_TRIES: u32 = 5;
 /// Maximum number of requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue
 /// of 208 KiB by default (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
@@ -76,7 +72,7 @@ pub(super) type Reply = Result<Vec<RouteNetlinkMessage>, Refused>;
 pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
-    buffer: Vec<u8>,
+    receiver: Receiver,
     /// Most objects of a list, and the bytes of their messages: of one route there may be thousands of next hops.
     most: usize,
     most_bytes: usize,
@@ -95,13 +91,7 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
-        Ok(Self {
-            raw,
-            sequence: 0,
-            buffer: Vec::with_capacity(RECEIVE_BUFFER),
-            most: usize::MAX,
-            most_bytes: usize::MAX,
-        })
+        Ok(Self { raw, sequence: 0, receiver: Receiver::new(), most: usize::MAX, most_bytes: usize::MAX })
     }
 
     /// Reads no list of more objects, or of more bytes, from now on.
@@ -304,8 +294,7 @@ impl Socket {
         self.send(&datagram).map_err(|source| Error::Send(name, source))?;
         let (mut seen, mut interrupted) = (0, false);
         loop {
-            self.receive_raw(name)?;
-            let mut bytes = &self.buffer[..];
+            let mut bytes = self.receiver.answer(&self.raw, name)?;
             while bytes.len() >= HEADER_LEN {
                 let length = u32_at(bytes, 0).ok_or(malformed("short header"))? as usize;
                 if length < HEADER_LEN || length > bytes.len() {
@@ -349,7 +338,7 @@ impl Socket {
         let mut interrupted = false;
         loop {
             let received = self.receive(name)?;
-            bytes = bytes.saturating_add(self.buffer.len());
+            bytes = bytes.saturating_add(self.receiver.bytes().len());
             for message in received {
                 if message.sequence != wanted {
                     continue;
@@ -383,34 +372,8 @@ impl Socket {
     }
 
     fn receive(&mut self, name: &'static str) -> Result<Vec<Received>, Error> {
-        self.receive_raw(name)?;
-        parse_datagram(&self.buffer).map_err(|what| Error::Malformed { request: name, what })
-    }
-
-    /// Receives a datagram into the buffer, which grows for one that is longer.
-    fn receive_raw(&mut self, name: &'static str) -> Result<(), Error> {
-        let failed = |source| Error::Receive(name, source);
-        loop {
-            self.buffer.clear();
-            // Without a look at how long it is, it would be cut, and nobody could read the rest.
-            let length = self.raw.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_PEEK | libc::MSG_TRUNC);
-            if length.as_ref().is_ok_and(|length| *length > LONGEST) {
-                return Err(Error::Malformed { request: name, what: "it is longer than 8 MiB" });
-            }
-            let received = length.and_then(|length| {
-                if length <= RECEIVE_BUFFER {
-                    // One that was longer, a hostile one, does not keep its room.
-                    self.buffer.shrink_to(RECEIVE_BUFFER);
-                }
-                self.buffer.reserve(length);
-                self.raw.recv(&mut self.buffer, 0)
-            });
-            match received {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
+        let datagram = self.receiver.answer(&self.raw, name)?;
+        parse_datagram(datagram).map_err(|what| Error::Malformed { request: name, what })
     }
 }
 

@@ -9,6 +9,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use rustix::io::Errno;
 
 use super::readable::readable;
+use super::receive::Receiver;
 use super::socket::NetlinkRequest;
 use super::socket_filter::{By, receive_only};
 use super::{Error, Handle};
@@ -27,7 +28,6 @@ const INDEX_AT: usize = HEADER_LEN + 4;
 const ATTRIBUTES_AT: usize = HEADER_LEN + 12;
 const NDA_LLADDR: u16 = 2;
 const NDA_MASTER: u16 = 9;
-const RECEIVE_BUFFER: usize = 64 * 1024;
 /// Maximum number of entries queried in one datagram.
 const AT_ONCE: usize = 32;
 
@@ -115,7 +115,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<Station> {
 /// Receives notifications when bridges of the namespace learn, move and remove stations. Readable if there are any.
 pub struct StationWatch {
     raw: RawSocket,
-    buffer: Vec<u8>,
+    receiver: Receiver,
 }
 
 impl StationWatch {
@@ -126,7 +126,7 @@ impl StationWatch {
         receive_only(&raw, By::Family(AF_BRIDGE)).map_err(Error::Open)?;
         raw.add_membership(GROUP_NEIGH).map_err(Error::Open)?;
         raw.set_non_blocking(true).map_err(Error::Open)?;
-        Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
+        Ok(Self { raw, receiver: Receiver::new() })
     }
 
     /// Waits for notifications.
@@ -142,10 +142,9 @@ impl StationWatch {
         let mut moves = Vec::new();
         let mut lost = false;
         loop {
-            match self.raw.recv(&mut &mut self.buffer[..], 0) {
-                Ok(length) => read(&self.buffer[..length], &mut moves),
+            match self.receiver.receive(&self.raw) {
+                Ok(()) => read(self.receiver.bytes(), &mut moves),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The queue was full: the kernel reports it once and continues with later notifications.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(error) => return Err(Error::Receive("notifications about stations", error)),

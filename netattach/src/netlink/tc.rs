@@ -403,3 +403,34 @@ fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
 pub(super) fn index_of(index: u32) -> i32 {
     index.cast_signed()
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
+
+    use super::super::lean::tests::attribute;
+    use super::super::lean::{RTM_NEWTFILTER, lean};
+    use super::*;
+
+    /// A filter of our priority with number 7, as the kernel shows it.
+    fn shown(kind: &[u8], options: &[Vec<u8>]) -> Option<FilterState> {
+        // `struct tcmsg`, with the filter's number at 8 and its priority and protocol at 16.
+        let mut payload = vec![0; 20];
+        payload[8..12].copy_from_slice(&7_u32.to_ne_bytes());
+        payload[16..].copy_from_slice(&OUR_INFO.to_ne_bytes());
+        payload.extend([attribute(1, kind), attribute(2, &options.concat())].concat());
+        let mut header = NetlinkHeader::default();
+        header.message_type = RTM_NEWTFILTER;
+        observed(RouteNetlinkMessage::deserialize(&header, &lean(RTM_NEWTFILTER, &payload)).unwrap())
+    }
+
+    #[test]
+    fn a_filter_is_seen_whatever_its_name_and_options_are() {
+        let [name, id] = [attribute(7, b"x\xff\0"), attribute(11, &9_u32.to_ne_bytes())];
+        let program = FilterState { name: Some("x\u{f7ff}".to_owned()), program_id: Some(9), handle: 7 };
+        assert_eq!(shown(b"bpf\0", &[name, id]), Some(program));
+        // A class of another length than it has.
+        let nobodys = FilterState { name: None, program_id: None, handle: 7 };
+        assert_eq!(shown(b"flower\0", &[attribute(1, &[1])]), Some(nobodys));
+    }
+}

@@ -8,6 +8,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::Error;
 use super::readable::readable;
+use super::receive::Receiver;
 
 /// `RTNLGRP_LINK`: links of every kind, including the bridge's notifications about its ports.
 const GROUP_LINK: u32 = 1;
@@ -28,13 +29,12 @@ const HEADER_LEN: usize = 16;
 const INDEX_AT: usize = HEADER_LEN + 4;
 /// Offset of the destination's prefix length in `rtmsg`.
 const PREFIX_AT: usize = HEADER_LEN + 1;
-const RECEIVE_BUFFER: usize = 64 * 1024;
 
 /// Receives notifications about changed links in the namespace of the thread that opened it. Readable if there are
 /// any.
 pub struct LinkWatch {
     raw: RawSocket,
-    buffer: Vec<u8>,
+    receiver: Receiver,
 }
 
 /// The changes since the last call.
@@ -86,7 +86,7 @@ impl LinkWatch {
         raw.set_non_blocking(true).map_err(Error::Open)?;
         // Where the kernel refuses it, more is lost, and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
-        Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
+        Ok(Self { raw, receiver: Receiver::new() })
     }
 
     /// Waits for notifications.
@@ -102,10 +102,9 @@ impl LinkWatch {
         let mut touched = Touched::default();
         let mut lost = false;
         loop {
-            match self.raw.recv(&mut &mut self.buffer[..], 0) {
-                Ok(length) => touched.read(&self.buffer[..length]),
+            match self.receiver.receive(&self.raw) {
+                Ok(()) => touched.read(self.receiver.bytes()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // The queue was full: the kernel reports it once and continues with later notifications.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => lost = true,
                 Err(error) => return Err(Error::Receive("notifications about links", error)),

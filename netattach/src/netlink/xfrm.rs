@@ -33,6 +33,7 @@ pub fn has_policies() -> Result<bool, Error> {
     };
     socket.bind_auto().map_err(Error::Open)?;
     socket.send(&request(), 0).map_err(|source| Error::Send(NAME, source))?;
+    // Three structures of numbers, some 100 bytes; a refusal repeats the request.
     let mut buffer = [0; 1024];
     let length = loop {
         match socket.recv(&mut &mut buffer[..], 0) {

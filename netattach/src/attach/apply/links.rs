@@ -90,6 +90,7 @@ impl Executor<'_> {
         // Without a record the group tells a DEL that comes late whose the device is.
         let mark = self.node.enforcer.is_none().then(|| self.sandbox.link_group());
         let pod = take_device::move_in(&mut self.host, into, (device, mark), (claim, looked))?;
+        self.node.devices.moved(claim, pod.index);
         if let (Some(card), Some(mac)) = (claim.physical, pod.mac) {
             // One that was not asked for is the device's own, whoever else has it.
             let _ = self.node.occupied.claim(card, Address::Mac(mac), self.sandbox, attachment);

@@ -4,6 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use super::kept::KeptHome;
 use super::{Memory, chained};
 use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
@@ -77,7 +78,7 @@ impl Interface<'_> {
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        let mut progress = Memory::default();
+        let mut progress = Memory { kept: self.kept()?, ..Memory::default() };
         let has_bridge = plan.steps().any(|(_, _, step)| matches!(step, Step::EnsureBridge(_)));
         // Until it is a port there, or nobody's.
         let held = has_bridge.then(bridges::hold).flatten();
@@ -92,6 +93,7 @@ impl Interface<'_> {
         drop(held);
         let roll_back = || {
             undo(self.node, &plan, Some(&netns), &progress)?;
+            progress.forget();
             self.node.bridges.remove_made(&progress.outputs).map_err(|error| AttachError::Open(error.into()))
         };
         carried_out.map_err(|error| match roll_back() {
@@ -117,8 +119,12 @@ impl Interface<'_> {
     pub(super) fn del(&self) -> Result<(), CniError> {
         let request = self.request;
         let place = self.place()?;
+        let is_anothers = match &place {
+            Place::There(netns) => self.has_anothers_device(netns)?,
+            Place::Gone | Place::Own(_) => false,
+        };
         let netns = match &place {
-            Place::There(netns) if !self.has_anothers_device(netns)? => Some(netns),
+            Place::There(netns) if !is_anothers => Some(netns),
             Place::There(_) | Place::Gone | Place::Own(_) => None,
         };
         let sandbox = sandbox(request, netns.map_or(NOWHERE, Netns::id));
@@ -128,12 +134,23 @@ impl Interface<'_> {
             None => Outputs::default(),
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        let progress = Memory::of_unknown(&plan, outputs);
+        let kept = self.kept()?;
+        let home = kept.as_ref().and_then(KeptHome::read);
+        let progress = Memory { kept, home, ..Memory::of_unknown(&plan, outputs) };
         undo(self.node, &plan, netns, &progress)?;
+        if !is_anothers {
+            // Else a DEL with its own path may come yet.
+            progress.forget();
+        }
         match place {
             Place::Own(path) => Err(AttachError::HostNetns { path }.into()),
             Place::There(_) | Place::Gone => Ok(()),
         }
+    }
+
+    /// Where it is kept how a device was on the node; `None`: the plugin takes none.
+    fn kept(&self) -> Result<Option<KeptHome>, CniError> {
+        self.driver.takes_device().then(|| KeptHome::of(self.request)).transpose()
     }
 
     /// Whether what has the name of the device in the pod is marked as another container's: the path of a DEL that comes late

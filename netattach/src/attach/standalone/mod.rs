@@ -2,7 +2,8 @@
 //!
 //! ADD plans with the same drivers as the agent, carries out the plan with its progress in memory, and rolls it back
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
-//! `prevResult` back into the outputs of the steps and compares as the agent does.
+//! `prevResult` back into the outputs of the steps and compares as the agent does. How a device was on the node that goes into a
+//! pod is all that is kept in between (`kept`).
 //!
 //! `interface` has the interface plugins, `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth` and `firewall` the chained ones (`chained` is what they
 //! have in common), `ipam` the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
@@ -15,6 +16,7 @@ mod firewall;
 pub mod install;
 mod interface;
 mod ipam;
+mod kept;
 mod portmap;
 mod sbr;
 mod tuning;
@@ -27,6 +29,7 @@ use std::time::Duration;
 
 use netattach_shim::shim::{self, ShimError};
 
+use self::kept::KeptHome;
 use super::{Bridges, Devices, Forwarding, HostAccesses, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
@@ -34,7 +37,7 @@ use crate::ipam::{Kind, Leases};
 use crate::journal::JournalError;
 use crate::link;
 use crate::plan::Plan;
-use crate::step::{Output, Outputs, StepRef};
+use crate::step::{Home, Output, Outputs, StepRef};
 
 /// How long the address management plugin of a configuration may take.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -185,12 +188,23 @@ fn refused(error: ShimError) -> CniError {
 struct Memory {
     begun: BTreeSet<StepRef>,
     outputs: Outputs,
+    /// Where it is kept how a device was on the node, of a plugin that takes one.
+    kept: Option<KeptHome>,
+    /// What is kept there, by this process or the one that carried out the ADD.
+    home: Option<Home>,
 }
 
 impl Memory {
     /// Assumes that any step of `plan` may have begun; `outputs` are the known outputs.
     fn of_unknown(plan: &Plan, outputs: Outputs) -> Self {
-        Self { begun: plan.steps().map(|(at, _, _)| at).collect(), outputs }
+        Self { begun: plan.steps().map(|(at, _, _)| at).collect(), outputs, ..Self::default() }
+    }
+
+    /// Forgets how a device was, which is given back.
+    fn forget(&self) {
+        if let (Some(kept), Some(_)) = (&self.kept, &self.home) {
+            kept.remove();
+        }
     }
 }
 
@@ -201,6 +215,12 @@ impl Progress for Memory {
     }
 
     fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        if let (Output::Claimed(claim), Some(kept)) = (&output, &self.kept)
+            && let Some(home) = &claim.home
+        {
+            kept.write(home)?;
+            self.home = Some(home.clone());
+        }
         self.outputs.insert(step, output);
         Ok(())
     }
@@ -224,6 +244,10 @@ impl Progress for Memory {
 
     fn outputs(&self) -> &Outputs {
         &self.outputs
+    }
+
+    fn home(&self) -> Option<&Home> {
+        self.home.as_ref()
     }
 }
 

@@ -5,9 +5,10 @@ use std::os::fd::AsRawFd;
 
 use netlink_sys::Socket as RawSocket;
 
+use super::super::receive::Receiver;
 use super::super::{Error, Refused};
 use super::kept::Lent;
-use super::{Family, NLMSG_ERROR, RECEIVE_BUFFER, errno, messages};
+use super::{Family, NLMSG_ERROR, errno, messages};
 
 /// `linux/netfilter/nfnetlink.h`: a transaction.
 const BATCH_BEGIN: u16 = 0x10;
@@ -73,19 +74,18 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
     socket.send(&batch, 0).map_err(|source| Error::Send(name, source))?;
     // The kernel answers while it takes the messages: all answers are already there.
     socket.set_non_blocking(true).map_err(Error::Open)?;
-    let mut buffer = vec![0; RECEIVE_BUFFER];
+    let mut receiver = Receiver::new();
     let (mut acknowledged, mut refused) = (false, None);
     loop {
-        match socket.recv(&mut &mut buffer[..], 0) {
-            Ok(length) => {
-                for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
+        match receiver.receive(socket) {
+            Ok(()) => {
+                for answer in messages(receiver.bytes()).filter(|answer| answer.kind == NLMSG_ERROR) {
                     match errno(answer.body) {
                         0 => acknowledged = true,
                         errno => refused = refused.or(Some(Refused { request: name, errno, text: None })),
                     }
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(source) => return Err(Error::Receive(name, source)),
         }
@@ -169,4 +169,19 @@ pub(in crate::netlink) fn number(kind: u16, value: u32) -> Vec<u8> {
 /// A text as the kernel wants it, with its end.
 pub(in crate::netlink) fn text(words: &str) -> Vec<u8> {
     [words.as_bytes(), &[0]].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, within};
+
+    /// The kernel repeats it. Needs root, like the agent.
+    #[test]
+    fn a_message_that_is_as_long_as_a_message_may_be_is_refused_as_what_it_is() {
+        const NAME: u16 = 1;
+        let table = object(NEW_TABLE, 0, &attribute(NAME, &[b'a'; MOST_VALUE]));
+        let sent = within(&Netns::private().unwrap(), || transact("a table", &[table])).unwrap();
+        assert!(matches!(sent, Err(Error::Refused(_))), "{sent:?}");
+    }
 }

@@ -23,13 +23,12 @@ mod noted;
 pub mod senders;
 
 use std::collections::BTreeSet;
-use std::io;
 
-use netlink_sys::Socket as RawSocket;
 use rustix::io::Errno;
 
 use super::Error;
 use super::guard;
+use super::receive::Receiver;
 pub(super) use batch::{NESTED, attribute, nested, object, text, transact};
 pub(super) use kept::Lent;
 pub(super) use nat_table::{comment_of, is_of_agent, named};
@@ -59,7 +58,6 @@ const NAT: &[u8] = b"nat\0";
 const NFTA_HOOK_DEV: u16 = 3;
 const NFTA_HOOK_DEVS: u16 = 4;
 const NFTA_DEVICE_NAME: u16 = 1;
-pub(super) const RECEIVE_BUFFER: usize = 64 * 1024;
 const TRIES: u32 = 5;
 
 /// A family of tables (`NFPROTO_*`).
@@ -130,15 +128,14 @@ pub(super) fn dump(
     only: &[u8],
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<bool, Error> {
-    let Some(mut lent) = lent_if_any()? else { return Ok(true) };
+    let Some(lent) = lent_if_any()? else { return Ok(true) };
     let [asked, answered] = kinds;
     let request = request(asked, REQUEST_DUMP, family, only);
     lent.socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut interrupted = false;
-    let mut buffer = vec![0; RECEIVE_BUFFER];
+    let mut receiver = Receiver::new();
     loop {
-        let length = receive(&mut lent.socket, request_name, &mut buffer)?;
-        for message in messages(&buffer[..length]) {
+        for message in messages(receiver.answer(&lent.socket, request_name)?) {
             interrupted |= message.flags & DUMP_INTERRUPTED != 0;
             match message.kind {
                 // Either is the last of all answers.
@@ -165,15 +162,15 @@ pub(super) fn find(
     family: Family,
     named: &[u8],
 ) -> Result<Option<Vec<u8>>, Error> {
-    let Some(mut lent) = lent_if_any()? else { return Ok(None) };
+    let Some(lent) = lent_if_any()? else { return Ok(None) };
     let [asked, answered] = kinds;
     let request = request(asked, REQUEST, family, named);
     lent.socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
-    let mut buffer = vec![0; RECEIVE_BUFFER];
-    let length = receive(&mut lent.socket, request_name, &mut buffer)?;
+    let mut receiver = Receiver::new();
+    let answer = receiver.answer(&lent.socket, request_name)?;
     // One answer is all there is to a request without an acknowledgement.
     lent.give_back();
-    for message in messages(&buffer[..length]) {
+    for message in messages(answer) {
         match message.kind {
             NLMSG_ERROR => return refused(request_name, message.body).map(|()| None),
             kind if kind == answered => {
@@ -198,16 +195,15 @@ fn lent_if_any() -> Result<Option<Lent>, Error> {
 /// # Errors
 /// The kernel did not answer, or has no nftables.
 pub fn filter_generation() -> Result<u32, Error> {
-    let mut lent = Lent::take()?;
+    let lent = Lent::take()?;
     let request = request(GET_GENERATION, REQUEST, Family::Any, &[]);
     lent.socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
-    let mut buffer = [0; 4096];
-    let length = receive(&mut lent.socket, GENERATION, &mut buffer)?;
+    let mut receiver = Receiver::new();
+    let answer = receiver.answer(&lent.socket, GENERATION)?;
     // There is one answer.
     lent.give_back();
     let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
-    let answer = messages(&buffer[..length]).next();
-    let answer = match answer {
+    let answer = match messages(answer).next() {
         Some(answer) if answer.kind == NEW_GENERATION => answer,
         Some(answer) if answer.kind == NLMSG_ERROR => {
             return Err(super::Refused { request: GENERATION, errno: errno(answer.body), text: None }.into());
@@ -217,16 +213,6 @@ pub fn filter_generation() -> Result<u32, Error> {
     let number = attributes_of(answer.body.get(GENERAL_LEN..).unwrap_or_default())
         .find_map(|(kind, value)| (kind == NFTA_GEN_ID).then(|| value.try_into().ok()).flatten());
     number.map(u32::from_be_bytes).ok_or(malformed)
-}
-
-pub(super) fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Result<usize, Error> {
-    loop {
-        match socket.recv(&mut &mut buffer[..], 0) {
-            Ok(length) => return Ok(length),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(source) => return Err(Error::Receive(name, source)),
-        }
-    }
 }
 
 /// Converts the errno of an answer to a result: there are no objects if the table does not exist, or the kernel lacks

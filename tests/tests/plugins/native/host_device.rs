@@ -121,6 +121,35 @@ fn a_program_that_a_pod_has_put_on_its_device_goes_without_an_agent_too() {
     assert_eq!(all_programs(&rig.runtime.node, CARD).unwrap(), [0; 0]);
 }
 
+/// Of those, one is the name of the pod's interface.
+///
+/// Rows: HDV-altname.
+#[test]
+fn a_device_goes_back_with_its_other_names_and_its_alias_without_an_agent_too() {
+    let rig = rig();
+    ip(&rig.runtime.node, &["link", "set", CARD, "alias", "port 3 of rack 7"]).unwrap();
+    for name in ["enp3s0", "eth0"] {
+        ip(&rig.runtime.node, &["link", "property", "add", "dev", CARD, "altname", name]).unwrap();
+    }
+    let words = |mut found: DeviceState| {
+        found.other_names.sort();
+        (found.alias, found.other_names, found.link.mtu, mac_of(&found.link))
+    };
+    let before = words(card(rig.node(), CARD).unwrap());
+    let config = keys(&rig);
+    let result = rig.add(&config);
+    let inside = card(rig.inside(), "eth0").unwrap();
+    assert_eq!((inside.alias.as_deref(), inside.other_names), (Some(CARD), Vec::new()));
+    ip(&rig.pod, &["link", "set", "eth0", "mtu", "1400", "address", "02:00:00:00:00:08"]).unwrap();
+    ip(&rig.pod, &["link", "property", "add", "dev", "eth0", "altname", "of-pod"]).unwrap();
+    // It has the interface, and does not forget what it was.
+    rig.refusal("ADD", &config);
+    for _ in 0..2 {
+        rig.after("DEL", &config, &result);
+        assert_eq!(words(card(rig.node(), CARD).unwrap()), before);
+    }
+}
+
 /// Rows: HDV-above.
 #[test]
 fn what_a_pod_has_put_above_its_device_goes_without_an_agent_too() {
@@ -229,7 +258,7 @@ fn each_gives_back_what_the_other_took() {
 #[test]
 fn a_device_that_nothing_marks_as_another_containers_goes_home_whatever_address_it_has() {
     let others = "02:00:00:00:00:08";
-    for (by_tuning, expected) in [(true, MAC), (false, others)] {
+    for by_tuning in [true, false] {
         let rig = rig();
         ip(&rig.runtime.node, &["link", "set", CARD, "group", "5"]).unwrap();
         let config_of_device = keys(&rig);
@@ -246,7 +275,7 @@ fn a_device_that_nothing_marks_as_another_containers_goes_home_whatever_address_
         rig.after("DEL", &config_of_device, &result);
         let back = card(rig.node(), CARD).unwrap();
         let shown = (mac_of(&back.link), back.link.group, back.alias);
-        assert_eq!(shown, (expected.to_owned(), 5, None), "{by_tuning}");
+        assert_eq!(shown, (MAC.to_owned(), 5, None), "{by_tuning}");
         assert!(card(rig.inside(), "eth0").is_none(), "{by_tuning}");
         assert_eq!(rig.reserved(), [""; 0], "{by_tuning}");
     }
