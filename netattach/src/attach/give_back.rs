@@ -973,8 +973,7 @@ mod tests {
             let of = ("c1", "net1");
             let unrecorded =
                 Unrecorded { of, others: &[], card: false, has_mac: false, home: Some(&kept), group };
-            let given =
-                within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
+            let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
             given.unwrap().unwrap();
             let back = taken.on_node();
             let shown = (back.link.mtu, back.link.mac, back.link.group, back.conduct.queue, back.link.up);

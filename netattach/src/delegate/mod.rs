@@ -134,8 +134,7 @@ impl Delegate {
             let succeeded = outcome.as_ref().is_ok_and(|output| output.status.success());
             watcher.ended(plugin, command, succeeded, took);
         }
-        let output =
-            outcome.map_err(|error| DelegateError::from_child(call, &invocation, error))?;
+        let output = outcome.map_err(|error| DelegateError::from_child(call, &invocation, error))?;
         tracing::debug!(plugin, command, elapsed_ms, status = %output.status, "plugin ended");
         if output.status.signal() == Some(rustix::process::Signal::KILL.as_raw())
             && let Some((group, before)) = self.group.as_ref().zip(ended_before)
