@@ -412,8 +412,7 @@ impl Agent {
         if may_be_anothers && self.engine.is_lived_in(attached, &*seen()?) != Some(false) {
             return Ok(Outcome::Stays(LIVED_IN));
         }
-        // One whose record is lost with the configuration of a plugin fails, and is tried ever more rarely.
-        let pod = self.engine.del_known(key)?;
+        let pod = self.engine.del_recorded(key)?;
         self.withdraw(pod.as_ref());
         detached()
     }

@@ -25,6 +25,7 @@ use crate::ipam::{self, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded, Progress};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
+use crate::plan::undo::without_plugins;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, LinkMode, NetkitWays, Tie};
 use crate::step::{Brought, Interface, Output, Outputs, Role, Step};
@@ -332,6 +333,19 @@ impl Engine {
         let result = self.registry.stays(key).map(|attached| result_of(&attached)).transpose()?;
         self.write_whole(key, (plan, outputs, *netns_cookie), result)?;
         Ok(true)
+    }
+
+    /// As [`Engine::write_record_anew`] where that cannot, of a sandbox whose removal begins: without the calls of other plugins,
+    /// so that all else is taken back.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn write_removal_without_plugins(&self, key: &JournalKey) -> Result<(), AttachError> {
+        let Some(attached) = self.registry.get(key) else { return Ok(()) };
+        let (plan, outputs) = without_plugins(&attached.plan, &attached.outputs);
+        self.write_whole(key, (&plan, &outputs, attached.netns_cookie), None)?;
+        self.registry.leaves(key);
+        Ok(())
     }
 
     /// Writes the record of a removal again that went before the addresses which it names, as these could not be given back: by it

@@ -362,24 +362,12 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::del`], for a sandbox that is known by its record only.
+    /// As [`Engine::del`], for a sandbox that is known by its record or in memory only.
     ///
     /// # Errors
     /// As [`Engine::del`].
     pub fn del_recorded(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
         self.del_sandbox(key, None, || Ok(()))
-    }
-
-    /// As [`Engine::del_recorded`], for a sandbox that is attached as far as is known in memory: where its record is gone, it is
-    /// written anew first. Without one nothing would be released, and the sandbox stay known.
-    ///
-    /// # Errors
-    /// As [`Engine::del_recorded`], and those of [`Engine::write_record_anew`].
-    pub fn del_known(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
-        if !self.has_record(key) {
-            self.write_record_anew(key)?;
-        }
-        self.del_recorded(key)
     }
 
     fn del_sandbox(
@@ -425,13 +413,15 @@ impl Engine {
         Ok(loaded)
     }
 
-    /// As [`Engine::load_known`], for a DEL: what only the record knew of other plugins is lost, as status says, and to fail for
-    /// it would bring nothing back.
+    /// As [`Engine::load_known`], for a DEL: what only the record knew of other plugins is lost, and to fail for it would bring
+    /// nothing back. All else is known, and nobody would repeat the DEL for it.
     pub(super) fn load_to_release(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
         match self.load_known(key) {
             Err(error @ AttachError::RecordLost { .. }) => {
-                tracing::warn!(container = key.container_id, error = %Chain(&error), "DEL without a record");
-                Ok(Loaded::Absent)
+                let container = &key.container_id;
+                tracing::warn!(container, error = %Chain(&error), "all else of it is taken back");
+                self.write_removal_without_plugins(key)?;
+                Ok(self.journal.load(key)?)
             }
             loaded => loaded,
         }
