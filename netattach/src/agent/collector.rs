@@ -44,7 +44,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// How long a look at the node's processes counts: a sandbox may wait for its place among the DELs.
 const PROCESSES_STAY: Duration = Duration::from_secs(2);
 
-/// Most sandboxes that are begun in one look: an eighth of the queue of DELs, so that those of the runtime find room.
+/// Most sandboxes that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room.
 const AT_ONCE: usize = MOST_DELS / 8;
 
 /// Why a sandbox is to be detached.
@@ -189,7 +189,8 @@ impl Collector {
         troubles
     }
 
-    /// Takes in one look, and returns what is to be collected now.
+    /// Takes in one look, and returns what is to be collected now: first what has failed least often. What hangs or fails again
+    /// and again leaves room for what has not been tried.
     fn take_in(&self, found: Vec<Found>, after: Duration, now: Instant) -> Vec<Found> {
         let mut state = locked(&self.state);
         let mut before = std::mem::take(&mut state.suspects);
@@ -207,9 +208,8 @@ impl Collector {
             }
             state.suspects.insert(suspect.found.key.clone(), suspect);
         }
-        // What hangs or fails again and again leaves room for what has not been tried.
         due.sort_by_key(|(attempts, _)| *attempts);
-        due.into_iter().take(AT_ONCE).map(|(_, found)| found).collect()
+        due.into_iter().map(|(_, found)| found).collect()
     }
 
     /// The sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
@@ -282,6 +282,13 @@ impl Suspect {
     }
 }
 
+/// Those of `due` that are begun beside as many that are under way, each with its turn. One without is passed over: another
+/// operation deals with its container, or it is under way itself.
+fn begun<T>(due: Vec<Found>, under_way: usize, turn: impl Fn(&Found) -> Option<T>) -> Vec<(Found, T)> {
+    let with_turns = due.into_iter().filter_map(|found| turn(&found).map(|turn| (found, turn)));
+    with_turns.take(AT_ONCE.saturating_sub(under_way)).collect()
+}
+
 /// The time between two looks.
 fn interval(after: Option<Duration>) -> Duration {
     let [shortest, longest] = LOOKS;
@@ -294,38 +301,35 @@ impl Agent {
         let mut tick = ticks(interval(self.collector.after));
         // The start has gathered what was there.
         tick.tick().await;
-        let mut waiting_dels = JoinSet::new();
+        let (mut waiting_dels, mut lost) = (JoinSet::new(), JoinSet::new());
         loop {
             tick.tick().await;
             self.carry_out_waiting(&mut waiting_dels).await;
             if let Some(after) = self.collector.after {
-                self.collect_lost(after).await;
+                self.collect_lost(after, &mut lost).await;
             }
         }
     }
 
-    async fn collect_lost(self: &Arc<Self>, after: Duration) {
+    /// Looks for what is lost, and begins to collect what is due of it, beside what is `under_way`: one may hang, and nobody waits
+    /// for it here.
+    async fn collect_lost(self: &Arc<Self>, after: Duration, under_way: &mut JoinSet<()>) {
         let Some(mut found) = self.look_for_lost().await else { return };
         let unlisted = self.ask_the_runtime(after, &found).await;
         found.extend(unlisted);
-        let mut under_way = JoinSet::new();
-        let mut due = Vec::new();
-        for found in self.collector.take_in(found, after, Instant::now()) {
-            // Another operation deals with the container.
-            let Some(turn) = self.turns.take(&found.key.container_id) else { continue };
-            turn.rolls_back();
-            due.push((found, turn));
-        }
+        while under_way.try_join_next().is_some() {}
+        let due = self.collector.take_in(found, after, Instant::now());
+        let begun = begun(due, under_way.len(), |found| self.turns.take(&found.key.container_id));
         // In the turns of all of them.
         let processes = Arc::new(Processes::default());
-        for (found, turn) in due {
+        for (found, turn) in begun {
+            turn.rolls_back();
             let (agent, processes) = (Arc::clone(self), Arc::clone(&processes));
             under_way.spawn(async move {
                 agent.collect_one(found, processes).await;
                 drop(turn);
             });
         }
-        while under_way.join_next().await.is_some() {}
     }
 
     /// `None`: it could not be looked, so nothing is known.
@@ -524,21 +528,37 @@ mod tests {
         assert_eq!(collector.collected(), 1);
     }
 
+    /// A sandbox of a network that hangs has its container's turn for as long.
     #[test]
-    fn a_look_begins_no_more_than_its_share_and_looks_are_as_far_apart_as_the_setting_says() {
+    fn what_hangs_keeps_its_places_for_itself_and_no_look_waits_for_it() {
         let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);
         let start = Instant::now();
-        let many =
-            || (0..2 * AT_ONCE).flat_map(|number| found(&number.to_string(), Why::Abandoned)).collect();
+        let many = || {
+            let names = (0..2 * AT_ONCE).map(|number| format!("{number:03}"));
+            names.flat_map(|name| found(&name, Why::Abandoned)).collect::<Vec<_>>()
+        };
         assert_eq!(collector.take_in(many(), AFTER, start).len(), 0);
-        let begun = collector.take_in(many(), AFTER, start + AFTER);
-        assert_eq!(begun.len(), AT_ONCE);
-        for of in &begun {
-            collector.held(&of.key, Held::Failed("not now".into()), start);
+        let turns = std::cell::RefCell::new(HashSet::new());
+        let look = |after: u32, under_way: usize| {
+            let due = collector.take_in(many(), AFTER, start + after * AFTER);
+            let take = |found: &Found| turns.borrow_mut().insert(found.key.clone()).then_some(());
+            begun(due, under_way, take).into_iter().map(|(found, ())| found.key).collect::<Vec<_>>()
+        };
+        let first = look(1, 0);
+        assert_eq!((first.len(), turns.borrow().len()), (AT_ONCE, AT_ONCE), "no turn is taken beyond");
+        assert_eq!(look(2, AT_ONCE), []);
+        let ended = &first[..3];
+        for key in ended {
+            collector.held(key, Held::Failed("not now".into()), start);
+            turns.borrow_mut().remove(key);
         }
-        let next = collector.take_in(many(), AFTER, start + 2 * AFTER);
-        let is_again = |of: &&Found| begun.iter().any(|before| before.key == of.key);
-        assert_eq!((next.len(), next.iter().filter(is_again).count()), (AT_ONCE, 0));
+        let next = look(3, AT_ONCE - ended.len());
+        assert_eq!(next.len(), ended.len());
+        assert!(!next.iter().any(|key| first.contains(key)), "those that were not tried go first");
+    }
+
+    #[test]
+    fn looks_are_as_far_apart_as_the_setting_says() {
         let seconds = |after: Option<u64>| interval(after.map(Duration::from_secs)).as_secs();
         assert_eq!([None, Some(1), Some(7), Some(3600)].map(seconds), [30, 1, 7, 30]);
     }
