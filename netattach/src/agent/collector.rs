@@ -212,14 +212,14 @@ impl Collector {
         due.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// The sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
+    /// Those of these sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
     fn started(&self, all: Vec<Arc<Attached>>, after: Duration, now: Instant) -> Vec<Arc<Attached>> {
         let mut state = locked(&self.state);
         let mut before = std::mem::take(&mut state.known);
         let mut started = Vec::new();
         for attached in all {
             // Other users of CNI name no pod, and their containers are not in the runtime's list.
-            if attached.plan.dynamic.is_some() || attached.plan.sandbox.pod.is_none() {
+            if attached.plan.sandbox.pod.is_none() {
                 continue;
             }
             let same = before.remove(&attached.key).filter(|(known, _)| Arc::ptr_eq(known, &attached));
@@ -361,7 +361,9 @@ impl Agent {
     async fn ask_the_runtime(&self, after: Duration, found: &[Found]) -> Vec<Found> {
         let Some(socket) = &self.collector.runtime else { return Vec::new() };
         let all = self.engine.registry().all();
-        let mut started = self.collector.started(all.clone(), after, Instant::now());
+        let mut by_themselves = all.clone();
+        by_themselves.retain(|attached| self.engine.registry().goes_by_itself(attached));
+        let mut started = self.collector.started(by_themselves, after, Instant::now());
         let listed = match cri::sandboxes(socket).await {
             Ok(listed) => listed,
             Err(error) => {
@@ -407,7 +409,10 @@ impl Agent {
         let seen = || processes.seen(Instant::now(), inhabited);
         let is_due = match why {
             Why::Departed => self.engine.has_departed(attached, seen)?,
-            Why::Abandoned | Why::Unlisted { .. } => self.engine.is_same(attached),
+            Why::Abandoned => self.engine.is_same(attached),
+            Why::Unlisted { .. } => {
+                self.engine.is_same(attached) && self.engine.registry().goes_by_itself(attached)
+            }
         };
         if !is_due {
             return Ok(Outcome::NotDue);
@@ -427,6 +432,7 @@ mod tests {
     use super::*;
     use crate::attach::rig::attached;
     use crate::netns::NetnsId;
+    use crate::plan::Dynamic;
 
     const AFTER: Duration = Duration::from_secs(60);
 
@@ -468,6 +474,11 @@ mod tests {
         let again = attached("a", &pod);
         assert_eq!(at(301, &[&again]), [""; 0], "attached anew");
         assert_eq!(at(601, &[&again]), ["a"]);
+        // What was attached to a live pod, if it goes by itself.
+        let mut live = Attached::clone(&attached("b", &pod));
+        live.plan.dynamic = Some(Dynamic { sandbox: "eth0".to_owned(), by: String::new() });
+        let live = Arc::new(live);
+        assert_eq!([at(602, &[&live]), at(902, &[&live])], [vec![], vec!["b".to_owned()]]);
     }
 
     #[test]

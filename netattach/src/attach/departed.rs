@@ -22,11 +22,8 @@ impl Engine {
     /// # Errors
     /// The node's links or processes cannot be listed.
     pub fn departed(&self) -> Result<Vec<Arc<Attached>>, AttachError> {
-        // An attachment made while its sandbox was live goes with the sandbox, unless it could not be detached then.
-        let goes_by_itself = |attached: &Arc<Attached>| {
-            attached.sandbox().is_none_or(|sandbox| self.registry.get(&sandbox).is_none())
-        };
-        let all = self.registry.all().into_iter().filter(goes_by_itself).collect();
+        let mut all = self.registry.all();
+        all.retain(|attached| self.registry.goes_by_itself(attached));
         self.departed_of(all, || inhabited().map(Arc::new))
     }
 

@@ -140,6 +140,12 @@ impl Registry {
         self.lock().dynamic_of(key).cloned().collect()
     }
 
+    /// Whether nothing else takes that with it: an attachment made while its sandbox was live goes with the sandbox, unless it could
+    /// not be detached then.
+    pub fn goes_by_itself(&self, attached: &Attached) -> bool {
+        attached.sandbox().is_none_or(|sandbox| self.get(&sandbox).is_none())
+    }
+
     /// All sandboxes, by container and interface.
     pub fn all(&self) -> Vec<Arc<Attached>> {
         self.lock().sandboxes.values().cloned().collect()
@@ -338,6 +344,20 @@ mod tests {
         registry.remove(&key, &attached.plan);
         registry.insert(Arc::clone(&attached));
         assert_eq!(registry.stays(&key), Some(attached));
+    }
+
+    #[test]
+    fn what_was_attached_to_a_live_sandbox_goes_with_it_as_long_as_that_is_there() {
+        let registry = Registry::new(3);
+        let sandbox = crate::attach::rig::attached("a", &serde_json::json!(null));
+        let mut live = Attached::clone(&sandbox);
+        live.key.ifname = "net1".to_owned();
+        live.plan.dynamic =
+            Some(crate::plan::Dynamic { sandbox: sandbox.key.ifname.clone(), by: String::new() });
+        registry.insert(Arc::clone(&sandbox));
+        assert_eq!([&*sandbox, &live].map(|it| registry.goes_by_itself(it)), [true, false]);
+        registry.remove(&sandbox.key, &sandbox.plan);
+        assert!(registry.goes_by_itself(&live));
     }
 
     #[test]
