@@ -214,6 +214,7 @@ fn a_look_at_leases_passes_over_a_pool_that_another_process_has_locked_and_over_
             plan,
             outputs,
             netns_cookie: None,
+            planned: None,
         }));
     }
     assert_eq!(engine.without_lease().unwrap(), []);

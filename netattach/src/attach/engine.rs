@@ -445,17 +445,23 @@ impl Engine {
     /// # Errors
     /// The record cannot be read.
     pub fn attached_since(&self, key: &JournalKey, then: Option<&Moment>) -> Result<bool, AttachError> {
-        let record = match self.journal.load(key)? {
-            Loaded::Whole(record) if record.state == RecordState::Attached => record,
-            _ => return Ok(false),
+        let (attached, is_of_earlier_boot) = match self.registry.stays(key) {
+            // Its record may be gone, or have been written anew since, with the time of that.
+            Some(attached) => (Moment { since_boot: attached.planned, ..self.journal.now() }, false),
+            None => match self.journal.load(key)? {
+                Loaded::Whole(record) if record.state == RecordState::Attached => {
+                    (record.planned.clone(), record.is_of_earlier_boot())
+                }
+                _ => return Ok(false),
+            },
         };
-        Ok(match (record.planned.since_boot, then.and_then(|then| Some((&then.boot, then.since_boot?)))) {
+        Ok(match (attached.since_boot, then.and_then(|then| Some((&then.boot, then.since_boot?)))) {
             (None, _) => false,
             (Some(_), None) => true,
             (Some(planned), Some((boot, then))) => {
                 // A record of an earlier boot cannot be newer than a request of this boot, and a record of this boot
                 // cannot be older than a request of an earlier one.
-                if *boot == record.planned.boot { planned > then } else { !record.is_of_earlier_boot() }
+                if *boot == attached.boot { planned > then } else { !is_of_earlier_boot }
             }
         })
     }

@@ -12,7 +12,7 @@ use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::journal::Store;
 use crate::journal::full_disk::{Disk, Takes};
-use crate::moment::boot_id;
+use crate::moment::{Moment, boot_id};
 use crate::step::{Delegate, Output, Role, Step, StepRef};
 use crate::sync::Arc;
 
@@ -244,6 +244,26 @@ fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it() {
     assert_eq!(scene.held(), nothing());
 }
 
+/// Container ids may repeat. A DEL that was recorded while no agent ran may come due before the next look writes the record anew, or
+/// after it.
+#[test]
+fn a_detach_request_for_an_earlier_container_of_the_id_is_told_by_what_memory_knows_of_the_later_one() {
+    let now = || Moment::now(&boot_id().unwrap());
+    let before = now();
+    let scene = Scene::new();
+    let engine = scene.started();
+    let after = now();
+    let since = || [&before, &after].map(|then| engine.attached_since(&rig::key("a"), Some(then)).unwrap());
+    assert_eq!(since(), [true, false]);
+    fs::remove_file(scene.record()).unwrap();
+    assert_eq!(since(), [true, false], "there is no record");
+    assert!(engine.write_record_anew(&rig::key("a")).unwrap());
+    assert_eq!(since(), [true, false], "the record is younger");
+    engine.registry().leaves(&rig::key("a"));
+    fs::remove_file(scene.record()).unwrap();
+    assert_eq!(since(), [false, false], "what has begun to go goes on");
+}
+
 /// Of another plugin nothing is known without it. Nobody would repeat the DEL for what is.
 #[test]
 fn what_is_known_of_a_sandbox_is_taken_back_where_the_configuration_of_a_plugin_is_lost() {
@@ -260,7 +280,7 @@ fn what_is_known_of_a_sandbox_is_taken_back_where_the_configuration_of_a_plugin_
     let others = [StepRef(0, 1), StepRef(0, 2), StepRef(1, 0)].map(|at| (at, Output::Nothing));
     let outputs = others.into_iter().chain([(StepRef(0, 0), leased)]).collect();
     scene.maps.enter(2);
-    let attached = Attached { key: rig::key("b"), plan, outputs, netns_cookie: None };
+    let attached = Attached { key: rig::key("b"), plan, outputs, netns_cookie: None, planned: None };
     engine.registry().insert(std::sync::Arc::new(attached));
     assert_eq!(scene.held(), (vec!["a".to_owned(), "b".to_owned()], vec![1, 2]));
     let lost = engine.write_record_anew(&rig::key("b")).unwrap_err();

@@ -25,19 +25,23 @@ pub struct Attached {
     pub outputs: Outputs,
     /// The cookie of its namespace, if the record has it: see [`Netns::cookie`](crate::netns::Netns::cookie).
     pub netns_cookie: Option<u64>,
+    /// When its plan was made, in nanoseconds since the node's boot, if the record has it. A record that was written anew says
+    /// when that was.
+    pub planned: Option<u64>,
 }
 
 impl From<&Record> for Attached {
     fn from(record: &Record) -> Self {
         let (key, plan, outputs) = (record.key.clone(), record.plan.outline(), record.outputs.clone());
-        Self { key, plan, outputs, netns_cookie: record.netns_cookie }
+        Self { key, plan, outputs, netns_cookie: record.netns_cookie, planned: record.planned.since_boot }
     }
 }
 
 impl From<Record> for Attached {
     fn from(record: Record) -> Self {
-        let plan = record.plan.outline();
-        Self { plan, key: record.key, outputs: record.outputs, netns_cookie: record.netns_cookie }
+        let (plan, planned) = (record.plan.outline(), record.planned.since_boot);
+        let Record { key, outputs, netns_cookie, .. } = record;
+        Self { key, plan, outputs, netns_cookie, planned }
     }
 }
 
