@@ -9,6 +9,7 @@
 //! | `weight` | estimates the memory that an ADD takes, before it begins |
 //! | `intent`, `read_networks`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
+//! | `adopt` | what earlier agents have left |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
@@ -27,6 +28,7 @@
 
 mod above;
 mod admit;
+mod adopt;
 mod announce_late;
 pub mod apply;
 mod bridges;
@@ -87,6 +89,7 @@ mod vrf;
 mod weight;
 mod which_device;
 
+pub use adopt::Recovery;
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
 pub use departed::inhabited;
@@ -94,7 +97,7 @@ pub use devices::Devices;
 pub use drift::Drifted;
 pub use edited::WholeRecords;
 pub use enforcement::{Looked, Which};
-pub use engine::{Engine, Recovery};
+pub use engine::Engine;
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;
 pub use gc::{Census, Collected, Stale};
