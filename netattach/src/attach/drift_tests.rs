@@ -8,7 +8,7 @@ use crate::attach::rig::{self, Maps};
 use crate::journal::Store;
 use crate::plan::addressing::Others;
 use crate::spec::Bridge;
-use crate::step::StepRef;
+use crate::step::{Outputs, StepRef};
 
 fn link(index: u32, name: &str, kind: &str) -> LinkState {
     LinkState {

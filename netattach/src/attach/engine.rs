@@ -344,44 +344,6 @@ impl Engine {
         }
     }
 
-    /// The record of a sandbox. Where it is gone although the sandbox is attached, as far as is known in memory, it is written
-    /// anew first: without one a DEL would be a success that releases nothing, and an ADD take the sandbox for its own failure.
-    ///
-    /// # Errors
-    /// The record cannot be read, and those of [`Engine::write_record_anew`].
-    pub(super) fn load_known(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
-        let loaded = self.journal.load(key)?;
-        if matches!(loaded, Loaded::Absent) && self.write_record_anew(key)? {
-            return Ok(self.journal.load(key)?);
-        }
-        Ok(loaded)
-    }
-
-    /// As [`Engine::load_known`], for a DEL: what only the record knew of other plugins is lost, and to fail for it would bring
-    /// nothing back. All else is known, and nobody would repeat the DEL for it.
-    pub(super) fn load_to_release(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
-        match self.load_known(key) {
-            Err(error @ AttachError::RecordLost { .. }) => {
-                let container = &key.container_id;
-                tracing::warn!(container, error = %Chain(&error), "all else of it is taken back");
-                self.write_removal_without_plugins(key)?;
-                Ok(self.journal.load(key)?)
-            }
-            loaded => loaded,
-        }
-    }
-
-    /// As [`Engine::load_known`], for an ADD. What is lost of an earlier namespace keeps nobody from attaching another.
-    fn load_to_attach(&self, key: &JournalKey, netns: &Netns) -> Result<Loaded, AttachError> {
-        let is_elsewhere = |attached: Arc<Attached>| attached.plan.sandbox.netns_id != netns.id();
-        match self.load_known(key) {
-            Err(AttachError::RecordLost { .. }) if self.registry.get(key).is_none_or(is_elsewhere) => {
-                Ok(Loaded::Absent)
-            }
-            loaded => loaded,
-        }
-    }
-
     /// Whether the sandbox was attached after `then`: an older detach request was meant for another container of the
     /// same id. A record without a time was written by an earlier version of the agent, before any request that has
     /// one; a request without a time was answered by an error and is repeated.

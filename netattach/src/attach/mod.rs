@@ -20,7 +20,7 @@
 //! | `sriov_cni` | the files by which sriov-cni knows which VF is whose |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey`, `leases` | how full pools of addresses are; leases by DHCP, taken and given back |
-//! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
+//! | `departed`, `drift`, `edited`, `lost_records` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
 //! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
@@ -62,6 +62,7 @@ mod identity;
 mod intent;
 mod leases;
 mod left_programs;
+mod lost_records;
 mod made_before;
 mod multus_del;
 mod network_status;
