@@ -311,8 +311,8 @@ impl Agent {
         }
     }
 
-    /// Looks for what is lost, and begins to collect what is due of it, beside what is `under_way`: one may hang, and nobody waits
-    /// for it here.
+    /// Looks for what is lost, and begins to collect what is due of it, beside what is `under_way`: one may hang, and nobody
+    /// waits for it here.
     async fn collect_lost(self: &Arc<Self>, after: Duration, under_way: &mut JoinSet<()>) {
         let Some(mut found) = self.look_for_lost().await else { return };
         let unlisted = self.ask_the_runtime(after, &found).await;

@@ -27,8 +27,8 @@ use crate::sync::{Mutex, locked};
 /// Longest time between two attempts of one DEL; the first retry is at the next look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Most DELs that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room. More than there
-/// can be at one plugin that hangs: the lanes let others pass these.
+/// Most DELs that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room. More than
+/// there can be at one plugin that hangs: the lanes let others pass these.
 const AT_ONCE: usize = MOST_DELS / 8;
 
 /// The recorded DELs.

@@ -244,8 +244,8 @@ fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it() {
     assert_eq!(scene.held(), nothing());
 }
 
-/// Container ids may repeat. A DEL that was recorded while no agent ran may come due before the next look writes the record anew, or
-/// after it.
+/// Container ids may repeat. A DEL that was recorded while no agent ran may come due before the next look writes the record
+/// anew, or after it.
 #[test]
 fn a_detach_request_for_an_earlier_container_of_the_id_is_told_by_what_memory_knows_of_the_later_one() {
     let now = || Moment::now(&boot_id().unwrap());

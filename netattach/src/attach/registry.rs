@@ -144,8 +144,8 @@ impl Registry {
         self.lock().dynamic_of(key).cloned().collect()
     }
 
-    /// Whether nothing else takes that with it: an attachment made while its sandbox was live goes with the sandbox, unless it could
-    /// not be detached then.
+    /// Whether nothing else takes that with it: an attachment made while its sandbox was live goes with the sandbox, unless it
+    /// could not be detached then.
     pub fn goes_by_itself(&self, attached: &Attached) -> bool {
         attached.sandbox().is_none_or(|sandbox| self.get(&sandbox).is_none())
     }

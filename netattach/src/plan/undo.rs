@@ -236,8 +236,8 @@ pub fn inverse<'a>(
     })
 }
 
-/// A plan without what calls other plugins, and what its other steps have come to: all of a sandbox that can be taken back when the
-/// configurations of these plugins are lost.
+/// A plan without what calls other plugins, and what its other steps have come to: all of a sandbox that can be taken back when
+/// the configurations of these plugins are lost.
 pub fn without_plugins(plan: &Plan, outputs: &Outputs) -> (Plan, Outputs) {
     // Attachments keep their positions, steps move up.
     let moved = |at: StepRef| {
@@ -299,17 +299,15 @@ mod tests {
 
     #[test]
     fn without_other_plugins_each_step_keeps_what_it_has_come_to() {
-        let delegate = |role| {
-            Step::Delegate(Delegate { plugin: "other".into(), config: serde_json::Map::new(), role })
-        };
+        let delegate =
+            |role| Step::Delegate(Delegate { plugin: "other".into(), config: serde_json::Map::new(), role });
         let routes = Step::MoveDefaultRoutes { gateways: Vec::new(), keep: None };
         let first = vec![Step::EnsureForwarding, delegate(Role::Ipam), Step::RouteToPod];
         let mut attachments =
             [first, vec![delegate(Role::Plugin)], vec![delegate(Role::Plugin), routes.clone()]]
                 .map(|steps| fixtures::attachment("any", steps));
         attachments[0].yields_to = Some(StepRef(2, 1));
-        let plan =
-            Plan { sandbox: fixtures::sandbox("a"), attachments: attachments.into(), dynamic: None };
+        let plan = Plan { sandbox: fixtures::sandbox("a"), attachments: attachments.into(), dynamic: None };
         let kept = Output::SourceRouting { interfaces: Vec::new() };
         let outputs = [
             (StepRef(0, 0), Output::Nothing),
