@@ -58,12 +58,29 @@ pub fn check_network_name(name: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with Unicode white
-/// space.
+/// Refuses the name of an interface that is to be made: as [`check_link_name`], and one with characters that stand for bytes of
+/// names which are no text (`netattach::netlink`). The interface would have another name than it is called by.
 ///
 /// # Errors
 /// Code 4.
 pub fn check_ifname(name: &str) -> Result<(), Invalid> {
+    check_link_name(name)?;
+    if name.chars().any(|c| matches!(c, '\u{f780}'..='\u{f7ff}')) {
+        return Err(Invalid::new(
+            code::INVALID_ENVIRONMENT,
+            "interface name contains characters between U+F780 and U+F7FF",
+        )
+        .with_details(format!("{name:?}")));
+    }
+    Ok(())
+}
+
+/// Refuses the name of a link, which there may be or have been, that the kernel would refuse (`dev_valid_name` in
+/// `net/core/dev.c`), with Unicode white space.
+///
+/// # Errors
+/// Code 4.
+pub fn check_link_name(name: &str) -> Result<(), Invalid> {
     let invalid = |msg| Invalid::new(code::INVALID_ENVIRONMENT, msg);
     if name.is_empty() {
         return Err(invalid("interface name is empty"));

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use crate::client::{self, ClientError, Patience};
 use crate::cni::{NEWEST, VERSIONS, code};
 use crate::error_chain::Chain;
-use crate::identifier::{Invalid, check_container_id, check_ifname};
+use crate::identifier::{Invalid, check_container_id, check_link_name};
 use crate::message::{CniCall, CniReply, Request, Response};
 use crate::pending::{self, PendingError};
 use crate::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
@@ -268,7 +268,7 @@ fn hand_over(
 fn check_identifiers(call: &CniCall) -> Result<(), ShimError> {
     let variable = |name| call.variable(name).unwrap_or_default();
     check_container_id(variable("CNI_CONTAINERID"))
-        .and_then(|()| check_ifname(variable("CNI_IFNAME")))
+        .and_then(|()| check_link_name(variable("CNI_IFNAME")))
         .map_err(ShimError::Identifier)
 }
 

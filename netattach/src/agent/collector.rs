@@ -44,7 +44,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// How long a look at the node's processes counts: a sandbox may wait for its place among the DELs.
 const PROCESSES_STAY: Duration = Duration::from_secs(2);
 
-/// Most sandboxes that are begun in one look: an eighth of the queue of DELs, so that those of the runtime find room.
+/// Most sandboxes that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room.
 const AT_ONCE: usize = MOST_DELS / 8;
 
 /// Why a sandbox is to be detached.
@@ -189,7 +189,8 @@ impl Collector {
         troubles
     }
 
-    /// Takes in one look, and returns what is to be collected now.
+    /// Takes in one look, and returns what is to be collected now: first what has failed least often. What hangs or fails again
+    /// and again leaves room for what has not been tried.
     fn take_in(&self, found: Vec<Found>, after: Duration, now: Instant) -> Vec<Found> {
         let mut state = locked(&self.state);
         let mut before = std::mem::take(&mut state.suspects);
@@ -207,19 +208,18 @@ impl Collector {
             }
             state.suspects.insert(suspect.found.key.clone(), suspect);
         }
-        // What hangs or fails again and again leaves room for what has not been tried.
         due.sort_by_key(|(attempts, _)| *attempts);
-        due.into_iter().take(AT_ONCE).map(|(_, found)| found).collect()
+        due.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// The sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
+    /// Those of these sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
     fn started(&self, all: Vec<Arc<Attached>>, after: Duration, now: Instant) -> Vec<Arc<Attached>> {
         let mut state = locked(&self.state);
         let mut before = std::mem::take(&mut state.known);
         let mut started = Vec::new();
         for attached in all {
             // Other users of CNI name no pod, and their containers are not in the runtime's list.
-            if attached.plan.dynamic.is_some() || attached.plan.sandbox.pod.is_none() {
+            if attached.plan.sandbox.pod.is_none() {
                 continue;
             }
             let same = before.remove(&attached.key).filter(|(known, _)| Arc::ptr_eq(known, &attached));
@@ -282,6 +282,13 @@ impl Suspect {
     }
 }
 
+/// Those of `due` that are begun beside as many that are under way, each with its turn. One without is passed over: another
+/// operation deals with its container, or it is under way itself.
+fn begun<T>(due: Vec<Found>, under_way: usize, turn: impl Fn(&Found) -> Option<T>) -> Vec<(Found, T)> {
+    let with_turns = due.into_iter().filter_map(|found| turn(&found).map(|turn| (found, turn)));
+    with_turns.take(AT_ONCE.saturating_sub(under_way)).collect()
+}
+
 /// The time between two looks.
 fn interval(after: Option<Duration>) -> Duration {
     let [shortest, longest] = LOOKS;
@@ -294,38 +301,35 @@ impl Agent {
         let mut tick = ticks(interval(self.collector.after));
         // The start has gathered what was there.
         tick.tick().await;
-        let mut waiting_dels = JoinSet::new();
+        let (mut waiting_dels, mut lost) = (JoinSet::new(), JoinSet::new());
         loop {
             tick.tick().await;
             self.carry_out_waiting(&mut waiting_dels).await;
             if let Some(after) = self.collector.after {
-                self.collect_lost(after).await;
+                self.collect_lost(after, &mut lost).await;
             }
         }
     }
 
-    async fn collect_lost(self: &Arc<Self>, after: Duration) {
+    /// Looks for what is lost, and begins to collect what is due of it, beside what is `under_way`: one may hang, and nobody
+    /// waits for it here.
+    async fn collect_lost(self: &Arc<Self>, after: Duration, under_way: &mut JoinSet<()>) {
         let Some(mut found) = self.look_for_lost().await else { return };
         let unlisted = self.ask_the_runtime(after, &found).await;
         found.extend(unlisted);
-        let mut under_way = JoinSet::new();
-        let mut due = Vec::new();
-        for found in self.collector.take_in(found, after, Instant::now()) {
-            // Another operation deals with the container.
-            let Some(turn) = self.turns.take(&found.key.container_id) else { continue };
-            turn.rolls_back();
-            due.push((found, turn));
-        }
+        while under_way.try_join_next().is_some() {}
+        let due = self.collector.take_in(found, after, Instant::now());
+        let begun = begun(due, under_way.len(), |found| self.turns.take(&found.key.container_id));
         // In the turns of all of them.
         let processes = Arc::new(Processes::default());
-        for (found, turn) in due {
+        for (found, turn) in begun {
+            turn.rolls_back();
             let (agent, processes) = (Arc::clone(self), Arc::clone(&processes));
             under_way.spawn(async move {
                 agent.collect_one(found, processes).await;
                 drop(turn);
             });
         }
-        while under_way.join_next().await.is_some() {}
     }
 
     /// `None`: it could not be looked, so nothing is known.
@@ -357,7 +361,9 @@ impl Agent {
     async fn ask_the_runtime(&self, after: Duration, found: &[Found]) -> Vec<Found> {
         let Some(socket) = &self.collector.runtime else { return Vec::new() };
         let all = self.engine.registry().all();
-        let mut started = self.collector.started(all.clone(), after, Instant::now());
+        let mut by_themselves = all.clone();
+        by_themselves.retain(|attached| self.engine.registry().goes_by_itself(attached));
+        let mut started = self.collector.started(by_themselves, after, Instant::now());
         let listed = match cri::sandboxes(socket).await {
             Ok(listed) => listed,
             Err(error) => {
@@ -403,7 +409,10 @@ impl Agent {
         let seen = || processes.seen(Instant::now(), inhabited);
         let is_due = match why {
             Why::Departed => self.engine.has_departed(attached, seen)?,
-            Why::Abandoned | Why::Unlisted { .. } => self.engine.is_same(attached),
+            Why::Abandoned => self.engine.is_same(attached),
+            Why::Unlisted { .. } => {
+                self.engine.is_same(attached) && self.engine.registry().goes_by_itself(attached)
+            }
         };
         if !is_due {
             return Ok(Outcome::NotDue);
@@ -412,8 +421,7 @@ impl Agent {
         if may_be_anothers && self.engine.is_lived_in(attached, &*seen()?) != Some(false) {
             return Ok(Outcome::Stays(LIVED_IN));
         }
-        // One whose record is lost with the configuration of a plugin fails, and is tried ever more rarely.
-        let pod = self.engine.del_known(key)?;
+        let pod = self.engine.del_recorded(key)?;
         self.withdraw(pod.as_ref());
         detached()
     }
@@ -424,6 +432,7 @@ mod tests {
     use super::*;
     use crate::attach::rig::attached;
     use crate::netns::NetnsId;
+    use crate::plan::Dynamic;
 
     const AFTER: Duration = Duration::from_secs(60);
 
@@ -465,6 +474,11 @@ mod tests {
         let again = attached("a", &pod);
         assert_eq!(at(301, &[&again]), [""; 0], "attached anew");
         assert_eq!(at(601, &[&again]), ["a"]);
+        // What was attached to a live pod, if it goes by itself.
+        let mut live = Attached::clone(&attached("b", &pod));
+        live.plan.dynamic = Some(Dynamic { sandbox: "eth0".to_owned(), by: String::new() });
+        let live = Arc::new(live);
+        assert_eq!([at(602, &[&live]), at(902, &[&live])], [vec![], vec!["b".to_owned()]]);
     }
 
     #[test]
@@ -525,21 +539,37 @@ mod tests {
         assert_eq!(collector.collected(), 1);
     }
 
+    /// A sandbox of a network that hangs has its container's turn for as long.
     #[test]
-    fn a_look_begins_no_more_than_its_share_and_looks_are_as_far_apart_as_the_setting_says() {
+    fn what_hangs_keeps_its_places_for_itself_and_no_look_waits_for_it() {
         let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);
         let start = Instant::now();
-        let many =
-            || (0..2 * AT_ONCE).flat_map(|number| found(&number.to_string(), Why::Abandoned)).collect();
+        let many = || {
+            let names = (0..2 * AT_ONCE).map(|number| format!("{number:03}"));
+            names.flat_map(|name| found(&name, Why::Abandoned)).collect::<Vec<_>>()
+        };
         assert_eq!(collector.take_in(many(), AFTER, start).len(), 0);
-        let begun = collector.take_in(many(), AFTER, start + AFTER);
-        assert_eq!(begun.len(), AT_ONCE);
-        for of in &begun {
-            collector.held(&of.key, Held::Failed("not now".into()), start);
+        let turns = std::cell::RefCell::new(HashSet::new());
+        let look = |after: u32, under_way: usize| {
+            let due = collector.take_in(many(), AFTER, start + after * AFTER);
+            let take = |found: &Found| turns.borrow_mut().insert(found.key.clone()).then_some(());
+            begun(due, under_way, take).into_iter().map(|(found, ())| found.key).collect::<Vec<_>>()
+        };
+        let first = look(1, 0);
+        assert_eq!((first.len(), turns.borrow().len()), (AT_ONCE, AT_ONCE), "no turn is taken beyond");
+        assert_eq!(look(2, AT_ONCE), []);
+        let ended = &first[..3];
+        for key in ended {
+            collector.held(key, Held::Failed("not now".into()), start);
+            turns.borrow_mut().remove(key);
         }
-        let next = collector.take_in(many(), AFTER, start + 2 * AFTER);
-        let is_again = |of: &&Found| begun.iter().any(|before| before.key == of.key);
-        assert_eq!((next.len(), next.iter().filter(is_again).count()), (AT_ONCE, 0));
+        let next = look(3, AT_ONCE - ended.len());
+        assert_eq!(next.len(), ended.len());
+        assert!(!next.iter().any(|key| first.contains(key)), "those that were not tried go first");
+    }
+
+    #[test]
+    fn looks_are_as_far_apart_as_the_setting_says() {
         let seconds = |after: Option<u64>| interval(after.map(Duration::from_secs)).as_secs();
         assert_eq!([None, Some(1), Some(7), Some(3600)].map(seconds), [30, 1, 7, 30]);
     }

@@ -150,7 +150,8 @@ mod tests {
 
     fn attached(container: &str) -> Arc<Attached> {
         let plan = rig::plan(Path::new("/nonexistent"), container, 1);
-        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default(), netns_cookie: None })
+        let (key, outputs) = (rig::key(container), Outputs::default());
+        Arc::new(Attached { key, plan, outputs, netns_cookie: None, planned: None })
     }
 
     fn row(object: &str) -> Condition {

@@ -16,6 +16,7 @@ use super::devices::Asked;
 use super::handler::Agent;
 use super::lanes::Class;
 use super::request_log::{self, Made};
+use super::scheduler::MOST_DELS;
 use crate::cni;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
@@ -26,8 +27,9 @@ use crate::sync::{Mutex, locked};
 /// Longest time between two attempts of one DEL; the first retry is at the next look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Most DELs that are under way at a time: a quarter of the lane, so that those of the runtime find room.
-const AT_ONCE: usize = 16;
+/// Most DELs that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room. More than
+/// there can be at one plugin that hangs: the lanes let others pass these.
+const AT_ONCE: usize = MOST_DELS / 8;
 
 /// The recorded DELs.
 #[derive(Debug)]
@@ -260,5 +262,14 @@ mod tests {
         };
         assert_eq!(due(Duration::ZERO), ["old", "new"]);
         assert_eq!(due(LONGEST_PAUSE), ["old", "new", "once", "often"]);
+    }
+
+    /// None of those has failed yet.
+    #[test]
+    fn a_hundred_that_may_hang_leave_room_for_one_that_came_after_them() {
+        let waiting = WaitingDels::new("/nonexistent".into(), INTERVAL);
+        let names = (0..100).map(|number| number.to_string()).chain(["other".to_owned()]);
+        let due = waiting.due(names.flat_map(|name| found(&name)).collect(), Instant::now());
+        assert!(due.iter().take(AT_ONCE).any(|(path, _)| path == Path::new("other")));
     }
 }

@@ -22,10 +22,8 @@ impl Engine {
     /// # Errors
     /// The node's links or processes cannot be listed.
     pub fn departed(&self) -> Result<Vec<Arc<Attached>>, AttachError> {
-        // An attachment made while its sandbox was live goes with the sandbox, unless it could not be detached then.
-        let goes_by_itself =
-            |attached: &Arc<Attached>| attached.plan.dynamic.is_none() || self.outlives_its_sandbox(attached);
-        let all = self.registry.all().into_iter().filter(goes_by_itself).collect();
+        let mut all = self.registry.all();
+        all.retain(|attached| self.registry.goes_by_itself(attached));
         self.departed_of(all, || inhabited().map(Arc::new))
     }
 
@@ -74,11 +72,6 @@ impl Engine {
         Ok(abandoned)
     }
 
-    /// Whether this was attached to a live sandbox that has been detached since.
-    fn outlives_its_sandbox(&self, attached: &Attached) -> bool {
-        attached.sandbox().is_some_and(|sandbox| self.registry.get(&sandbox).is_none())
-    }
-
     fn departed_of(
         &self,
         mut suspects: Vec<Arc<Attached>>,
@@ -97,7 +90,8 @@ impl Engine {
             let all = self.registry.with_dynamic(&attached.key);
             let ends = Ends::of(&all);
             // That of one whose sandbox was detached is known by that.
-            let is_known = inhabited.complete || ends.is_any() || self.outlives_its_sandbox(&attached);
+            let outlives_one = attached.plan.dynamic.is_some() && self.registry.goes_by_itself(&attached);
+            let is_known = inhabited.complete || ends.is_any() || outlives_one;
             if !is_lived_in && !ends.are_there(&links) && is_known {
                 departed.push(attached);
             }

@@ -1,8 +1,8 @@
-//! What others change of what an attachment has on the node, and putting it back: the node's end of its link, its leases,
-//! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and by looks of the
-//! agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on purpose. Nor is
-//! anything of a sandbox whose DEL has begun, even if that has failed: it is to go, and its addresses are free already. But its
-//! record is, as what has to be finished.
+//! What others change of what an attachment has on the node, and putting it back: the node's end of its link and its leases. Its
+//! record is written anew by `lost_records`, its programs are put back by `enforcement`. What is in the pod is compared by CHECK
+//! and by looks of the agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on
+//! purpose. Nor is anything of a sandbox whose DEL has begun, even if that has failed: it is to go, and its addresses are free
+//! already.
 //!
 //! [`differences`] decides, and is pure.
 
@@ -19,15 +19,13 @@ use super::apply::owner;
 use super::bridges::{self, Beneath, Change};
 use super::engine::Engine;
 use super::registry::Attached;
-use crate::cni;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Lessee, Owner};
-use crate::journal::{JournalKey, Loaded, Progress};
+use crate::journal::{JournalKey, Loaded};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
-use crate::netns::Netns;
-use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, routing};
+use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, LinkMode, NetkitWays, Tie};
-use crate::step::{Brought, Interface, Output, Outputs, Role, Step};
+use crate::step::{Brought, Interface, Output, Role, Step};
 
 /// A difference between the node's end of a link and what was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -298,69 +296,6 @@ impl Engine {
         times?.into_iter().max().map(|(_, key)| key.clone())
     }
 
-    /// The sandboxes that have no record any more. Costs one list of the journal.
-    ///
-    /// # Errors
-    /// The journal cannot be listed.
-    pub fn without_record(&self) -> Result<Vec<JournalKey>, AttachError> {
-        let recorded: std::collections::BTreeSet<JournalKey> = self.journal.keys()?.into_iter().collect();
-        let mut keys: Vec<JournalKey> = self.registry.all().iter().map(|it| it.key.clone()).collect();
-        keys.retain(|key| !recorded.contains(key));
-        Ok(keys)
-    }
-
-    /// Writes the record of a sandbox anew, in the container's turn, and returns whether there was none. What is kept of
-    /// it in memory is enough to roll it back, unless another plugin made a part of it. If its DEL has failed, the record is one
-    /// of a removal that is to go on: a DEL without a record is a success, and nobody would finish it.
-    ///
-    /// # Errors
-    /// It is there and was edited; it cannot be written; or it needs the configuration of another plugin, which is lost with it.
-    pub fn write_record_anew(&self, key: &JournalKey) -> Result<bool, AttachError> {
-        let Some(attached) = self.registry.get(key) else { return Ok(false) };
-        if self.check_record(key)? {
-            return Ok(false);
-        }
-        let Attached { plan, outputs, netns_cookie, .. } = &*attached;
-        if let Some((at, attachment, _)) = plan.steps().find(|(_, _, step)| matches!(step, Step::Delegate(_)))
-        {
-            tracing::debug!(?at, "the configuration of another plugin is lost");
-            return Err(AttachError::RecordLost {
-                container: key.container_id.clone(),
-                plugin: attachment.kind.clone(),
-            });
-        }
-        let result = self.registry.stays(key).map(|attached| result_of(&attached)).transpose()?;
-        self.write_whole(key, (plan, outputs, *netns_cookie), result)?;
-        Ok(true)
-    }
-
-    /// Writes the record of a removal again that went before the addresses which it names, as these could not be given back: by it
-    /// the next DEL goes on. With what configuration another plugin is to be called nothing else says.
-    /// `of`: its plan, what the steps have come to, and the cookie of its namespace.
-    pub(super) fn write_removal_again(&self, key: &JournalKey, of: (&Plan, &Outputs, Option<u64>)) {
-        if let Err(error) = self.write_whole(key, of, None) {
-            let container = &key.container_id;
-            tracing::warn!(container, error = %Chain(&error), "the record of a removal that is to go on is not written again");
-        }
-    }
-
-    /// Writes a record with all that a sandbox has come to. `result`: what the runtime has received; `None`: it is being removed.
-    fn write_whole(
-        &self,
-        key: &JournalKey,
-        (plan, outputs, cookie): (&Plan, &Outputs, Option<u64>),
-        result: Option<cni::Value>,
-    ) -> Result<(), AttachError> {
-        let progress = Progress { netns_cookie: cookie_of(&plan.sandbox, cookie)?, outputs, result };
-        let mut record = self.journal.create_whole(key.clone(), plan.clone(), progress)?;
-        // What is kept in memory says what was claimed.
-        if let Err(error) = self.note_returned(&mut record) {
-            tracing::debug!(error = %Chain(&error), "it is written later that a device has gone back");
-            self.node.devices.stays_unwritten(key);
-        }
-        Ok(())
-    }
-
     /// The sandboxes that lack a lease. Costs one look at each pool; one that others are at is passed over.
     ///
     /// # Errors
@@ -429,23 +364,6 @@ fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
         let is_kept = config.pool().is_some();
         is_kept.then(|| Held { config, owner: owner(&attached.plan.sandbox, attachment), addresses })
     })
-}
-
-/// The result that the runtime has received, in the newest version.
-fn result_of(attached: &Attached) -> Result<cni::Value, cni::CniError> {
-    let Attached { plan, outputs, .. } = attached;
-    let first = plan.attachments.first();
-    let result = first.map(|first| result::as_reported(&plan.sandbox, first, outputs.of(0))).transpose()?;
-    cni::result::in_version(&result.unwrap_or_default(), cni::Version::LATEST)
-}
-
-/// The cookie of a sandbox's namespace; 0: it is gone, and what is left of the sandbox is on the node. `known`: what it was, which
-/// the namespace of another pod by now does not have.
-fn cookie_of(sandbox: &Sandbox, known: Option<u64>) -> Result<u64, AttachError> {
-    match Netns::of(&sandbox.netns, sandbox.netns_id, known)? {
-        Some(netns) => Ok(Handle::open_in(&netns)?.netns_cookie()),
-        None => Ok(0),
-    }
 }
 
 /// Whether an end of the sandbox is one of these links, or a port of one.

@@ -8,7 +8,7 @@ use crate::attach::rig::{self, Maps};
 use crate::journal::Store;
 use crate::plan::addressing::Others;
 use crate::spec::Bridge;
-use crate::step::StepRef;
+use crate::step::{Outputs, StepRef};
 
 fn link(index: u32, name: &str, kind: &str) -> LinkState {
     LinkState {
@@ -214,6 +214,7 @@ fn a_look_at_leases_passes_over_a_pool_that_another_process_has_locked_and_over_
             plan,
             outputs,
             netns_cookie: None,
+            planned: None,
         }));
     }
     assert_eq!(engine.without_lease().unwrap(), []);

@@ -225,6 +225,7 @@ mod tests {
                 plan,
                 outputs: Outputs::default(),
                 netns_cookie: None,
+                planned: None,
             })
         };
         let all = [attached("a", LIMIT), attached("b", 2)];

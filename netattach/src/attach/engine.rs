@@ -4,24 +4,19 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Inheritance;
 use super::apply::apply;
 use super::check::{check, differences_in_pod};
-use super::enforcement::{self, guards};
+use super::enforcement;
 use super::registry::{Attached, Reservation};
 use super::undo::{release_addresses, undo, undo_but_addresses};
-use super::{
-    AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, admit, facts, representor,
-    translation,
-};
+use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts};
 use serde_json::Value;
 
 use crate::cni;
-use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
-use crate::ipam::{Patience, Pool};
+use crate::ipam::Pool;
 use crate::journal::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::nat::NatError;
@@ -29,7 +24,7 @@ use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::pools::settle;
 use crate::plan::resolve::{Intent, Network, Numbers, Options, needs_device, resolve, wishes};
-use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
+use crate::plan::{Plan, PodRef, Sandbox, result};
 use crate::step::{Claim, Output, Role, Step};
 use crate::timing;
 use crate::waits::{self, Resource};
@@ -47,45 +42,9 @@ pub struct Engine {
     pub(super) own: NetnsId,
 }
 
-/// Age, since it was planned, of a record whose addresses have been announced: longer than the slowest ADD (plugins have up to
-/// 600 s) and the kubelet's longest pause before it starts an agent again (300 s) take.
-const YOUNG: Duration = Duration::from_secs(900);
-
 /// What is told of a pod that can send past programs by a device of its own: the kind, which its name does not tell, and why.
 const IFB: (&str, &str) =
     ("ifb", "a device of this kind is there, by which what the pod sends can go past programs on the node");
-
-/// The state found at start.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub struct Recovery {
-    /// Attached sandboxes that were adopted unchanged.
-    pub adopted: usize,
-    /// Records to roll back: of sandboxes that are half attached or half detached, or of an earlier boot.
-    pub unfinished: Vec<JournalKey>,
-    /// Attached records that are so young that an earlier agent may have ended before it announced their addresses.
-    pub young: Vec<JournalKey>,
-    /// Records that could not be recovered and are kept, with what is wrong with each.
-    pub left_alone: Vec<(JournalKey, String)>,
-    /// Errors of the dataplane with what it was to take over.
-    pub unenforced: Vec<String>,
-    /// Errors of damaged records whose sandboxes were adopted unchanged.
-    pub damaged: Vec<String>,
-}
-
-impl Recovery {
-    /// Whether everything was taken over, but for what is rolled back.
-    pub fn is_whole(&self) -> bool {
-        self.left_alone.is_empty() && self.unenforced.is_empty()
-    }
-
-    /// Returns whether `outcome` is a success; a failure is kept with the record's name.
-    fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
-        let Err(error) = outcome else { return true };
-        let problem = Chain(&error).to_string();
-        self.left_alone.push((key.clone(), problem));
-        false
-    }
-}
 
 impl Engine {
     /// Makes an engine. The calling thread is in the node's namespace.
@@ -129,21 +88,6 @@ impl Engine {
     /// The pools that leases may have been taken from.
     pub(super) fn noted_pools(&self) -> Vec<Pool> {
         self.journal.pools()
-    }
-
-    /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.
-    fn forget_pools(&self, named: &BTreeSet<Pool>) {
-        // One that cannot be looked at may have some.
-        let is_empty = |pool: &Pool| {
-            self.node.leases.holders(pool, Patience::Look).is_ok_and(|holders| holders.is_empty())
-        };
-        match self.journal.keep_pools(|pool| named.contains(pool) || !is_empty(pool)) {
-            Ok(0) => {}
-            Ok(forgotten) => {
-                tracing::info!(forgotten, "pools in which nobody has an address are not looked at any more")
-            }
-            Err(error) => tracing::warn!(error = %Chain(&error), "unused pools not forgotten"),
-        }
     }
 
     /// The state that all attachments share.
@@ -362,24 +306,12 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::del`], for a sandbox that is known by its record only.
+    /// As [`Engine::del`], for a sandbox that is known by its record or in memory only.
     ///
     /// # Errors
     /// As [`Engine::del`].
     pub fn del_recorded(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
         self.del_sandbox(key, None, || Ok(()))
-    }
-
-    /// As [`Engine::del_recorded`], for a sandbox that is attached as far as is known in memory: where its record is gone, it is
-    /// written anew first. Without one nothing would be released, and the sandbox stay known.
-    ///
-    /// # Errors
-    /// As [`Engine::del_recorded`], and those of [`Engine::write_record_anew`].
-    pub fn del_known(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
-        if !self.has_record(key) {
-            self.write_record_anew(key)?;
-        }
-        self.del_recorded(key)
     }
 
     fn del_sandbox(
@@ -412,42 +344,6 @@ impl Engine {
         }
     }
 
-    /// The record of a sandbox. Where it is gone although the sandbox is attached, as far as is known in memory, it is written
-    /// anew first: without one a DEL would be a success that releases nothing, and an ADD take the sandbox for its own failure.
-    ///
-    /// # Errors
-    /// The record cannot be read, and those of [`Engine::write_record_anew`].
-    pub(super) fn load_known(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
-        let loaded = self.journal.load(key)?;
-        if matches!(loaded, Loaded::Absent) && self.write_record_anew(key)? {
-            return Ok(self.journal.load(key)?);
-        }
-        Ok(loaded)
-    }
-
-    /// As [`Engine::load_known`], for a DEL: what only the record knew of other plugins is lost, as status says, and to fail for
-    /// it would bring nothing back.
-    pub(super) fn load_to_release(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
-        match self.load_known(key) {
-            Err(error @ AttachError::RecordLost { .. }) => {
-                tracing::warn!(container = key.container_id, error = %Chain(&error), "DEL without a record");
-                Ok(Loaded::Absent)
-            }
-            loaded => loaded,
-        }
-    }
-
-    /// As [`Engine::load_known`], for an ADD. What is lost of an earlier namespace keeps nobody from attaching another.
-    fn load_to_attach(&self, key: &JournalKey, netns: &Netns) -> Result<Loaded, AttachError> {
-        let is_elsewhere = |attached: Arc<Attached>| attached.plan.sandbox.netns_id != netns.id();
-        match self.load_known(key) {
-            Err(AttachError::RecordLost { .. }) if self.registry.get(key).is_none_or(is_elsewhere) => {
-                Ok(Loaded::Absent)
-            }
-            loaded => loaded,
-        }
-    }
-
     /// Whether the sandbox was attached after `then`: an older detach request was meant for another container of the
     /// same id. A record without a time was written by an earlier version of the agent, before any request that has
     /// one; a request without a time was answered by an error and is repeated.
@@ -455,17 +351,23 @@ impl Engine {
     /// # Errors
     /// The record cannot be read.
     pub fn attached_since(&self, key: &JournalKey, then: Option<&Moment>) -> Result<bool, AttachError> {
-        let record = match self.journal.load(key)? {
-            Loaded::Whole(record) if record.state == RecordState::Attached => record,
-            _ => return Ok(false),
+        let (attached, is_of_earlier_boot) = match self.registry.stays(key) {
+            // Its record may be gone, or have been written anew since, with the time of that.
+            Some(attached) => (Moment { since_boot: attached.planned, ..self.journal.now() }, false),
+            None => match self.journal.load(key)? {
+                Loaded::Whole(record) if record.state == RecordState::Attached => {
+                    (record.planned.clone(), record.is_of_earlier_boot())
+                }
+                _ => return Ok(false),
+            },
         };
-        Ok(match (record.planned.since_boot, then.and_then(|then| Some((&then.boot, then.since_boot?)))) {
+        Ok(match (attached.since_boot, then.and_then(|then| Some((&then.boot, then.since_boot?)))) {
             (None, _) => false,
             (Some(_), None) => true,
             (Some(planned), Some((boot, then))) => {
                 // A record of an earlier boot cannot be newer than a request of this boot, and a record of this boot
                 // cannot be older than a request of an earlier one.
-                if *boot == record.planned.boot { planned > then } else { !record.is_of_earlier_boot() }
+                if *boot == attached.boot { planned > then } else { !is_of_earlier_boot }
             }
         })
     }
@@ -544,156 +446,6 @@ impl Engine {
         Ok((record, netns))
     }
 
-    /// Compares the journal with the machine after a start: complete sandboxes are adopted. The others stay
-    /// registered with the dataplane if they were, so that their remaining interfaces stay enforced until
-    /// [`Engine::finish`] has rolled them back.
-    ///
-    /// # Errors
-    /// The journal cannot be listed.
-    pub fn adopt(&self) -> Result<Recovery, AttachError> {
-        let mut recovery = Recovery::default();
-        let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
-        let mut torn = Vec::new();
-        let mut pools = BTreeSet::new();
-        let mut is_all_known = true;
-        self.journal.remove_unfinished()?;
-        let enforcer = self.node.enforcer.as_ref();
-        let recorded: BTreeSet<u32> =
-            enforcer.map(|it| it.recorded()).unwrap_or_default().into_iter().collect();
-        for key in self.journal.keys()? {
-            match self.journal.load(&key) {
-                Ok(Loaded::Absent) => {}
-                // A torn record can only be judged when the owners of all other resources are known.
-                Ok(Loaded::Torn { earlier_boot }) => torn.push((key, earlier_boot)),
-                Ok(Loaded::Whole(record)) => {
-                    if !record.is_of_earlier_boot() {
-                        self.node.devices.adopt(&record);
-                    }
-                    pools.extend(leased_from(&record.plan));
-                    let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
-                    // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
-                    // have them.
-                    let is_left = outcome.is_err();
-                    let had_begun = !is_whole(&record) && may_have_addresses(&record, &recorded);
-                    unfinished.extend((is_left || had_begun).then(|| Attached::from(&*record)));
-                    is_all_known &= recovery.note(&key, outcome);
-                }
-                Err(error) => is_all_known &= recovery.note(&key, Err(error.into())),
-            }
-        }
-        let by_earlier_boot = torn.iter().filter(|(_, earlier_boot)| *earlier_boot);
-        self.journal.keep_torn(by_earlier_boot.map(|(key, _)| key));
-        self.note_boot();
-        unfinished.iter().for_each(|attached| self.node.occupied.adopt(attached));
-        for (key, earlier_boot) in torn {
-            let outcome = if earlier_boot { Ok(()) } else { self.check_torn(&key, None) };
-            let may_go = recovery.note(&key, outcome);
-            is_all_known &= may_go;
-            recovery.unfinished.extend(may_go.then_some(key));
-        }
-        if is_all_known {
-            self.forget_pools(&pools);
-        }
-        if let Some(nat) = &self.node.nat
-            && let Err(error) = nat.begin(is_all_known)
-        {
-            // It is tried again once a second; pods keep what an earlier agent gave them.
-            tracing::error!(error = %Chain(&error), "translation of addresses not taken over");
-        }
-        if let Some(firewall) = &self.node.firewall
-            && let Err(error) = firewall.begin(is_all_known)
-        {
-            // As above.
-            tracing::error!(error = %Chain(&error), "forwarding for pods not taken over");
-        }
-        if let Some(enforcer) = &self.node.enforcer {
-            // An unreadable record may belong to a live attachment: no entry is a stray then, and no number in the
-            // maps is free.
-            if !is_all_known {
-                self.registry.hold_numbers(recorded);
-            }
-            // The claims of all records are known now. A representor is that of whoever claimed its VF last: a record whose DEL
-            // is still to come would have its programs judge by an attachment that has ended.
-            guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
-            for error in enforcer.adopt(&guarded, is_all_known) {
-                recovery.unenforced.push(Chain(&error).to_string());
-            }
-            if is_all_known && let Err(error) = representor::sweep(&self.node) {
-                tracing::error!(error = %Chain(&error), "representors not looked at for programs that no record knows");
-            }
-        }
-        Ok(recovery)
-    }
-
-    /// Adopts the sandbox of a record, or marks the record to be rolled back. A damaged record of this boot may
-    /// belong to a live sandbox: it is adopted if all its attachments are known, and left alone otherwise.
-    fn adopt_record(
-        &self,
-        record: &Record,
-        recorded: &BTreeSet<u32>,
-        recovery: &mut Recovery,
-        guarded: &mut Vec<EnforcedAttachment>,
-    ) -> Result<(), AttachError> {
-        // Its numbers stay reserved until it is rolled back.
-        self.registry.hold(&record.plan);
-        let goes_on = is_whole(record);
-        let begun = known_ids(record, recorded);
-        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
-        if let Some(firewall) = &self.node.firewall {
-            // A damaged record may be a live sandbox's.
-            let has_all = goes_on || record.check_whole().is_err();
-            admit::adopt(firewall, record, has_all, &is_begun);
-        }
-        let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
-        if !keeps_numbers {
-            record.check_whole()?;
-        }
-        let of_record = guards(&record.plan, &record.outputs, record.netns_cookie);
-        let of_record = of_record.filter(|(of, _)| is_begun(of));
-        guarded.extend(of_record.map(|(_, guarded)| guarded));
-        if goes_on {
-            let attached = Attached::from(record);
-            self.node.occupied.adopt(&attached);
-            if let Some(nat) = &self.node.nat {
-                translation::adopt(nat, record);
-            }
-            self.registry.insert(Arc::new(attached));
-            recovery.adopted += 1;
-            recovery
-                .young
-                .extend(record.planned.is_within(YOUNG, &self.journal.now()).then(|| record.key.clone()));
-            recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
-        } else {
-            if let Some(nat) = &self.node.nat {
-                translation::guard(nat, record);
-            }
-            recovery.unfinished.push(record.key.clone());
-        }
-        Ok(())
-    }
-
-    /// Notes that [`Engine::adopt`] has seen what an earlier boot left: no record that is torn from now on is of that one. Call
-    /// this again when there may be room for it.
-    pub fn note_boot(&self) {
-        if let Err(error) = self.journal.note_boot() {
-            tracing::warn!(error = %Chain(&error), "boot not noted: the next start may keep what an earlier boot has torn");
-        }
-    }
-
-    /// Rolls back a record that an earlier agent left unfinished, and returns whether there was one. The caller holds
-    /// the container's turn.
-    ///
-    /// # Errors
-    /// The inverses that failed. The record is kept, and DEL may be repeated.
-    pub fn finish(&self, key: &JournalKey) -> Result<bool, AttachError> {
-        match self.journal.load(key)? {
-            Loaded::Absent => Ok(false),
-            Loaded::Torn { earlier_boot } => self.clear_torn(key, earlier_boot, None).map(|()| true),
-            Loaded::Whole(record) if is_whole(&record) => Ok(false),
-            Loaded::Whole(record) => self.roll_back(*record).map(|()| true),
-        }
-    }
-
     pub(super) fn roll_back(&self, mut record: Record) -> Result<(), AttachError> {
         waits::admit(&waits::footprint(&record.plan))?;
         if !record.is_of_earlier_boot() {
@@ -770,85 +522,6 @@ impl Engine {
         written
     }
 
-    /// Cleans up after a record whose plan was never completely written: releases the leases that the container may
-    /// hold after a power failure. Leases of interfaces with other records of the container are kept.
-    fn clear_torn(
-        &self,
-        key: &JournalKey,
-        earlier_boot: bool,
-        netns: Option<&Netns>,
-    ) -> Result<(), AttachError> {
-        if !earlier_boot {
-            self.check_torn(key, netns)?;
-        }
-        let keep = self.interfaces_beside(key)?;
-        for pool in self.journal.pools() {
-            let release = || self.node.leases.release_container(&pool, &key.container_id, &keep);
-            waits::at_pool(Some(pool.clone()), release).map_err(AttachError::TornLease)?;
-        }
-        self.journal.discard(key)?;
-        Ok(())
-    }
-
-    /// Interfaces in the other records of the container.
-    fn interfaces_beside(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
-        let mut keep = Vec::new();
-        for other in self
-            .journal
-            .keys()?
-            .iter()
-            .filter(|other| other.container_id == key.container_id && *other != key)
-        {
-            if let Loaded::Whole(record) = self.journal.load(other)? {
-                keep.extend(record.plan.attachments.iter().map(|attachment| attachment.ifname.clone()));
-            }
-        }
-        Ok(keep)
-    }
-
-    /// A record of this boot without a plan means that no step began. An address or a link of the sandbox shows that
-    /// the record has lost its plan.
-    ///
-    /// # Errors
-    /// `JournalError::Damaged`, with the trace that was found; or the sandbox could not be examined.
-    fn check_torn(&self, key: &JournalKey, netns: Option<&Netns>) -> Result<(), AttachError> {
-        match self.trace_of(key, &self.interfaces_beside(key)?, netns)? {
-            Some(what) => Err(self.journal.emptied(key, what).into()),
-            None => Ok(()),
-        }
-    }
-
-    fn trace_of(
-        &self,
-        key: &JournalKey,
-        keep: &[String],
-        netns: Option<&Netns>,
-    ) -> Result<Option<String>, AttachError> {
-        for pool in self.journal.pools() {
-            let held = || self.node.leases.held(&pool, &key.container_id, keep);
-            let held = waits::at_pool(Some(pool.clone()), held);
-            if let Some(address) = held.map_err(AttachError::TornLease)?.first() {
-                return Ok(Some(format!("it has no plan, but its container holds address {address}")));
-            }
-        }
-        let group = plan::link_group(&key.container_id, &key.ifname);
-        let mut handles = vec![Handle::open().map_err(|error| AttachError::Open(error.into()))?];
-        if let Some(netns) = netns {
-            handles.push(Handle::open_in(netns)?);
-        }
-        for mut handle in handles {
-            let links = match handle.links() {
-                // What its pod has made is not all read. A link that is in the pod alone goes with it.
-                Err(error) if error.is_too_many() => continue,
-                links => links.map_err(|error| AttachError::Open(error.into()))?,
-            };
-            if let Some(link) = links.iter().find(|link| link.group == group) {
-                return Ok(Some(format!("it has no plan, but its link {} exists", link.name)));
-            }
-        }
-        Ok(None)
-    }
-
     /// The sandbox's namespace, if it is still the one that was attached. The kernel reuses inode numbers, so a
     /// record of an earlier boot has none, and the cookie decides where there is one.
     ///
@@ -877,7 +550,7 @@ fn holder_named(error: &AttachError) -> Option<&str> {
 }
 
 /// The pools that a plan leases from.
-fn leased_from(plan: &Plan) -> impl Iterator<Item = Pool> {
+pub(super) fn leased_from(plan: &Plan) -> impl Iterator<Item = Pool> {
     plan.steps().filter_map(|(_, _, step)| match step {
         Step::Lease(config) => config.pool(),
         _ => None,
@@ -894,32 +567,8 @@ fn executed(plan: &Plan) -> Vec<String> {
 }
 
 /// Whether the sandbox is attached and continues unchanged.
-fn is_whole(record: &Record) -> bool {
+pub(super) fn is_whole(record: &Record) -> bool {
     record.state == RecordState::Attached && !record.is_of_earlier_boot()
-}
-
-/// The numbers of a record whose steps may have had an effect in the dataplane. Devices of an earlier boot belong to others by
-/// now.
-fn begun_ids(record: &Record) -> impl Iterator<Item = u32> {
-    let of_this_boot = !record.is_of_earlier_boot();
-    let begun = record.plan.steps().filter(move |(at, ..)| of_this_boot && record.has_begun(*at));
-    begun.filter_map(|(_, _, step)| match step {
-        Step::Protect(protect) => Some(protect.id),
-        _ => None,
-    })
-}
-
-/// The numbers of a record to register with the dataplane. One that is not attached and whose number is not `recorded` may have
-/// lost its addresses to others: an agent may have ended while it was being rolled back.
-fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
-    let is_there = |id: &u32| record.state == RecordState::Attached || recorded.contains(id);
-    begun_ids(record).filter(is_there).collect()
-}
-
-/// Whether a record that is to be rolled back may still have its addresses.
-fn may_have_addresses(record: &Record, recorded: &BTreeSet<u32>) -> bool {
-    let is_there = |id: u32| record.state != RecordState::Removing || recorded.contains(&id);
-    begun_ids(record).any(is_there)
 }
 
 fn key(request: &cni::Request) -> JournalKey {

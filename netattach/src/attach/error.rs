@@ -162,7 +162,7 @@ pub enum AttachError {
     DriftedLease(#[source] ipam::Error),
     /// A record that somebody has removed cannot be written anew.
     #[error(
-        "the record of container {container} was removed, and with it the configuration of plugin {plugin}: its DEL will release nothing of it"
+        "the record of container {container} was removed, and with it the configuration of plugin {plugin}: its DEL does not call that one"
     )]
     RecordLost {
         /// The container.

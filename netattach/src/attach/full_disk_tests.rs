@@ -12,8 +12,8 @@ use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::journal::Store;
 use crate::journal::full_disk::{Disk, Takes};
-use crate::moment::boot_id;
-use crate::step::{Delegate, Output, Outputs, Role, Step, StepRef};
+use crate::moment::{Moment, boot_id};
+use crate::step::{Delegate, Output, Role, Step, StepRef};
 use crate::sync::Arc;
 
 /// What outlives an agent of a node with one pod, `a`, with an address and the number 1.
@@ -234,25 +234,60 @@ fn a_del_of_a_sandbox_whose_record_was_removed_takes_back_what_is_known_of_it() 
 
 /// Nobody asks for its DEL: the agent collects it, which without a record would do nothing, again and again.
 #[test]
-fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it_or_fails_and_stays_known() {
+fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it() {
     let scene = Scene::new();
     let engine = scene.started();
     fs::remove_file(scene.record()).unwrap();
     engine.registry().leaves(&rig::key("a"));
-    engine.del_known(&rig::key("a")).unwrap();
+    engine.del_recorded(&rig::key("a")).unwrap();
     assert!(engine.registry().is_empty() && !scene.record().exists());
     assert_eq!(scene.held(), nothing());
-    // Of another plugin nothing is known without it.
+}
+
+/// Container ids may repeat. A DEL that was recorded while no agent ran may come due before the next look writes the record
+/// anew, or after it.
+#[test]
+fn a_detach_request_for_an_earlier_container_of_the_id_is_told_by_what_memory_knows_of_the_later_one() {
+    let now = || Moment::now(&boot_id().unwrap());
+    let before = now();
+    let scene = Scene::new();
+    let engine = scene.started();
+    let after = now();
+    let since = || [&before, &after].map(|then| engine.attached_since(&rig::key("a"), Some(then)).unwrap());
+    assert_eq!(since(), [true, false]);
+    fs::remove_file(scene.record()).unwrap();
+    assert_eq!(since(), [true, false], "there is no record");
+    assert!(engine.write_record_anew(&rig::key("a")).unwrap());
+    assert_eq!(since(), [true, false], "the record is younger");
+    engine.registry().leaves(&rig::key("a"));
+    fs::remove_file(scene.record()).unwrap();
+    assert_eq!(since(), [false, false], "what has begun to go goes on");
+}
+
+/// Of another plugin nothing is known without it. Nobody would repeat the DEL for what is.
+#[test]
+fn what_is_known_of_a_sandbox_is_taken_back_where_the_configuration_of_a_plugin_is_lost() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    let plugin = |role| Step::Delegate(Delegate { plugin: "foreign".to_owned(), config: Map::new(), role });
     let mut plan = rig::plan(scene.path(), "b", 2);
-    let plugin = Delegate { plugin: "foreign".to_owned(), config: Map::new(), role: Role::Plugin };
-    plan.attachments[0].steps.push(Step::Delegate(plugin));
-    let attached = Attached { key: rig::key("b"), plan, outputs: Outputs::default(), netns_cookie: None };
+    plan.attachments[0].steps.insert(1, plugin(Role::Ipam));
+    let mut odd = plan.attachments[0].clone();
+    odd.ifname = "net1".to_owned();
+    odd.steps = vec![plugin(Role::Plugin)];
+    plan.attachments.push(odd);
+    let leased = rig::lease(&engine, &plan);
+    let others = [StepRef(0, 1), StepRef(0, 2), StepRef(1, 0)].map(|at| (at, Output::Nothing));
+    let outputs = others.into_iter().chain([(StepRef(0, 0), leased)]).collect();
+    scene.maps.enter(2);
+    let attached = Attached { key: rig::key("b"), plan, outputs, netns_cookie: None, planned: None };
     engine.registry().insert(std::sync::Arc::new(attached));
-    for _ in 0..2 {
-        let lost = engine.del_known(&rig::key("b")).unwrap_err();
-        assert!(matches!(&lost, AttachError::RecordLost { container, .. } if container == "b"), "{lost}");
-        assert!(engine.registry().get(&rig::key("b")).is_some());
-    }
+    assert_eq!(scene.held(), (vec!["a".to_owned(), "b".to_owned()], vec![1, 2]));
+    let lost = engine.write_record_anew(&rig::key("b")).unwrap_err();
+    assert!(matches!(&lost, AttachError::RecordLost { container, .. } if container == "b"), "{lost}");
+    engine.del(&rig::request("DEL", "b")).unwrap();
+    assert_eq!((scene.held(), engine.registry().len()), (of_a(), 1));
+    assert!(!engine.has_record(&rig::key("b")));
 }
 
 /// The lock of its pool is another process's for longer than a DEL waits.

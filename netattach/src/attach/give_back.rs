@@ -8,7 +8,7 @@ use super::devices::Other;
 use super::identity::{self, Inside};
 use super::take_device::group_on_node;
 use super::{StepError, above, bus, left_programs};
-use crate::cni::identifier::check_ifname;
+use crate::cni::identifier::check_link_name;
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
@@ -357,7 +357,7 @@ fn restore_usual(
 /// must not keep the device by it, nor have the kernel choose the name and nobody find the device again.
 fn name_by_alias(host: &mut Handle, alias: &str) -> Result<String, StepError> {
     // The kernel puts a number for `%d`.
-    let is_name = check_ifname(alias).is_ok() && !alias.contains('%');
+    let is_name = check_link_name(alias).is_ok() && !alias.contains('%');
     if is_name && host.find_link(alias)?.is_none() {
         return Ok(alias.to_owned());
     }

@@ -9,6 +9,7 @@
 //! | `weight` | estimates the memory that an ADD takes, before it begins |
 //! | `intent`, `read_networks`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
+//! | `adopt` | what earlier agents have left |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
@@ -19,7 +20,7 @@
 //! | `sriov_cni` | the files by which sriov-cni knows which VF is whose |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey`, `leases` | how full pools of addresses are; leases by DHCP, taken and given back |
-//! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
+//! | `departed`, `drift`, `edited`, `lost_records` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
 //! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
@@ -27,6 +28,7 @@
 
 mod above;
 mod admit;
+mod adopt;
 mod announce_late;
 pub mod apply;
 mod bridges;
@@ -60,6 +62,7 @@ mod identity;
 mod intent;
 mod leases;
 mod left_programs;
+mod lost_records;
 mod made_before;
 mod multus_del;
 mod network_status;
@@ -87,6 +90,7 @@ mod vrf;
 mod weight;
 mod which_device;
 
+pub use adopt::Recovery;
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
 pub use departed::inhabited;
@@ -94,7 +98,7 @@ pub use devices::Devices;
 pub use drift::Drifted;
 pub use edited::WholeRecords;
 pub use enforcement::{Looked, Which};
-pub use engine::{Engine, Recovery};
+pub use engine::Engine;
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;
 pub use gc::{Census, Collected, Stale};

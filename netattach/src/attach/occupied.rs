@@ -525,7 +525,8 @@ mod tests {
             let steps = vec![Step::ClaimDevice(device.clone()), then];
             plan.attachments = vec![fixtures::attachment("sriov", steps)];
             let numbered = (0..).map(|number| StepRef(0, number)).zip(outputs);
-            Attached { key: rig::key(container), plan, outputs: numbered.collect(), netns_cookie: None }
+            let (key, outputs) = (rig::key(container), numbered.collect());
+            Attached { key, plan, outputs, netns_cookie: None, planned: None }
         };
         let occupied = Occupied::default();
         occupied.adopt(&vf("a", Step::MoveDevice, vec![claimed.clone(), moved]));

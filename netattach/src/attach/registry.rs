@@ -25,19 +25,23 @@ pub struct Attached {
     pub outputs: Outputs,
     /// The cookie of its namespace, if the record has it: see [`Netns::cookie`](crate::netns::Netns::cookie).
     pub netns_cookie: Option<u64>,
+    /// When its plan was made, in nanoseconds since the node's boot, if the record has it. A record that was written anew says
+    /// when that was.
+    pub planned: Option<u64>,
 }
 
 impl From<&Record> for Attached {
     fn from(record: &Record) -> Self {
         let (key, plan, outputs) = (record.key.clone(), record.plan.outline(), record.outputs.clone());
-        Self { key, plan, outputs, netns_cookie: record.netns_cookie }
+        Self { key, plan, outputs, netns_cookie: record.netns_cookie, planned: record.planned.since_boot }
     }
 }
 
 impl From<Record> for Attached {
     fn from(record: Record) -> Self {
-        let plan = record.plan.outline();
-        Self { plan, key: record.key, outputs: record.outputs, netns_cookie: record.netns_cookie }
+        let (plan, planned) = (record.plan.outline(), record.planned.since_boot);
+        let Record { key, outputs, netns_cookie, .. } = record;
+        Self { key, plan, outputs, netns_cookie, planned }
     }
 }
 
@@ -138,6 +142,12 @@ impl Registry {
     /// The attachments made while the sandbox of that record was live, whether it is still attached or not.
     pub fn dynamic_of(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
         self.lock().dynamic_of(key).cloned().collect()
+    }
+
+    /// Whether nothing else takes that with it: an attachment made while its sandbox was live goes with the sandbox, unless it
+    /// could not be detached then.
+    pub fn goes_by_itself(&self, attached: &Attached) -> bool {
+        attached.sandbox().is_none_or(|sandbox| self.get(&sandbox).is_none())
     }
 
     /// All sandboxes, by container and interface.
@@ -338,6 +348,20 @@ mod tests {
         registry.remove(&key, &attached.plan);
         registry.insert(Arc::clone(&attached));
         assert_eq!(registry.stays(&key), Some(attached));
+    }
+
+    #[test]
+    fn what_was_attached_to_a_live_sandbox_goes_with_it_as_long_as_that_is_there() {
+        let registry = Registry::new(3);
+        let sandbox = crate::attach::rig::attached("a", &serde_json::json!(null));
+        let mut live = Attached::clone(&sandbox);
+        live.key.ifname = "net1".to_owned();
+        live.plan.dynamic =
+            Some(crate::plan::Dynamic { sandbox: sandbox.key.ifname.clone(), by: String::new() });
+        registry.insert(Arc::clone(&sandbox));
+        assert_eq!([&*sandbox, &live].map(|it| registry.goes_by_itself(it)), [true, false]);
+        registry.remove(&sandbox.key, &sandbox.plan);
+        assert!(registry.goes_by_itself(&live));
     }
 
     #[test]

@@ -142,6 +142,7 @@ pub(crate) fn attached(container: &str, pod: &serde_json::Value) -> std::sync::A
         plan,
         outputs: Outputs::default(),
         netns_cookie: None,
+        planned: None,
     })
 }
 

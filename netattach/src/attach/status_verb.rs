@@ -93,7 +93,7 @@ impl Engine {
         let Some(enforcer) = &self.node.enforcer else { return (Vec::new(), Ok(())) };
         let among = match which {
             enforcement::Which::Share(_) => self.registry.all(),
-            // A DEL takes programs off itself.
+            // A DEL takes programs off itself. What others remove where it has failed is put back with its share.
             enforcement::Which::On(_) => self.registry.staying(),
         };
         enforcement::restore(enforcer.as_ref(), &among, (which, shares))

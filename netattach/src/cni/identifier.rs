@@ -28,13 +28,22 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
     Ok(identifier::check_network_name(name)?)
 }
 
-/// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with Unicode white
-/// space.
+/// Refuses the name of an interface that is to be made: as [`check_link_name`], and one with characters that stand for bytes of
+/// names which are no text (`netlink`).
 ///
 /// # Errors
 /// Code 4.
 pub fn check_ifname(name: &str) -> Result<(), CniError> {
     Ok(identifier::check_ifname(name)?)
+}
+
+/// Refuses the name of a link, which there may be or have been, that the kernel would refuse (`dev_valid_name` in
+/// `net/core/dev.c`), with Unicode white space.
+///
+/// # Errors
+/// Code 4.
+pub fn check_link_name(name: &str) -> Result<(), CniError> {
+    Ok(identifier::check_link_name(name)?)
 }
 
 #[cfg(test)]
@@ -101,5 +110,22 @@ mod tests {
             assert_eq!((error.code, error.msg.as_str()), (4, msg), "{name:?}");
         }
         assert_eq!(check_ifname("..."), Ok(()));
+    }
+
+    /// A link of that name has a byte in the place of the character.
+    #[test]
+    fn characters_that_stand_for_bytes_are_in_names_that_there_are_and_not_in_those_that_are_asked_for() {
+        for name in ["a\u{f780}", "\u{f7ff}", "ä\u{f7a0}b"] {
+            assert_eq!(check_link_name(name), Ok(()));
+            let error = check_ifname(name).unwrap_err();
+            assert_eq!(
+                (error.code, error.msg.as_str()),
+                (4, "interface name contains characters between U+F780 and U+F7FF")
+            );
+        }
+        for name in ["ä", "\u{f77f}", "\u{f800}"] {
+            assert_eq!(check_ifname(name), Ok(()), "{name:?}");
+        }
+        assert!(check_link_name("a/\u{f780}").is_err());
     }
 }

@@ -23,7 +23,7 @@ use std::time::Instant;
 use sha2::{Digest, Sha256};
 
 use crate::cni::CniResult;
-use crate::cni::identifier::check_ifname;
+use crate::cni::identifier::check_link_name;
 use crate::nat::without_agent::{PATIENCE, Pause, attachment_words, network_word};
 use crate::netlink::filter::{self, Change, Version, View};
 use crate::netlink::{self, Error, Family};
@@ -126,7 +126,7 @@ pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallE
         return Err(FirewallError::NoAddress(admit.ingress.word()));
     }
     let of_node = |listed: &&crate::cni::Interface| {
-        listed.sandbox.as_deref().unwrap_or_default().is_empty() && check_ifname(&listed.name).is_ok()
+        listed.sandbox.as_deref().unwrap_or_default().is_empty() && check_link_name(&listed.name).is_ok()
     };
     let bridge = result.interfaces.first().filter(of_node);
     let has_gateways = |listed: &&crate::cni::Interface| {

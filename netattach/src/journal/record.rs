@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::JournalError;
 use super::files::{Appended, Files};
 use super::format::{self, Content, Damage, Line, Read, Writer};
-use crate::cni::identifier::{check_container_id, check_ifname};
+use crate::cni::identifier::{check_container_id, check_link_name};
 use crate::moment::Moment;
 use crate::plan::Plan;
 use crate::step::{Claim, Home, Output, Outputs, Step, StepRef};
@@ -38,7 +38,7 @@ impl JournalKey {
         }
         // Both become part of a path.
         check_container_id(&self.container_id).map_err(JournalError::Key)?;
-        check_ifname(&self.ifname).map_err(JournalError::Key)?;
+        check_link_name(&self.ifname).map_err(JournalError::Key)?;
         // `@` cannot be part of a container id.
         Ok(format!("{}@{}{}", self.container_id, self.ifname, Self::SUFFIX))
     }

@@ -265,7 +265,7 @@ impl Queue {
             Outcome::Written(version) => {
                 if is_newest {
                     self.answer_newer(&write.name);
-                } else if let Some(wanted) = self.wanted.get_mut(&write.name) {
+                } else if let Some(wanted) = self.wanted_of(&write) {
                     wanted.failing = None;
                 }
                 let last = Last { uid: write.uid, status: write.status, version: *version, at: now };
@@ -275,6 +275,8 @@ impl Queue {
             Outcome::Gone(why) => {
                 if is_newest {
                     self.answer_newer(&write.name);
+                } else if let Some(wanted) = self.wanted_of(&write) {
+                    wanted.failing = None;
                 }
                 self.written.remove(&write.name);
                 tell(waiters, &Err(why.clone()));
@@ -283,13 +285,22 @@ impl Queue {
                 if *maybe_written {
                     self.written.insert(write.name.clone(), None);
                 }
-                if let Some(wanted) = self.wanted.get_mut(&write.name) {
-                    wanted.failing.get_or_insert_with(|| (now, String::new())).1.clone_from(why);
-                    wanted.due = now + wanted.backoff.next().max(*pause);
-                    wanted.waiters.extend(waiters);
+                match self.wanted_of(&write) {
+                    Some(wanted) => {
+                        wanted.failing.get_or_insert_with(|| (now, String::new())).1.clone_from(why);
+                        wanted.due = now + wanted.backoff.next().max(*pause);
+                        wanted.waiters.extend(waiters);
+                    }
+                    // It is not tried again: its name is another pod's by now.
+                    None => tell(waiters, &Err(why.clone())),
                 }
             }
         }
+    }
+
+    /// What is still to be written of the pod of a write, and of none that has its name by now.
+    fn wanted_of(&mut self, write: &Write) -> Option<&mut Wanted> {
+        self.wanted.get_mut(&write.name).filter(|wanted| wanted.uid == write.uid)
     }
 
     fn answer_newer(&mut self, name: &ObjectName) {

@@ -190,6 +190,34 @@ fn a_failure_is_that_of_its_pod_and_goes_with_it() {
 }
 
 #[test]
+fn what_a_write_of_an_earlier_pod_has_come_to_is_not_its_successors() {
+    let (now, pod, successor) = (Instant::now(), shown("1", None, false), shown("2", None, false));
+    let second = Duration::from_secs(1);
+    let mut queue = Queue::default();
+    let (waiter, told) = channel();
+    queue.put(name(), Some("1".to_owned()), attached("[1]"), Some(waiter), now);
+    let first = queue.next(now, |_| Some(&pod)).unwrap();
+    let (waiter, told_successor) = channel();
+    queue.put(name(), Some("2".to_owned()), attached("[2]"), Some(waiter), now);
+    queue.done(first, &failed("429", 60 * second, false), now);
+    assert_eq!(told.try_recv(), Ok(Err("429".to_owned())));
+    assert_eq!((queue.failing(), queue.due()), (None, Some(now)), "its pause is none of the successor's");
+    let second_write = queue.next(now, |_| Some(&successor)).unwrap();
+    assert_eq!((second_write.uid.as_deref(), &second_write.status), (Some("2"), &attached("[2]")));
+    queue.done(second_write, &Outcome::Written(None), now);
+    assert_eq!(told_successor.try_recv(), Ok(Ok(())));
+    // The server answers about the pod: what kept an earlier write from it does not keep the next.
+    put(&mut queue, attached("[1]"), now);
+    let write = queue.next(now, |_| Some(&pod)).unwrap();
+    queue.done(write, &failed("503", Duration::ZERO, false), now);
+    let again = queue.next(now + second, |_| Some(&pod)).unwrap();
+    put(&mut queue, attached("[3]"), now + second);
+    assert_eq!(queue.failing(), Some((1, now, "503")));
+    queue.done(again, &Outcome::Gone("404".to_owned()), now + second);
+    assert_eq!(queue.failing(), None);
+}
+
+#[test]
 fn what_another_has_changed_is_written_again_once_the_watch_has_shown_it() {
     let (now, bare) = (Instant::now(), shown("1", None, false));
     let (mine, other) = (shown("1", Some("[1]"), false), shown("1", Some("[7]"), false));

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::bridge_vlans::Vlans;
 use super::translation::Reach;
-use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
+use super::{Driver, PlanError, Request, Wanted, check_mtu, check_new_name};
 use crate::cni;
 use crate::cni::json::null_is_default;
 use crate::ipam::Kind;
@@ -86,7 +86,7 @@ impl Driver for Bridge {
             return Err(PlanError::Value { key: "macspoofchk", reason });
         }
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
-        check_link_name("bridge", &name)?;
+        check_new_name("bridge", &name)?;
         let mtu = check_mtu(config.mtu)?;
         let key = match (config.is_gateway, config.is_default_gateway) {
             (true, _) => Some("isGateway"),

@@ -39,7 +39,7 @@ use sha2::{Digest, Sha256};
 
 use crate::budget::{self, Exceeded};
 use crate::cni::json::{KeyError, read_object};
-use crate::cni::{CniArgs, CniError, Dns, code};
+use crate::cni::{CniArgs, CniError, Dns, code, identifier};
 use crate::error_chain::Chain;
 use crate::ipam;
 use crate::mac::Mac;
@@ -535,10 +535,18 @@ pub fn is_host_name(name: &str) -> bool {
     name.strip_prefix("na").is_some_and(|digits| digits.len() == 13 && digits.bytes().all(is_digit))
 }
 
-/// Returns a valid link name unchanged.
+/// Refuses what is no name of a link that there may be.
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
-    crate::cni::identifier::check_ifname(name)
-        .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
+    named(key, name, identifier::check_link_name(name))
+}
+
+/// Refuses what is no name for a link that is made if it is not there.
+fn check_new_name(key: &'static str, name: &str) -> Result<(), PlanError> {
+    named(key, name, identifier::check_ifname(name))
+}
+
+fn named(key: &'static str, name: &str, checked: Result<(), CniError>) -> Result<(), PlanError> {
+    checked.map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
 }
 
 /// The limits that a value of the key `bandwidth` has, each rate with its burst. A rate or burst of 0 is none.

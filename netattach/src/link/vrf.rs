@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-use super::{PlanError, Request, check_link_name};
+use super::{PlanError, Request, check_new_name};
 use crate::spec::Vrf;
 
 /// The plugin type.
@@ -32,7 +32,7 @@ pub fn parse(request: &Request<'_>) -> Result<Vrf, PlanError> {
     let Some(name) = vrfname.filter(|name| !name.is_empty()) else {
         return wrong(NAME, "missing; name the VRF".into());
     };
-    check_link_name(NAME, &name)?;
+    check_new_name(NAME, &name)?;
     if name == request.ifname || name == "lo" {
         return wrong(NAME, format!("{name:?} is another interface of the pod"));
     }

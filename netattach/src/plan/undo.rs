@@ -5,10 +5,10 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use super::{AttachmentPlan, Sandbox};
+use super::{AttachmentPlan, Plan, Sandbox};
 use crate::ipam::{self, Owner};
 use crate::spec::{self, Properties, VrfPort};
-use crate::step::{Claim, Delegate, HostAccess, Output, Role, SourceRouting, Step};
+use crate::step::{Claim, Delegate, HostAccess, Output, Outputs, Role, SourceRouting, Step, StepRef};
 
 /// The action that undoes a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -236,6 +236,32 @@ pub fn inverse<'a>(
     })
 }
 
+/// A plan without what calls other plugins, and what its other steps have come to: all of a sandbox that can be taken back when
+/// the configurations of these plugins are lost.
+pub fn without_plugins(plan: &Plan, outputs: &Outputs) -> (Plan, Outputs) {
+    // Attachments keep their positions, steps move up.
+    let moved = |at: StepRef| {
+        let attachment = plan.attachments.get(usize::from(at.0));
+        let steps = attachment.map(|it| it.steps.as_slice()).unwrap_or_default();
+        let before = steps.iter().take(usize::from(at.1)).filter(|step| calls_none(step)).count();
+        // No more than the position before, which has 16 bits.
+        StepRef(at.0, before as u16)
+    };
+    let own = plan.steps().filter(|(_, _, step)| calls_none(step));
+    let of_own = own.filter_map(|(at, _, _)| Some((moved(at), outputs.get(&at)?.clone()))).collect();
+    let mut rest = plan.clone();
+    for attachment in &mut rest.attachments {
+        attachment.steps.retain(calls_none);
+        attachment.yields_to = attachment.yields_to.map(moved);
+    }
+    (rest, of_own)
+}
+
+/// Whether a step calls no other plugin.
+fn calls_none(step: &Step) -> bool {
+    !matches!(step, Step::Delegate(_))
+}
+
 /// The IPAM plugin that a plugin calls, to be called directly instead: with the plugin's own configuration, as the
 /// specification's section on delegated plugins requires.
 pub fn address_management(plugin: &Delegate) -> Option<Delegate> {
@@ -269,6 +295,33 @@ mod tests {
             undone.stage()
         };
         assert_eq!([made, Step::Delegate(delegate)].map(stage), [Stage::Holdings, Stage::Plugins]);
+    }
+
+    #[test]
+    fn without_other_plugins_each_step_keeps_what_it_has_come_to() {
+        let delegate =
+            |role| Step::Delegate(Delegate { plugin: "other".into(), config: serde_json::Map::new(), role });
+        let routes = Step::MoveDefaultRoutes { gateways: Vec::new(), keep: None };
+        let first = vec![Step::EnsureForwarding, delegate(Role::Ipam), Step::RouteToPod];
+        let mut attachments =
+            [first, vec![delegate(Role::Plugin)], vec![delegate(Role::Plugin), routes.clone()]]
+                .map(|steps| fixtures::attachment("any", steps));
+        attachments[0].yields_to = Some(StepRef(2, 1));
+        let plan = Plan { sandbox: fixtures::sandbox("a"), attachments: attachments.into(), dynamic: None };
+        let kept = Output::SourceRouting { interfaces: Vec::new() };
+        let outputs = [
+            (StepRef(0, 0), Output::Nothing),
+            (StepRef(0, 1), kept.clone()),
+            (StepRef(0, 2), kept.clone()),
+            (StepRef(2, 1), Output::Nothing),
+        ];
+        let (rest, of_rest) = without_plugins(&plan, &outputs.into_iter().collect());
+        let steps: Vec<&[Step]> = rest.attachments.iter().map(|it| it.steps.as_slice()).collect();
+        assert_eq!(steps, [&[Step::EnsureForwarding, Step::RouteToPod][..], &[], &[routes]]);
+        assert_eq!(rest.attachments[0].yields_to, Some(StepRef(2, 0)));
+        let expected =
+            [(StepRef(0, 0), Output::Nothing), (StepRef(0, 1), kept), (StepRef(2, 0), Output::Nothing)];
+        assert_eq!(of_rest, expected.into_iter().collect());
     }
 
     #[test]

@@ -126,6 +126,11 @@ fn what_means_nothing_is_refused_with_its_key() {
         ),
         (
             "bridge",
+            json!({"bridge": "br\u{f7ff}"}),
+            "key bridge: \"br\\u{f7ff}\": interface name contains characters between U+F780 and U+F7FF",
+        ),
+        (
+            "bridge",
             json!({"isGateway": "yes"}),
             "key isGateway: invalid type: string \"yes\", expected a boolean",
         ),

@@ -1,0 +1,325 @@
+//! What an agent makes of the records that an earlier one has left: sandboxes that are attached go on, the rest is rolled back.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::enforcement::guards;
+use super::engine::{Engine, is_whole, leased_from};
+use super::registry::Attached;
+use super::{AttachError, admit, representor, translation};
+use crate::enforce::attachment::EnforcedAttachment;
+use crate::error_chain::Chain;
+use crate::ipam::{Patience, Pool};
+use crate::journal::{JournalKey, Loaded, Record, RecordState};
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::plan::{self, AttachmentPlan};
+use crate::step::Step;
+use crate::waits;
+
+/// Age, since it was planned, of a record whose addresses have been announced: longer than the slowest ADD (plugins have up to
+/// 600 s) and the kubelet's longest pause before it starts an agent again (300 s) take.
+const YOUNG: Duration = Duration::from_secs(900);
+
+/// The state found at start.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// Attached sandboxes that were adopted unchanged.
+    pub adopted: usize,
+    /// Records to roll back: of sandboxes that are half attached or half detached, or of an earlier boot.
+    pub unfinished: Vec<JournalKey>,
+    /// Attached records that are so young that an earlier agent may have ended before it announced their addresses.
+    pub young: Vec<JournalKey>,
+    /// Records that could not be recovered and are kept, with what is wrong with each.
+    pub left_alone: Vec<(JournalKey, String)>,
+    /// Errors of the dataplane with what it was to take over.
+    pub unenforced: Vec<String>,
+    /// Errors of damaged records whose sandboxes were adopted unchanged.
+    pub damaged: Vec<String>,
+}
+
+impl Recovery {
+    /// Whether everything was taken over, but for what is rolled back.
+    pub fn is_whole(&self) -> bool {
+        self.left_alone.is_empty() && self.unenforced.is_empty()
+    }
+
+    /// Returns whether `outcome` is a success; a failure is kept with the record's name.
+    fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
+        let Err(error) = outcome else { return true };
+        let problem = Chain(&error).to_string();
+        self.left_alone.push((key.clone(), problem));
+        false
+    }
+}
+
+impl Engine {
+    /// Compares the journal with the machine after a start: complete sandboxes are adopted. The others stay
+    /// registered with the dataplane if they were, so that their remaining interfaces stay enforced until
+    /// [`Engine::finish`] has rolled them back.
+    ///
+    /// # Errors
+    /// The journal cannot be listed.
+    pub fn adopt(&self) -> Result<Recovery, AttachError> {
+        let mut recovery = Recovery::default();
+        let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
+        let mut torn = Vec::new();
+        let mut pools = BTreeSet::new();
+        let mut is_all_known = true;
+        self.journal.remove_unfinished()?;
+        let enforcer = self.node.enforcer.as_ref();
+        let recorded: BTreeSet<u32> =
+            enforcer.map(|it| it.recorded()).unwrap_or_default().into_iter().collect();
+        for key in self.journal.keys()? {
+            match self.journal.load(&key) {
+                Ok(Loaded::Absent) => {}
+                // A torn record can only be judged when the owners of all other resources are known.
+                Ok(Loaded::Torn { earlier_boot }) => torn.push((key, earlier_boot)),
+                Ok(Loaded::Whole(record)) => {
+                    if !record.is_of_earlier_boot() {
+                        self.node.devices.adopt(&record);
+                    }
+                    pools.extend(leased_from(&record.plan));
+                    let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
+                    // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
+                    // have them.
+                    let is_left = outcome.is_err();
+                    let had_begun = !is_whole(&record) && may_have_addresses(&record, &recorded);
+                    unfinished.extend((is_left || had_begun).then(|| Attached::from(&*record)));
+                    is_all_known &= recovery.note(&key, outcome);
+                }
+                Err(error) => is_all_known &= recovery.note(&key, Err(error.into())),
+            }
+        }
+        let by_earlier_boot = torn.iter().filter(|(_, earlier_boot)| *earlier_boot);
+        self.journal.keep_torn(by_earlier_boot.map(|(key, _)| key));
+        self.note_boot();
+        unfinished.iter().for_each(|attached| self.node.occupied.adopt(attached));
+        for (key, earlier_boot) in torn {
+            let outcome = if earlier_boot { Ok(()) } else { self.check_torn(&key, None) };
+            let may_go = recovery.note(&key, outcome);
+            is_all_known &= may_go;
+            recovery.unfinished.extend(may_go.then_some(key));
+        }
+        if is_all_known {
+            self.forget_pools(&pools);
+        }
+        if let Some(nat) = &self.node.nat
+            && let Err(error) = nat.begin(is_all_known)
+        {
+            // It is tried again once a second; pods keep what an earlier agent gave them.
+            tracing::error!(error = %Chain(&error), "translation of addresses not taken over");
+        }
+        if let Some(firewall) = &self.node.firewall
+            && let Err(error) = firewall.begin(is_all_known)
+        {
+            // As above.
+            tracing::error!(error = %Chain(&error), "forwarding for pods not taken over");
+        }
+        if let Some(enforcer) = &self.node.enforcer {
+            // An unreadable record may belong to a live attachment: no entry is a stray then, and no number in the
+            // maps is free.
+            if !is_all_known {
+                self.registry.hold_numbers(recorded);
+            }
+            // The claims of all records are known now. A representor is that of whoever claimed its VF last: a record whose DEL
+            // is still to come would have its programs judge by an attachment that has ended.
+            guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
+            for error in enforcer.adopt(&guarded, is_all_known) {
+                recovery.unenforced.push(Chain(&error).to_string());
+            }
+            if is_all_known && let Err(error) = representor::sweep(&self.node) {
+                tracing::error!(error = %Chain(&error), "representors not looked at for programs that no record knows");
+            }
+        }
+        Ok(recovery)
+    }
+
+    /// Adopts the sandbox of a record, or marks the record to be rolled back. A damaged record of this boot may
+    /// belong to a live sandbox: it is adopted if all its attachments are known, and left alone otherwise.
+    fn adopt_record(
+        &self,
+        record: &Record,
+        recorded: &BTreeSet<u32>,
+        recovery: &mut Recovery,
+        guarded: &mut Vec<EnforcedAttachment>,
+    ) -> Result<(), AttachError> {
+        // Its numbers stay reserved until it is rolled back.
+        self.registry.hold(&record.plan);
+        let goes_on = is_whole(record);
+        let begun = known_ids(record, recorded);
+        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
+        if let Some(firewall) = &self.node.firewall {
+            // A damaged record may be a live sandbox's.
+            let has_all = goes_on || record.check_whole().is_err();
+            admit::adopt(firewall, record, has_all, &is_begun);
+        }
+        let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
+        if !keeps_numbers {
+            record.check_whole()?;
+        }
+        let of_record = guards(&record.plan, &record.outputs, record.netns_cookie);
+        let of_record = of_record.filter(|(of, _)| is_begun(of));
+        guarded.extend(of_record.map(|(_, guarded)| guarded));
+        if goes_on {
+            let attached = Attached::from(record);
+            self.node.occupied.adopt(&attached);
+            if let Some(nat) = &self.node.nat {
+                translation::adopt(nat, record);
+            }
+            self.registry.insert(Arc::new(attached));
+            recovery.adopted += 1;
+            recovery
+                .young
+                .extend(record.planned.is_within(YOUNG, &self.journal.now()).then(|| record.key.clone()));
+            recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
+        } else {
+            if let Some(nat) = &self.node.nat {
+                translation::guard(nat, record);
+            }
+            recovery.unfinished.push(record.key.clone());
+        }
+        Ok(())
+    }
+
+    /// Notes that [`Engine::adopt`] has seen what an earlier boot left: no record that is torn from now on is of that one. Call
+    /// this again when there may be room for it.
+    pub fn note_boot(&self) {
+        if let Err(error) = self.journal.note_boot() {
+            tracing::warn!(error = %Chain(&error), "boot not noted: the next start may keep what an earlier boot has torn");
+        }
+    }
+
+    /// Rolls back a record that an earlier agent left unfinished, and returns whether there was one. The caller holds
+    /// the container's turn.
+    ///
+    /// # Errors
+    /// The inverses that failed. The record is kept, and DEL may be repeated.
+    pub fn finish(&self, key: &JournalKey) -> Result<bool, AttachError> {
+        match self.journal.load(key)? {
+            Loaded::Absent => Ok(false),
+            Loaded::Torn { earlier_boot } => self.clear_torn(key, earlier_boot, None).map(|()| true),
+            Loaded::Whole(record) if is_whole(&record) => Ok(false),
+            Loaded::Whole(record) => self.roll_back(*record).map(|()| true),
+        }
+    }
+
+    /// Cleans up after a record whose plan was never completely written: releases the leases that the container may
+    /// hold after a power failure. Leases of interfaces with other records of the container are kept.
+    pub(super) fn clear_torn(
+        &self,
+        key: &JournalKey,
+        earlier_boot: bool,
+        netns: Option<&Netns>,
+    ) -> Result<(), AttachError> {
+        if !earlier_boot {
+            self.check_torn(key, netns)?;
+        }
+        let keep = self.interfaces_beside(key)?;
+        for pool in self.journal.pools() {
+            let release = || self.node.leases.release_container(&pool, &key.container_id, &keep);
+            waits::at_pool(Some(pool.clone()), release).map_err(AttachError::TornLease)?;
+        }
+        self.journal.discard(key)?;
+        Ok(())
+    }
+
+    /// Interfaces in the other records of the container.
+    fn interfaces_beside(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
+        let mut keep = Vec::new();
+        for other in self
+            .journal
+            .keys()?
+            .iter()
+            .filter(|other| other.container_id == key.container_id && *other != key)
+        {
+            if let Loaded::Whole(record) = self.journal.load(other)? {
+                keep.extend(record.plan.attachments.iter().map(|attachment| attachment.ifname.clone()));
+            }
+        }
+        Ok(keep)
+    }
+
+    /// A record of this boot without a plan means that no step began. An address or a link of the sandbox shows that
+    /// the record has lost its plan.
+    ///
+    /// # Errors
+    /// `JournalError::Damaged`, with the trace that was found; or the sandbox could not be examined.
+    fn check_torn(&self, key: &JournalKey, netns: Option<&Netns>) -> Result<(), AttachError> {
+        match self.trace_of(key, &self.interfaces_beside(key)?, netns)? {
+            Some(what) => Err(self.journal.emptied(key, what).into()),
+            None => Ok(()),
+        }
+    }
+
+    fn trace_of(
+        &self,
+        key: &JournalKey,
+        keep: &[String],
+        netns: Option<&Netns>,
+    ) -> Result<Option<String>, AttachError> {
+        for pool in self.journal.pools() {
+            let held = || self.node.leases.held(&pool, &key.container_id, keep);
+            let held = waits::at_pool(Some(pool.clone()), held);
+            if let Some(address) = held.map_err(AttachError::TornLease)?.first() {
+                return Ok(Some(format!("it has no plan, but its container holds address {address}")));
+            }
+        }
+        let group = plan::link_group(&key.container_id, &key.ifname);
+        let mut handles = vec![Handle::open().map_err(|error| AttachError::Open(error.into()))?];
+        if let Some(netns) = netns {
+            handles.push(Handle::open_in(netns)?);
+        }
+        for mut handle in handles {
+            let links = match handle.links() {
+                // What its pod has made is not all read. A link that is in the pod alone goes with it.
+                Err(error) if error.is_too_many() => continue,
+                links => links.map_err(|error| AttachError::Open(error.into()))?,
+            };
+            if let Some(link) = links.iter().find(|link| link.group == group) {
+                return Ok(Some(format!("it has no plan, but its link {} exists", link.name)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.
+    fn forget_pools(&self, named: &BTreeSet<Pool>) {
+        // One that cannot be looked at may have some.
+        let is_empty = |pool: &Pool| {
+            self.node.leases.holders(pool, Patience::Look).is_ok_and(|holders| holders.is_empty())
+        };
+        match self.journal.keep_pools(|pool| named.contains(pool) || !is_empty(pool)) {
+            Ok(0) => {}
+            Ok(forgotten) => {
+                tracing::info!(forgotten, "pools in which nobody has an address are not looked at any more")
+            }
+            Err(error) => tracing::warn!(error = %Chain(&error), "unused pools not forgotten"),
+        }
+    }
+}
+
+/// The numbers of a record whose steps may have had an effect in the dataplane. Devices of an earlier boot belong to others by
+/// now.
+fn begun_ids(record: &Record) -> impl Iterator<Item = u32> {
+    let of_this_boot = !record.is_of_earlier_boot();
+    let begun = record.plan.steps().filter(move |(at, ..)| of_this_boot && record.has_begun(*at));
+    begun.filter_map(|(_, _, step)| match step {
+        Step::Protect(protect) => Some(protect.id),
+        _ => None,
+    })
+}
+
+/// The numbers of a record to register with the dataplane. One that is not attached and whose number is not `recorded` may have
+/// lost its addresses to others: an agent may have ended while it was being rolled back.
+fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let is_there = |id: &u32| record.state == RecordState::Attached || recorded.contains(id);
+    begun_ids(record).filter(is_there).collect()
+}
+
+/// Whether a record that is to be rolled back may still have its addresses.
+fn may_have_addresses(record: &Record, recorded: &BTreeSet<u32>) -> bool {
+    let is_there = |id: u32| record.state != RecordState::Removing || recorded.contains(&id);
+    begun_ids(record).any(is_there)
+}
