@@ -184,6 +184,13 @@ pub const fn is_routers_igmp(message: u8) -> bool {
     matches!(message, 0x11 | 0x30)
 }
 
+/// Types of ICMP messages (RFC 792, RFC 1256) that only routers send: redirect and router advertisement. A packet that is no
+/// message of ICMP has type 0 ([`Packet::icmp_type`](crate::parse::Packet::icmp_type)).
+#[inline(always)]
+pub const fn is_routers_icmp(message: u8) -> bool {
+    matches!(message, 5 | 9)
+}
+
 /// Whether a message may have an unspecified source: those sent by hosts before they have an address (RFC 4862, 5.4;
 /// RFC 3590).
 #[inline(always)]

@@ -68,6 +68,12 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
             ("a report to one", listener(131), "egress-port"),
             ("an IGMP query", towards(link.v4().hop_limit(1).payload(2, &[0x11; 12])), "router-message"),
             (
+                "a router advertisement, IPv4",
+                towards(link.v4().hop_limit(1).icmp(9, &[0x41; 12])),
+                "router-message",
+            ),
+            ("a redirect, IPv4", towards(link.v4().icmp(5, &[0x42; 32])), "router-message"),
+            (
                 "segment routing",
                 towards(link.v6().extension(43, &[0, 4, 1, 0, 0, 0, 0]).udp(1011, ALLOWED)),
                 "source-route",
