@@ -375,13 +375,19 @@ impl Enforce for Enforcer {
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
-        self.flows.purge(self.dataplane.attachments().leave(id)?)?;
+        let gone = self.dataplane.attachments().leave(id)?;
+        self.flows.purge(gone.iter().copied())?;
         let nothing_in_pod = self.lock().end(id);
         if !nothing_in_pod {
             self.programs.detach_in_pod(id)?;
         }
         self.programs.detach(id)?;
-        self.lock().leave(id, self.sources(), &self.kernel())
+        let left = self.lock().leave(id, self.sources(), &self.kernel());
+        if self.defaults.keep_established {
+            // Until others' policies had changed, what they sent to its addresses entered flows anew, which would be kept.
+            self.flows.purge(gone)?;
+        }
+        left
     }
 
     fn leave_device(&self, id: u32) -> Result<(), EnforceError> {

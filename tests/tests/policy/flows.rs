@@ -3,7 +3,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use netattach::mac::Mac;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
@@ -182,6 +184,59 @@ fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
     drop((echo, connection));
     node.del(&server).success();
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
+
+/// Whoever goes on sending while a pod goes has no flow, kept or not, to the next pod with its address.
+#[test]
+fn a_kept_flow_does_not_outlive_the_pod_that_it_leads_to() {
+    let mut node = Node::new(&[]).unwrap();
+    node.set("establishedOnChange", json!("keep"));
+    let storage = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"ips": true},
+                         "ipam": node.host_local(&["10.51.0.0/24"])});
+    node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
+    let names = ["receiver", "successor", "sender"];
+    for (name, address) in names.into_iter().zip(["10.51.0.2/24", "10.51.0.2/24", "10.51.0.3/24"]) {
+        let asked = json!([{"name": "storage", "ips": [address]}]);
+        node.write(name, &pod(name, &json!({"app": name}), &asked)).unwrap();
+    }
+    let to_receivers = json!({"podSelector": {"matchLabels": {"app": "sender"}}, "policyTypes": ["Egress"],
+                              "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "receiver"}}}]}]});
+    node.write("to-receivers", &policy("to-receivers", "storage", &to_receivers)).unwrap();
+    node.start().unwrap();
+    let [receiver, successor, sender] = names.map(|name| Pod::new(name).unwrap());
+    node.add(&receiver).success();
+    node.add(&sender).success();
+    let listen = |pod: &Pod| {
+        let socket = pod.namespace.run(|| UdpSocket::bind("0.0.0.0:9").unwrap());
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let heard = listen(&receiver);
+    let socket = sender.namespace.run(|| UdpSocket::bind("10.51.0.3:4000").unwrap());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            let began = Instant::now();
+            while !is_over.load(Ordering::Relaxed) && began.elapsed() < 10 * PATIENCE {
+                // Refused ones are no failure of the test.
+                let _ = socket.send_to(b"x", at(9));
+            }
+        });
+        heard.recv(&mut [0]).unwrap();
+        node.del(&receiver).success();
+        node.add(&successor).success();
+        let heard = listen(&successor);
+        heard.set_read_timeout(Some(SILENCE)).unwrap();
+        let came = heard.recv(&mut [0]);
+        is_over.store(true, Ordering::Relaxed);
+        sending.join().unwrap();
+        assert!(came.is_err(), "a datagram has come to the next pod");
+    });
+    drop(heard);
+    for pod in [&successor, &sender] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&receiver, &successor, &sender]).unwrap().assert_nothing_is_left();
 }
 
 /// A flood from a pod, and one against a pod, on a node where only the table itself keeps a connection: packets of
