@@ -106,10 +106,15 @@ impl Message<'_> {
     #[inline(always)]
     pub fn options_at(&self) -> Option<u32> {
         use icmpv6::*;
-        // Messages that set their own length, or that only routers send, which pods are not.
+        let [first, second, third, fourth] = self.flags;
+        let reserved = first | second | third | fourth | self.code;
+        // Messages without options of this kind, or that only routers send, which pods are not.
         let free = match self.kind {
-            LISTENER_QUERY | LISTENER_REPORT_2 => is_multicast(self.destination),
-            LISTENER_REPORT | LISTENER_DONE => is_multicast(self.destination) && self.length == 24,
+            LISTENER_QUERY => is_multicast(self.destination) && self.code == 0 && is_query(self.length),
+            LISTENER_REPORT | LISTENER_DONE => {
+                is_multicast(self.destination) && self.length == 24 && reserved == 0
+            }
+            LISTENER_REPORT_2 => self.is_report(),
             ROUTER_ADVERTISEMENT | REDIRECT => is_link_local(self.source),
             _ => false,
         };
@@ -123,12 +128,21 @@ impl Message<'_> {
             _ => return None,
         };
         // An advertisement has three flags (RFC 4861, 4.4).
-        let [first, second, third, fourth] = self.flags;
         let first = if self.kind == NEIGHBOUR_ADVERTISEMENT { first & 0x1f } else { first };
         let reserved = first | second | third | fourth | self.code;
         let options = self.length.wrapping_sub(begin);
         let whole = options.is_multiple_of(8) && options <= Self::OPTIONS * 8;
         (meant && reserved == 0 && whole).then_some(begin)
+    }
+
+    /// Whether a version 2 report has as many records as it says and nothing else (RFC 3810, 5.2): each names a group, and neither
+    /// sources, which only source-specific multicast has, nor auxiliary data, which nothing has.
+    #[inline(always)]
+    fn is_report(&self) -> bool {
+        let [first, second, high, low] = self.flags;
+        let records = u32::from(u16::from_be_bytes([high, low]));
+        let is_to_routers = self.destination.halves() == [0xff02 << 48, 0x16];
+        is_to_routers && self.code | first | second == 0 && self.length == 8 + 20 * records
     }
 
     /// Whether an option is allowed in the message: a link-layer address (RFC 4861, 4.6.1), or the nonce of duplicate
@@ -179,9 +193,23 @@ pub const fn is_infrastructure(destination: &Mac, ethertype: u16) -> bool {
     standard || proprietary || spoken
 }
 
+/// Whether a listener query may have this length in bytes: that of version 1, or of version 2 with any number of sources (RFC
+/// 3810, 5.1).
+#[inline(always)]
+fn is_query(length: u32) -> bool {
+    length == 24 || length >= 28 && (length - 28).is_multiple_of(16)
+}
+
 /// Types of IGMP messages (RFC 3376, RFC 4286) that only routers send.
 pub const fn is_routers_igmp(message: u8) -> bool {
     matches!(message, 0x11 | 0x30)
+}
+
+/// Types of ICMP messages (RFC 792, RFC 1256) that only routers send: redirect and router advertisement. A packet that is no
+/// message of ICMP has type 0 ([`Packet::icmp_type`](crate::parse::Packet::icmp_type)).
+#[inline(always)]
+pub const fn is_routers_icmp(message: u8) -> bool {
+    matches!(message, 5 | 9)
 }
 
 /// Whether a message may have an unspecified source: those sent by hosts before they have an address (RFC 4862, 5.4;
@@ -275,6 +303,8 @@ mod tests {
         let advertisement =
             |flags, length| (NEIGHBOUR_ADVERTISEMENT, flags, length, "fd00::1", "fd00::2", "fd00::1");
         let listener = |kind, destination, length| (kind, [0; 4], length, "fe80::1", destination, "::");
+        let report =
+            |flags, destination, length| (LISTENER_REPORT_2, flags, length, "fe80::1", destination, "::");
         for ((kind, flags, length, source, destination, target), expected) in [
             (solicitation("fd00::2", 24), Some(24)),
             (solicitation("ff02::1:ff00:2", 40), Some(24)),
@@ -293,12 +323,25 @@ mod tests {
             (from_router(ROUTER_ADVERTISEMENT, 200), Some(200)),
             (from_router(REDIRECT, 200), Some(200)),
             ((REDIRECT, [0; 4], 200, "fd00::1", "ff02::1", "::"), None),
+            (listener(LISTENER_QUERY, "ff02::1", 24), Some(24)),
             (listener(LISTENER_QUERY, "ff02::1", 28), Some(28)),
+            (listener(LISTENER_QUERY, "ff0e::77", 60), Some(60)),
+            (listener(LISTENER_QUERY, "ff02::1", 12), None),
+            (listener(LISTENER_QUERY, "ff02::1", 43), None),
             (listener(LISTENER_REPORT, "ff0e::77", 24), Some(24)),
             (listener(LISTENER_REPORT, "ff0e::77", 25), None),
             (listener(LISTENER_DONE, "ff02::2", 24), Some(24)),
-            (listener(LISTENER_REPORT_2, "ff02::16", 128), Some(128)),
-            (listener(LISTENER_REPORT_2, "fe80::2", 128), None),
+            ((LISTENER_REPORT, [0, 1, 0, 0], 24, "fe80::1", "ff0e::77", "::"), None),
+            (report([0; 4], "ff02::16", 8), Some(8)),
+            (report([0, 0, 0, 6], "ff02::16", 128), Some(128)),
+            (report([0, 0, 1, 0], "ff02::16", 8 + 20 * 256), Some(8 + 20 * 256)),
+            (report([0, 0, 0, 6], "ff02::16", 144), None),
+            (report([0, 0, 0, 6], "ff02::16", 127), None),
+            (report([0; 4], "ff02::16", 1400), None),
+            (report([0, 1, 0, 6], "ff02::16", 128), None),
+            (report([0, 0, 0, 6], "ff02::1", 128), None),
+            (report([0, 0, 0, 6], "ff0e::16", 128), None),
+            (report([0, 0, 0, 6], "fe80::2", 128), None),
             (listener(ECHO_REQUEST, "fe80::2", 8), None),
         ] {
             let (source, destination, target) = (&ip(source), &ip(destination), &ip(target));
@@ -347,6 +390,17 @@ mod tests {
         assert_eq!(message(NEIGHBOUR_SOLICITATION, 0, 24), Some(24));
         assert_eq!(message(NEIGHBOUR_SOLICITATION, 1, 24), None);
         assert_eq!(message(ROUTER_SOLICITATION, 1, 8), None);
+        let (all_routers, group) = (&ip("ff02::16"), &ip("ff0e::77"));
+        for (kind, destination, length) in
+            [(LISTENER_REPORT_2, all_routers, 8), (LISTENER_REPORT, group, 24), (LISTENER_QUERY, group, 24)]
+        {
+            let found = [0, 1].map(|code| {
+                let flags = [0; 4];
+                Message { kind, code, flags, length, source: address, destination, target: address }
+                    .options_at()
+            });
+            assert_eq!(found, [Some(length), None], "{kind}");
+        }
     }
 
     #[test]

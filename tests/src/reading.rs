@@ -232,8 +232,22 @@ impl Reading {
         }
         let kind = self.payload[0];
         match kind {
-            130 | 143 => destination.is_multicast(),
-            131 | 132 => destination.is_multicast() && self.payload.len() == 24,
+            130 => {
+                let size = self.payload.len();
+                let sources = size.checked_sub(28);
+                let is_whole = size == 24 || sources.is_some_and(|bytes| bytes.is_multiple_of(16));
+                destination.is_multicast() && self.payload[1] == 0 && is_whole
+            }
+            131 | 132 => {
+                let said = [&self.payload[1..2], &self.payload[4..8]].concat();
+                destination.is_multicast() && self.payload.len() == 24 && said == [0; 5]
+            }
+            143 => {
+                let records = usize::from(number(&self.payload[6..]));
+                let reserved = [self.payload[1], self.payload[4], self.payload[5]];
+                let to_routers = destination.segments() == [0xff02, 0, 0, 0, 0, 0, 0, 0x16];
+                to_routers && reserved == [0; 3] && self.payload.len() == 8 + 20 * records
+            }
             134 | 137 => is_link_local(source),
             _ => {
                 let fixed = if kind == 133 { 8 } else { 24 };

@@ -184,6 +184,9 @@ fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4
         }
     }
     if scope.has(flag::CHECK_MAC) {
+        if link::is_routers_icmp(packet.icmp_type) {
+            return Err(DropReason::RouterMessage.into());
+        }
         if packet.is_udp_to(dhcp::CLIENTS) {
             return Err(DropReason::DhcpServer.into());
         }

@@ -15,9 +15,25 @@ use crate::path::{
     verdict::{Denied, Known},
 };
 
-/// Whether an attachment's policies let a packet pass.
+/// Whether an attachment's policies let a packet pass. The ports of a first fragment that passes are remembered: not before, as
+/// the table is for the packets of all pods, and what is refused has no use for later ones.
 #[inline(always)]
 pub(crate) fn policies<A: Subprograms>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &mut Packet<A>,
+) -> Result<(), Denied> {
+    verdict(ctx, scope, packet)?;
+    // Where nothing is isolated nobody asks for them.
+    if packet.kind == Kind::FirstFragment && !scope.policies.none() {
+        A::complete_fragment(scope, packet);
+    }
+    Ok(())
+}
+
+/// [`policies`] of a packet that is no first fragment.
+#[inline(always)]
+pub(crate) fn verdict<A: Subprograms>(
     ctx: &TcContext,
     scope: &Scope,
     packet: &mut Packet<A>,
@@ -35,7 +51,7 @@ pub(crate) fn policies<A: Subprograms>(
     if pending {
         return Err(DropReason::Pending.into());
     }
-    if packet.kind.is_fragment() {
+    if packet.kind == Kind::LaterFragment {
         A::complete_fragment(scope, packet);
     }
     let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);

@@ -7,7 +7,7 @@ use netattach_common::{
 
 use crate::path::{clock::seconds, family::Family, scope::Scope};
 
-/// Remembers the ports of a first fragment, or completes a later one from them.
+/// Remembers the ports of a first fragment that has passed, or completes a later one from them.
 #[inline(always)]
 pub(crate) fn complete<A: Family>(scope: &Scope, packet: &mut Packet<A>) {
     match packet.kind {

@@ -130,7 +130,7 @@ fn judge<A: Subprograms>(
 ) -> Result<(), Denied> {
     let Some(headers) = read(&Skb::of(ctx)) else { return Err(DropReason::Malformed.into()) };
     let mut packet = headers.packet();
-    enforce::policies(ctx, scope, &mut packet).map_err(|denied| {
+    enforce::verdict(ctx, scope, &mut packet).map_err(|denied| {
         record::dropped(ctx, scope, &packet, denied);
         denied.recorded()
     })

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | does the agent say that packets may pass the stack by here? | not asked further |
 //! | is it unicast IP without a tag, to an attachment of the fast path on this bridge, or of a routed one? | not asked further |
+//! | is the device no attachment's? | not asked further |
 //! | bridge: is it no neighbour discovery, and has it no extension headers that could hide it? | `control` |
 //! | bridge: has it seen the sender on this port lately? | `learning` |
 
@@ -39,7 +40,9 @@ pub(crate) fn na_wire(ctx: TcContext) -> i32 {
         Some(uplink) if uplink.flags & flag::FAST != 0 => uplink,
         _ => return TC_ACT_UNSPEC,
     };
-    if let Some(attachment) = addressed(&ctx, uplink) {
+    // A device can become an attachment's while the agent still has it for an uplink (a port that an executed plugin has made): what
+    // its pod sends is for `na_from_pod`, which runs next.
+    if let Some(attachment) = addressed(&ctx, uplink).filter(|_| maps::attachment_of(ifindex).is_none()) {
         let clear =
             if uplink.segment == FastPort::ROUTED { Ok(()) } else { switched(&ctx, uplink.segment, ifindex) };
         match clear {

@@ -4,6 +4,7 @@
 //! the parents (`hooks::parent`), the state, the lock of [`Routed`]. The parents' is given back before the state is
 //! locked, and the fast path's lock is taken alone. None is held while waiting for readers of policies.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -21,7 +22,7 @@ use super::routed::Routed;
 use super::state::State;
 use super::verify::offloaded;
 use super::{Enforce, WholeParents};
-use crate::bpf::{self, Dataplane, FlowTable};
+use crate::bpf::{self, Dataplane, FlowTable, Host};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
 use crate::netlink::{self, Changes, Handle};
@@ -108,8 +109,29 @@ impl Enforcer {
         let unread = if is_clean { None } else { unread_since(&self.kernel(), Instant::now()) };
         let freed = unread.map_or(Ok(()), |unread| self.free_numbers(unread));
         let went_on = self.lock().go_on(unread, self.sources(), &self.kernel());
+        let purged = if went_on.is_ok() { self.purge_departed(BTreeSet::new()) } else { Ok(()) };
         let began = self.begin_due();
-        freed.and(went_on.map(drop)).and(began)
+        freed.and(went_on.map(drop)).and(purged).and(began)
+    }
+
+    /// Where flows stay approved: takes out those of hosts that are gone, and of addresses that pods have given up, once policies
+    /// have changed. Until then what others sent to them entered flows, which would be kept for the next owner.
+    fn purge_departed(&self, mut gone: BTreeSet<Host>) -> Result<(), EnforceError> {
+        let mut state = self.lock();
+        let departed = state.take_departed();
+        if !self.defaults.keep_established {
+            return Ok(());
+        }
+        if !departed.is_empty() {
+            let records = self.dataplane.attachments().records();
+            for (id, endpoint) in state.roster().endpoints() {
+                let Some(record) = records.get(id) else { continue };
+                let here = departed.iter().filter(|(place, _)| endpoint.at.contains(place));
+                gone.extend(here.map(|(_, address)| (record.zone, *address)));
+            }
+        }
+        drop(state);
+        Ok(self.flows.purge(gone)?)
     }
 
     /// Continues the pass over the flow table, if there can be flows. `true` when it has reached the end.
@@ -375,13 +397,16 @@ impl Enforce for Enforcer {
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
-        self.flows.purge(self.dataplane.attachments().leave(id)?)?;
+        let gone = self.dataplane.attachments().leave(id)?;
+        self.flows.purge(gone.iter().copied())?;
         let nothing_in_pod = self.lock().end(id);
         if !nothing_in_pod {
             self.programs.detach_in_pod(id)?;
         }
         self.programs.detach(id)?;
-        self.lock().leave(id, self.sources(), &self.kernel())
+        let left = self.lock().leave(id, self.sources(), &self.kernel());
+        self.purge_departed(gone)?;
+        left
     }
 
     fn leave_device(&self, id: u32) -> Result<(), EnforceError> {

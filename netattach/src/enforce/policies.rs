@@ -11,8 +11,8 @@ use super::policy_maps::{Kernel, PolicyMaps, Refused, unread_since};
 use crate::bpf::{BpfError, PolicyIds};
 use crate::error_chain::Chain;
 use crate::netlink::Handle;
-use crate::objects::Objects;
 use crate::objects::policy::{PolicyName, Severity};
+use crate::objects::{Objects, Place};
 use crate::plan::addressing::GATEWAY_V4;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
 use crate::policy::diff::{DENY_ALL, PolicyId, Writes};
@@ -128,6 +128,11 @@ impl Policies {
     /// Problems of policies, for their authors.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         self.desired.conditions.iter().chain(&self.over_capacity).cloned().collect()
+    }
+
+    /// See [`Compiler::take_departed`].
+    pub(super) fn take_departed(&mut self) -> BTreeSet<(Place, IpAddr)> {
+        self.compiler.take_departed()
     }
 
     /// The durations of the last change that affected an attachment; `None` before the first.

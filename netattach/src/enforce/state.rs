@@ -1,6 +1,7 @@
 //! The state behind the enforcer's lock: the attachments, the deferred ones, and all policies.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::time::Instant;
 
 use super::attachment::EnforcedAttachment;
@@ -10,6 +11,7 @@ use super::policies::{Change, Policies, Sources};
 use super::policy_maps::{Kernel, PolicyMaps};
 use super::roster::Roster;
 use crate::bpf::PolicyIds;
+use crate::objects::Place;
 use crate::policy::diff::{DENY_ALL, PolicyId};
 use crate::policy::level::Enforcement;
 
@@ -95,6 +97,11 @@ impl State {
     /// See [`Policies::take_changes`].
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         self.policies.take_changes()
+    }
+
+    /// See [`Policies::take_departed`].
+    pub(super) fn take_departed(&mut self) -> BTreeSet<(Place, IpAddr)> {
+        self.policies.take_departed()
     }
 
     /// See [`Policies::note`].

@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use super::changes::{Changes, different};
@@ -40,6 +41,8 @@ pub struct Compiler {
     attachments: BTreeMap<u32, Attached>,
     tables: HashMap<Key, Arc<CachedTables>>,
     interner: Interner,
+    /// Addresses that pods have given up, until somebody asks.
+    departed: BTreeSet<(Place, IpAddr)>,
 }
 
 /// An attachment and its policies.
@@ -105,6 +108,11 @@ impl Compiler {
     pub fn forget(&mut self) {
         let interner = std::mem::take(&mut self.interner);
         *self = Self { interner, ..Self::default() };
+    }
+
+    /// The addresses that pods had before an update and have no more, since the last time that somebody asked.
+    pub fn take_departed(&mut self) -> BTreeSet<(Place, IpAddr)> {
+        std::mem::take(&mut self.departed)
     }
 
     /// See [`Peers::compared`].
@@ -191,6 +199,7 @@ impl Compiler {
             let is_same = before.is_as(&now);
             if !is_same {
                 open.pod_changes(&self.peers, &before, touched);
+                self.departed.extend(before.addresses_beyond(&now));
             }
             self.peers.replace(name, &before, &now, &self.objects);
             if !is_same {

@@ -17,7 +17,7 @@ use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use crate::policy::classes::NOTHING;
 use crate::policy::desired::{Condition, Desired, Subject};
 use crate::policy::evaluate::evaluate;
-use crate::policy::index::Endpoint;
+use crate::policy::index::{Endpoint, Endpoints};
 use crate::policy::lookup::{CompiledPolicy, Origin, PortPrefix, Traffic};
 use crate::policy::options::Options;
 use crate::source::read::policy;
@@ -188,6 +188,33 @@ fn policies_select_attachments() {
         ("both networks", vec![deny_for("net-a, net-b")], &[&db_a], &[&web_a, &web_b]),
         ("C20", vec![deny], &["out 10.9.9.9 tcp/80"], &[]),
     ]);
+}
+
+#[test]
+fn addresses_that_pods_have_given_up_are_told_once() {
+    let World { mut objects, endpoints } = World::new();
+    let mut endpoints: Endpoints =
+        endpoints.into_iter().map(|endpoint| (endpoint.id, Arc::new(endpoint))).collect();
+    let mut compiler = Compiler::default();
+    let mut departed = |objects: &Objects, endpoints: &Endpoints| -> Vec<String> {
+        compiler.update(&Arc::new(objects.clone()), endpoints, &Options::default());
+        let departed = compiler.take_departed().into_iter();
+        let on_net_a = Place::Network(NetworkRef::new("shop", "net-a"));
+        departed.filter(|(place, _)| *place == on_net_a).map(|(_, address)| address.to_string()).collect()
+    };
+    let nobody: [&str; 0] = [];
+    assert_eq!(departed(&objects, &endpoints), nobody);
+    // By its status, as a pod of another node is.
+    objects.pods.remove(&ObjectName::new("shop", "remote")).unwrap();
+    assert_eq!(departed(&objects, &endpoints), ["10.0.0.9", "fd00::9"]);
+    assert_eq!(departed(&objects, &endpoints), nobody);
+    // By its attachment: the third is that of shop/db.
+    endpoints.remove(&3).unwrap();
+    assert_eq!(departed(&objects, &endpoints), ["10.0.0.2", "fd00::2"]);
+    // Other labels are no other addresses.
+    let web = objects.pods.get_mut(&ObjectName::new("shop", "web")).unwrap();
+    Arc::make_mut(web).labels = labels(&[("app", "other")]);
+    assert_eq!(departed(&objects, &endpoints), nobody);
 }
 
 /// Rows: C08.

@@ -115,6 +115,23 @@ impl Known {
         pods.chain(self.remote.iter().cloned().map(Claimant::Remote))
     }
 
+    /// The addresses that pods of this name claim, but for those that they claim by the other as well.
+    pub(super) fn addresses_beyond(&self, other: &Self) -> BTreeSet<(Place, IpAddr)> {
+        let mut addresses = self.addresses();
+        for kept in other.addresses() {
+            addresses.remove(&kept);
+        }
+        addresses
+    }
+
+    fn addresses(&self) -> BTreeSet<(Place, IpAddr)> {
+        let mut all = BTreeSet::new();
+        for claimant in self.claimants() {
+            all.extend(claimant.addresses().map(|(place, address)| (place.clone(), address)));
+        }
+        all
+    }
+
     fn is_nobody(&self) -> bool {
         self.pod.is_none() && self.former.is_none() && self.remote.is_none()
     }

@@ -24,11 +24,28 @@ fn later_fragments_follow_the_verdict_of_the_first() {
             rig.run(ToPod, &denied.clone().fragment(0, true).udp(9, 54).frame()),
             Err(DropReason::IngressPort)
         );
-        assert_eq!(rig.run(ToPod, &later(denied, 3)), Err(DropReason::IngressPort));
+        assert_eq!(rig.run(ToPod, &later(denied, 3)), Err(DropReason::FragmentMiss), "not remembered");
     }
     let other_network = Attachment { zone: 2, addresses: vec![POD_V4.parse().unwrap()], ..bare() };
     rig.dataplane.attachments().put(POD, &other_network).unwrap();
     assert_eq!(rig.run(ToPod, &later(to_pod().identification(2), 3)), Err(DropReason::FragmentMiss));
+}
+
+/// The table is for the packets of all pods: what is refused takes no place of others.
+#[test]
+fn first_fragments_that_are_refused_displace_no_other() {
+    let compiled = policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, port(17, 53))]);
+    let rig = Rig::sized(|config| Config { max_fragments: 16, ..config });
+    rig.enforce(Some(&compiled), Some(&compiled));
+    for (side, of) in [(ToPod, to_pod()), (ToPod, to_pod6()), (FromPod, from_pod()), (FromPod, from_pod6())] {
+        let allowed = of.clone().identification(1);
+        assert_eq!(rig.run(side, &allowed.clone().fragment(0, true).udp(9, 53).frame()), Ok(()));
+        for number in 2..2000 {
+            let refused = of.clone().identification(number).fragment(0, true).udp(9, 54);
+            assert!(rig.run(side, &refused.frame()).is_err());
+        }
+        assert_eq!(rig.run(side, &later(allowed, 3)), Ok(()));
+    }
 }
 
 #[test]

@@ -19,6 +19,17 @@ fn listener(from: &str, to: &str, kind: u8) -> Packet {
     Packet::between(from, to).hop_limit(1).extension(0, &[0, 5, 2, 0, 0, 1, 0]).icmp(kind, &[0; 20])
 }
 
+/// A version 2 report that says it has so many records, with these bytes behind its head.
+fn report(to: &str, records: u8, behind: &[u8]) -> Vec<u8> {
+    Packet::between(LINK_LOCAL, to).hop_limit(1).icmp(143, &[&[0, 0, 0, records], behind].concat()).frame()
+}
+
+/// A record of a version 2 report: "I listen to this group from now on", without sources.
+fn record(group: &str) -> Vec<u8> {
+    let group: std::net::Ipv6Addr = group.parse().unwrap();
+    [&[4, 0, 0, 0], &group.octets()[..]].concat()
+}
+
 fn behind(packet: &Packet, bytes: usize) -> Vec<u8> {
     [packet.frame(), vec![0x5a; bytes]].concat()
 }
@@ -72,11 +83,26 @@ fn an_isolated_pod_speaks_to_its_link_and_to_nobody_behind_a_router() {
             solicit_routers("ff02::2", &[[0; 4].as_slice(), &own.repeat(5)].concat()).frame(),
             denied,
         ),
-        ("a report", listener(LINK_LOCAL, "ff02::16", 143).frame(), Ok(())),
+        ("a report", report("ff02::16", 1, &record("ff02::1:ff00:1")), Ok(())),
+        ("a report of three groups", report("ff02::16", 3, &record("ff0e::77").repeat(3)), Ok(())),
+        ("a report of 1000 bytes of anything", report("ff02::16", 1, &[0x5a; 1000]), denied),
+        ("a report without a record, of 1000 bytes", report("ff02::16", 0, &[0x5a; 1000]), denied),
+        ("a report of more than it has", report("ff02::16", 2, &record("ff0e::77")), denied),
+        (
+            "a report with a source",
+            report("ff02::16", 1, &[record("ff3e::77"), vec![0x5a; 16]].concat()),
+            denied,
+        ),
+        ("a report to all", report("ff02::1", 1, &record("ff0e::77")), denied),
+        ("a report to a wide group", report("ff0e::77", 1, &record("ff0e::77")), denied),
         ("a report of a wide group", listener(LINK_LOCAL, "ff0e::77", 131).frame(), Ok(())),
-        ("a report to a pod", listener(LINK_LOCAL, PEER_V6, 143).frame(), denied),
+        ("a report to a pod", report(PEER_V6, 1, &record("ff0e::77")), denied),
         ("a report to a link-local address", listener(LINK_LOCAL, NEIGHBOUR, 131).frame(), denied),
-        ("bytes behind a report", behind(&listener(LINK_LOCAL, "ff02::16", 143), 100), denied),
+        (
+            "bytes behind a report",
+            [report("ff02::16", 1, &record("ff0e::77")), vec![0x5a; 100]].concat(),
+            denied,
+        ),
     ];
     for (what, frame, expected) in cases {
         assert_eq!(rig.run(FromPod, &frame), expected, "{what}");
@@ -89,6 +115,7 @@ fn an_isolated_pod_hears_its_link_and_no_more() {
     let denied = Err(DropReason::IngressPeer);
     let solicit = |to, target, behind: &[u8]| discovery(PEER_V6, to, 135, target, behind);
     let link_layer = [&[1, 1][..], &PEER.0].concat();
+    let query = |rest: &[u8]| Packet::between(NEIGHBOUR, "ff02::1").hop_limit(1).icmp(130, rest).frame();
     let router = |from, to, kind| Packet::between(from, to).hop_limit(255).icmp(kind, &[0; 120]).frame();
     let cases = [
         ("a solicitation", solicit("ff02::1:ff00:1", POD_V6, &link_layer).frame(), Ok(())),
@@ -110,6 +137,9 @@ fn an_isolated_pod_hears_its_link_and_no_more() {
         ("a redirect", router(NEIGHBOUR, LINK_LOCAL, 137), Ok(())),
         ("a router advertisement of no link-local address", router(PEER_V6, "ff02::1", 134), denied),
         ("a query", listener(NEIGHBOUR, "ff02::1", 130).frame(), Ok(())),
+        ("a query of version 2", query(&[0; 24]), Ok(())),
+        ("a query for two sources", query(&[0; 24 + 32]), Ok(())),
+        ("a query of any length", query(&[0; 24 + 33]), denied),
         ("a query to the pod alone", listener(NEIGHBOUR, POD_V6, 130).frame(), denied),
     ];
     for (what, frame, expected) in cases {

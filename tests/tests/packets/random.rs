@@ -153,7 +153,7 @@ fn traffic(dice: &Dice, side: Side) -> Vec<u8> {
         7 => packet.sctp(source, port, dice.of(&[INIT, INIT_ACK, 0, 3])),
         8 => packet.ping(source),
         9 => packet.icmp(
-            dice.of(&[0, 1, 2, 3, 4, 5, 11, 13, 128, 129, 151]),
+            dice.of(&[0, 1, 2, 3, 4, 5, 9, 11, 13, 128, 129, 151]),
             &[dice.bytes(60), vec![0; 4]].concat(),
         ),
         10 => packet.payload(2, &[dice.of(&[0x11, 0x16, 0x22, 0x30]), 0, 0, 0, 224, 0, 0, 9]),
@@ -260,7 +260,8 @@ fn is_honest(packet: &Reading, length: usize) -> bool {
         let asks_for_address =
             packet.source.is_unspecified() && packet.protocol == 17 && packet.ports() == Some((68, 67));
         let igmp = (packet.protocol == 2 && !packet.later).then(|| packet.payload.first().copied());
-        let speaks_as_host = !matches!(igmp, Some(None | Some(0x11 | 0x30)));
+        let speaks_as_host =
+            !matches!(igmp, Some(None | Some(0x11 | 0x30))) && !matches!(packet.icmp(), Some(5 | 9));
         return (is_own(packet.source) || asks_for_address)
             && !to_port(68)
             && (!to_port(67) || is_own_dhcp(packet, length))

@@ -148,6 +148,23 @@ fn a_pod_speaks_only_for_itself() {
             Packet::between(own_link_local, "ff02::6a").hop_limit(1).icmp(151, &[0; 4]).frame(),
             Err(DropReason::RouterMessage),
         ),
+        (
+            "a router advertisement, IPv4",
+            from_pod().icmp(9, &[0; 12]).frame(),
+            Err(DropReason::RouterMessage),
+        ),
+        ("a redirect, IPv4", from_pod().icmp(5, &[0; 32]).frame(), Err(DropReason::RouterMessage)),
+        (
+            "the first fragment of a redirect",
+            from_pod().fragment(0, true).icmp(5, &[0; 36]).frame(),
+            Err(DropReason::RouterMessage),
+        ),
+        (
+            "what could be one in another fragment",
+            from_pod().identification(9).fragment(3, false).payload(1, &[5; 8]).frame(),
+            Ok(()),
+        ),
+        ("a router solicitation, IPv4", from_pod().icmp(10, &[0; 4]).frame(), Ok(())),
         ("an IGMP query", igmp(0x11).frame(), Err(DropReason::RouterMessage)),
         ("a multicast router's advertisement, IPv4", igmp(0x30).frame(), Err(DropReason::RouterMessage)),
         ("an IGMP report", igmp(0x22).frame(), Ok(())),

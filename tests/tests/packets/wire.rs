@@ -220,6 +220,18 @@ fn a_receiver_that_is_not_ready_is_left_to_the_stack() {
     assert_eq!(rig.receive(&frame), left(None), "no uplink");
 }
 
+/// An executed plugin may put a port into a bridge that is taken for an uplink before it is entered.
+#[test]
+fn what_comes_by_an_attachments_device_is_for_its_own_program() {
+    let rig = WireRig::known();
+    let frame = from_outside().udp(1, 2).frame();
+    assert_eq!(rig.receive(&frame), taken());
+    rig.rig.rig.dataplane.attachments().bind(DEVICE, POD).unwrap();
+    assert_eq!(rig.receive(&frame), left(None));
+    rig.rig.rig.dataplane.attachments().unbind(DEVICE).unwrap();
+    assert_eq!(rig.receive(&frame), taken());
+}
+
 #[test]
 fn what_only_routers_understand_is_left_to_the_node() {
     let mut rig = WireRig::new(Segment::Routed);

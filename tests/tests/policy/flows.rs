@@ -3,10 +3,13 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use netattach::mac::Mac;
-use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach::npwg::STATUS_ANNOTATION;
+use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
 use netattach_tests::node::{DEFAULT_NETWORK, executable};
 use netattach_tests::packet::{Packet, tcp};
 use netattach_tests::raw::RawSocket;
@@ -182,6 +185,91 @@ fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
     drop((echo, connection));
     node.del(&server).success();
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
+
+/// A node where flows are kept, with pods `receiver` and `successor` that ask for one address on `storage` and a running `sender`
+/// there, which may send to receivers alone. One of these is on another node.
+fn kept_scene() -> (Node, Pod) {
+    let mut node = Node::new(&[]).unwrap();
+    node.set("establishedOnChange", json!("keep"));
+    let storage = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"ips": true},
+                         "ipam": node.host_local(&["10.51.0.0/24"])});
+    node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
+    for (name, address) in [("receiver", 2), ("successor", 2), ("sender", 3)] {
+        let asked = json!([{"name": "storage", "ips": [format!("10.51.0.{address}/24")]}]);
+        node.write(name, &pod(name, &json!({"app": name}), &asked)).unwrap();
+    }
+    let elsewhere = pod("elsewhere", &json!({"app": "receiver"}), &Value::Null);
+    let status = json!([{"name": "shop/storage", "interface": "net1", "ips": ["10.51.0.99"]}]).to_string();
+    node.write("elsewhere", &annotated(elsewhere, STATUS_ANNOTATION, &status)).unwrap();
+    let to_receivers = json!({"podSelector": {"matchLabels": {"app": "sender"}}, "policyTypes": ["Egress"],
+                              "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "receiver"}}}]}]});
+    node.write("to-receivers", &policy("to-receivers", "storage", &to_receivers)).unwrap();
+    node.start().unwrap();
+    let sender = Pod::new("sender").unwrap();
+    node.add(&sender).success();
+    (node, sender)
+}
+
+/// Has the sender send all the time, from one port, while something is done.
+fn while_it_sends<T>(sender: &Pod, to: SocketAddr, work: impl FnOnce() -> T) -> T {
+    let socket = sender.namespace.run(|| UdpSocket::bind("10.51.0.3:4000").unwrap());
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let began = Instant::now();
+            while !is_over.load(Ordering::Relaxed) && began.elapsed() < 10 * PATIENCE {
+                // What is refused is refused.
+                let _ = socket.send_to(b"x", to);
+            }
+        });
+        let done = work();
+        is_over.store(true, Ordering::Relaxed);
+        done
+    })
+}
+
+/// Whoever goes on sending while a pod goes has no flow, kept or not, to the next pod with its address.
+#[test]
+fn a_kept_flow_does_not_outlive_the_pod_that_it_leads_to() {
+    let (node, sender) = kept_scene();
+    let [receiver, successor] = ["receiver", "successor"].map(|name| Pod::new(name).unwrap());
+    let hears = |pod: &Pod, patience| {
+        let socket = pod.namespace.run(|| UdpSocket::bind("0.0.0.0:9").unwrap());
+        socket.set_read_timeout(Some(patience)).unwrap();
+        socket.recv(&mut [0]).is_ok()
+    };
+    node.add(&receiver).success();
+    let heard = while_it_sends(&sender, at(9), || {
+        let before = hears(&receiver, PATIENCE);
+        node.del(&receiver).success();
+        node.add(&successor).success();
+        [before, hears(&successor, SILENCE)]
+    });
+    assert_eq!(heard, [true, false]);
+    for pod in [&successor, &sender] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&receiver, &successor, &sender]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_kept_flow_does_not_outlive_a_pod_of_another_node_either() {
+    let (node, sender) = kept_scene();
+    let told = |what: &dyn Fn(&Value) -> u64| {
+        let stats = node.ctl(&["stats", "--pod", "shop/sender", "--network", "shop/storage"]).unwrap();
+        what(&stats[0])
+    };
+    let opened = || told(&|row| row["new_flows"].as_u64().unwrap_or(0));
+    let refused = || told(&|row| row["dropped"]["egress-peer"].as_u64().unwrap_or(0));
+    let went = while_it_sends(&sender, SocketAddr::from(([10, 51, 0, 99], 9)), || {
+        let was_open = eventually(PATIENCE, || opened() > 0) && refused() == 0;
+        node.remove("elsewhere").unwrap();
+        [was_open, eventually(PATIENCE, || refused() > 0)]
+    });
+    assert_eq!(went, [true, true]);
+    node.del(&sender).success();
+    Snapshot::take(&node, &[&sender]).unwrap().assert_nothing_is_left();
 }
 
 /// A flood from a pod, and one against a pod, on a node where only the table itself keeps a connection: packets of

@@ -62,7 +62,7 @@ pub(crate) trait Subprograms: Family {
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
     /// Whether the node's packet filter judges a packet, before or after.
     fn is_judged_as_routed(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
-    /// Remembers the ports of a first fragment, or completes a later one by them.
+    /// Remembers the ports of a first fragment that has passed, or completes a later one by them.
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
     /// Judges a packet by its flow.
     fn look_up(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<Known, Denied>;

@@ -32,6 +32,8 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
             let router_alert = [0, 5, 2, 0, 0, 1, 0];
             towards(link.v6().hop_limit(1).extension(0, &router_alert).icmp(kind, &[0x31; 20]))
         };
+        let to_routers = Packet::between(link.v6[0], "ff02::16").from_mac(link.own).hop_limit(1);
+        let report_of_anything = towards(to_routers.icmp(143, &[0x32; 1000]));
         let other = |to, ethertype, byte: u8| any_frame(to, link.own, ethertype, &[byte; 46]);
         let all_bridges = Mac([1, 0x80, 0xc2, 0, 0, 0]);
         let rapid_spanning_tree = Mac([1, 0, 0x0c, 0xcc, 0xcc, 0xcd]);
@@ -66,7 +68,14 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
             ("a DHCPv6 answer from another port", towards(link.v6().udp(1068, 546)), "dhcp-server"),
             ("a multicast query", listener(130), "router-message"),
             ("a report to one", listener(131), "egress-port"),
+            ("a report of anything", report_of_anything, "egress-port"),
             ("an IGMP query", towards(link.v4().hop_limit(1).payload(2, &[0x11; 12])), "router-message"),
+            (
+                "a router advertisement, IPv4",
+                towards(link.v4().hop_limit(1).icmp(9, &[0x41; 12])),
+                "router-message",
+            ),
+            ("a redirect, IPv4", towards(link.v4().icmp(5, &[0x42; 32])), "router-message"),
             (
                 "segment routing",
                 towards(link.v6().extension(43, &[0, 4, 1, 0, 0, 0, 0]).udp(1011, ALLOWED)),
