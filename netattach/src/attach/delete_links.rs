@@ -109,7 +109,8 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepE
     Ok(failed)
 }
 
-/// The outcome for what may be ours by its index or name, and of which nothing else is known: what the kernel does not delete is not.
+/// The outcome for what may be ours by its index or name, and of which nothing else is known: what the kernel does not delete is
+/// not.
 fn if_it_can_be(deleted: Result<(), netlink::Error>) -> Result<(), netlink::Error> {
     match deleted {
         Err(error) if error.errno() == Some(Errno::OPNOTSUPP) => Ok(()),
@@ -150,7 +151,8 @@ enum Found {
     At {
         /// That one.
         index: u32,
-        /// Whether the kernel tells its kind. It does not where the pod has made it one of which it would have to tell more than it can.
+        /// Whether the kernel tells its kind. It does not where the pod has made it one of which it would have to tell more than
+        /// it can.
         is_told: bool,
     },
     /// It has its name, and neither index nor kind are told.

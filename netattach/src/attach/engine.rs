@@ -51,7 +51,8 @@ pub struct Engine {
 /// 600 s) and the kubelet's longest pause before it starts an agent again (300 s) take.
 const YOUNG: Duration = Duration::from_secs(900);
 
-/// What is told of a pod that can send past programs by a device of its own: the kind, which its name does not tell, and why.
+/// What is told of a pod that can send past programs by a device of its own, or may: the kind, which its name does not tell, and
+/// why.
 const IFB: (&str, &str) =
     ("ifb", "a device of this kind is there, by which what the pod sends can go past programs on the node");
 

@@ -423,8 +423,8 @@ fn as_moved(pod: &mut Handle, made: Option<u32>, name: &str) -> Result<Vec<Devic
     Ok(devices)
 }
 
-/// A device in a pod, if the kernel tells of it. Of a card it does, whatever its pod has made of that; any other may be one of the
-/// pod's own under the name that is looked for.
+/// A device in a pod, if the kernel tells of it. Of a card it does, whatever its pod has made of that; any other may be one of
+/// the pod's own under the name that is looked for.
 fn if_told(
     found: Result<Option<DeviceState>, netlink::Error>,
 ) -> Result<Option<DeviceState>, netlink::Error> {

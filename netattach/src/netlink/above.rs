@@ -30,15 +30,15 @@ pub struct Above {
     pub index: u32,
     /// The number of the namespace in which the index of the other one counts; `None`: that of the link.
     pub netns: Option<i32>,
-    /// Whether it is on that one, and in which namespace, cannot be told: the link is described by more than its description can say
-    /// the length of, or by more than the kernel tells.
+    /// Whether it is on that one, and in which namespace, cannot be told: the link is described by more than its description can
+    /// say the length of, or by more than the kernel tells.
     pub is_blurred: bool,
 }
 
 impl Handle {
     /// The links of the namespace that are on the one with that index, or may be, and of a kind with a name, for which `counts`
-    /// holds, which is given the index, that name and the alias of each; the kernel deletes links of such kinds alone. One of which
-    /// nothing can be told is among them.
+    /// holds, which is given the index, that name and the alias of each; the kernel deletes links of such kinds alone. One of
+    /// which nothing can be told is among them.
     ///
     /// There may be any number of links: of the others, nothing is kept. Each is asked for by itself. The kernel lists none where
     /// one is described by more than 4 MiB, and ends a list without a word at one that has grown since it began.
@@ -218,7 +218,8 @@ mod tests {
         let set = |data: Vec<InfoMacVlan>| {
             let data = [vec![InfoMacVlan::Mode(MacVlanMode::Source)], data].concat();
             let info = vec![LinkInfo::Kind(InfoKind::MacVlan), LinkInfo::Data(InfoData::MacVlan(data))];
-            let set = LinkUnspec::new_with_index(macvlan).append_extra_attribute(LinkAttribute::LinkInfo(info));
+            let set =
+                LinkUnspec::new_with_index(macvlan).append_extra_attribute(LinkAttribute::LinkInfo(info));
             NetlinkRequest::new(RouteNetlinkMessage::NewLink(set.build()), 0)
         };
         // `MACVLAN_MACADDR_ADD`.

@@ -1,18 +1,19 @@
-//! Descriptions of links of which a length may have wrapped. The length of an attribute is a number of 16 bits, and a macvlan in mode
-//! `source` has as many addresses, a VLAN as many priorities, as somebody in its namespace gives it: from 64 KiB on `IFLA_LINKINFO`,
-//! which holds them, says of itself that it is as many bytes shorter, and where it says that it ends is what that somebody has written.
+//! Descriptions of links of which a length may have wrapped. The length of an attribute is a number of 16 bits, and a macvlan in
+//! mode `source` has as many addresses, a VLAN as many priorities, as somebody in its namespace gives it: from 64 KiB on
+//! `IFLA_LINKINFO`, which holds them, says of itself that it is as many bytes shorter, and where it says that it ends is what
+//! that somebody has written.
 //!
 //! The kernel describes a link in this order (`rtnl_fill_ifinfo`):
 //!
-//! - `IFLA_IFNAME`, `IFLA_MTU`, `IFLA_GROUP`, `IFLA_MASTER`, `IFLA_IFALIAS`, `IFLA_ADDRESS`, `IFLA_XDP` and more. Old kernels tell
-//!   here what it is on (`IFLA_LINK`);
+//! - `IFLA_IFNAME`, `IFLA_MTU`, `IFLA_GROUP`, `IFLA_MASTER`, `IFLA_IFALIAS`, `IFLA_ADDRESS`, `IFLA_XDP` and more. Old kernels
+//!   tell here what it is on (`IFLA_LINK`);
 //! - `IFLA_LINKINFO`: `IFLA_INFO_KIND`, then `IFLA_INFO_DATA` with those lists;
 //! - behind it `IFLA_LINK_NETNSID`; `IFLA_LINK`, since "rtnetlink: always put IFLA_LINK for links with a link-netnsid";
 //!   `IFLA_PERM_ADDRESS`, `IFLA_AF_SPEC`, the other names (`IFLA_PROP_LIST`), `IFLA_PARENT_DEV_NAME`.
 //!
-//! Nothing that a pod writes decides how its link's description is read: how long it is, and the kind, are the kernel's words. Of a
-//! link of a kind with such a list whose description is that long from `IFLA_LINKINFO` on, what is behind counts as not told,
-//! although it may be as long because of other names.
+//! Nothing that a pod writes decides how its link's description is read: how long it is, and the kind, are the kernel's words.
+//! Of a link of a kind with such a list whose description is that long from `IFLA_LINKINFO` on, what is behind counts as not
+//! told, although it may be as long because of other names.
 
 use super::lean::{ATTRIBUTE_HEADER, TYPE};
 use super::nft::attributes_of;
@@ -133,7 +134,11 @@ pub(super) mod tests {
             }
             let behind = attributes_of(&described[end..]).map(|(kind, _)| kind);
             assert_eq!(behind.collect::<Vec<_>>(), [0, 13_327]);
-            assert_eq!(blurred(&described), Some(Blurred { before: &before, kind: b"macvlan\0" }), "{order:?}");
+            assert_eq!(
+                blurred(&described),
+                Some(Blurred { before: &before, kind: b"macvlan\0" }),
+                "{order:?}"
+            );
         }
     }
 

@@ -20,11 +20,11 @@ const MOST: usize = 64;
 const IFB: &[u8] = b"ifb";
 
 impl Handle {
-    /// Whether an intermediate device is in the namespace, or may be: of a namespace with a link of which it would have to tell more
-    /// than it can the kernel lists none. The kernel lists those alone, or, where it has no driver for them, all
-    /// links: the first says which. Loads no driver. Gives the handle back, but not where there are more links than are read: who
-    /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is of
-    /// no use.
+    /// Whether an intermediate device is in the namespace, or may be: of a namespace with a link of which it would have to tell
+    /// more than it can the kernel lists none. The kernel lists those alone, or, where it has no driver for them, all links: the
+    /// first says which. Loads no driver. Gives the handle back, but not where there are more links than are read: who
+    /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is
+    /// of no use.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -10,8 +10,8 @@ use super::Error;
 /// Room for a datagram of the kernel as a rule (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const ROOM: usize = 64 << 10;
 /// The longest, of some 700,000 source addresses that somebody has given a macvlan. For a list the kernel allocates no more than
-/// 4 MiB; newer ones for the answer to a request for one link as much as it takes. A link with all other names that it may have is
-/// described by more than the room of a rule as well; a refusal repeats what was refused.
+/// 4 MiB; newer ones for the answer to a request for one link as much as it takes. A link with all other names that it may have
+/// is described by more than the room of a rule as well; a refusal repeats what was refused.
 pub(super) const LONGEST: usize = 8 << 20;
 /// Most datagrams that are thrown away beside what was lost: more than the answers to as many requests as are sent at once.
 const MOST_BESIDE: usize = 1 << 10;

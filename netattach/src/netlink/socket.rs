@@ -91,8 +91,8 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
-        // A bound: nothing is allocated. Where the kernel refuses it, for lack of privileges on the whole machine, more is lost, and
-        // told as such.
+        // A bound: nothing is allocated. Where the kernel refuses it, for lack of privileges on the whole machine, more is lost,
+        // and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, LONGEST);
         Ok(Self { raw, sequence: 0, receiver: Receiver::new(), most: usize::MAX, most_bytes: usize::MAX })
     }
@@ -367,8 +367,8 @@ impl Socket {
                         return Err(Error::TooMany(name, found.len()));
                     }
                     Body::Payload(payload) => found.push(payload),
-                    // Here it counts as absent: one that a newer kernel describes would keep all others from being looked at. What
-                    // a pod writes does not make one so, see `blurred` and `text`.
+                    // Here it counts as absent: one that a newer kernel describes would keep all others from being looked at.
+                    // What a pod writes does not make one so, see `blurred` and `text`.
                     Body::Unreadable => unreadable += 1,
                     Body::Done => return Ok((!interrupted).then_some(found)),
                     Body::Ack(0, _) => {}
