@@ -7,22 +7,18 @@ use std::os::fd::AsFd;
 use super::StepError;
 use super::devices::Other;
 use crate::error_chain::Chain;
-use crate::netlink::{DeviceState, Handle};
+use crate::netlink::{Above, DeviceState, Handle};
 use crate::netns::Netns;
 
 /// How often links are looked for: the pod may be making them meanwhile.
 const ROUNDS: usize = 16;
 
-/// Takes a device in a pod out of what it is a port of, and, if it `carries` links or may, deletes those; the kernel deletes
+/// Takes a device in a pod out of what it is a port of, and deletes the links that are on it, or may be; the kernel deletes
 /// what is on them. `others`: further devices of the node that the pod has, which stay.
 ///
 /// # Errors
 /// The kernel does not list the links, or refuses to delete one.
-pub(super) fn remove(
-    pod: &mut Handle,
-    (device, carries): (&DeviceState, bool),
-    others: &[Other],
-) -> Result<(), StepError> {
+pub(super) fn remove(pod: &mut Handle, device: &DeviceState, others: &[Other]) -> Result<(), StepError> {
     let index = device.link.index;
     if device.link.controller.is_some()
         && let Err(error) = pod.ensure_no_controller(index)
@@ -31,7 +27,7 @@ pub(super) fn remove(
         let error = Chain(&error);
         tracing::debug!(device = device.link.name, %error, "the device is a port in its pod still");
     }
-    if carries { delete(pod, index, None, others) } else { Ok(()) }
+    delete(pod, index, None, others)
 }
 
 /// Deletes the links in a pod's namespace that are on a device which is at home, in the calling thread's namespace: they
@@ -67,16 +63,17 @@ fn on(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Other]) -> Res
             is_it && home.kind == kind
         })
     };
+    // One of which the kernel tells nothing is none of the node's, unless its pod has made it so, which may delete it as well.
     let found = pod.links_on(index, |own, kind, alias| !is_of_node(own, kind, alias))?;
-    let number = match of {
-        // Afterwards: a namespace gets its number when a link that is on one of its own is shown.
-        Some(netns) => match pod.number_of(netns.as_fd())? {
-            None => return Ok(Vec::new()),
-            number => number,
-        },
-        None => None,
+    // Afterwards: a namespace gets its number when a link that is on one of its own is shown.
+    let number = of.map(|netns| pod.number_of(netns.as_fd())).transpose()?;
+    let is_on = |it: &Above| match number {
+        // The device itself is on none in its pod.
+        None if it.is_blurred => it.index != index,
+        None => it.netns.is_none(),
+        Some(number) => it.is_blurred || (number.is_some() && it.netns == number),
     };
-    Ok(found.into_iter().filter(|it| it.is_blurred || it.netns == number).map(|it| it.index).collect())
+    Ok(found.into_iter().filter(is_on).map(|it| it.index).collect())
 }
 
 #[cfg(test)]
@@ -140,15 +137,30 @@ mod tests {
         let beneath = parent(&mut host, "card");
         macvlan(&mut host, (9, &beneath), &netns);
         let device = pod.device_named("net1").unwrap().unwrap();
-        remove(&mut pod, (&device, false), &others).unwrap();
         assert_eq!(names(&netns), ["lan5", "lan6", "lan7", "lan8", "lan9"]);
-        remove(&mut pod, (&device, true), &others).unwrap();
+        remove(&mut pod, &device, &others).unwrap();
         assert_eq!(names(&netns), ["lan5", "lan8", "lan9"]);
         within(&node, || remove_beyond(&netns, beneath.index, &others)).unwrap().unwrap();
         assert_eq!(names(&netns), ["lan5", "lan8"]);
-        remove(&mut pod, (&device, true), &unknown).unwrap();
+        remove(&mut pod, &device, &unknown).unwrap();
         assert_eq!(names(&netns), ["lan5", "lan8"]);
-        remove(&mut pod, (&device, true), &[]).unwrap();
+        remove(&mut pod, &device, &[]).unwrap();
         assert_eq!(names(&netns), ["lan8"]);
+    }
+
+    /// Rows: HDV-above.
+    #[test]
+    fn a_device_of_which_it_cannot_be_told_what_it_is_on_is_not_on_itself() {
+        let [node, netns] = [(); 2].map(|()| Netns::private().unwrap());
+        let [mut host, mut pod] = [&node, &netns].map(|it| Handle::open_in(it).unwrap());
+        let wire = parent(&mut host, "wire");
+        macvlan(&mut host, (1, &wire), &netns);
+        let device = pod.device_named("lan1").unwrap().unwrap();
+        pod.give_sources(device.link.index, 6_000);
+        remove(&mut pod, &device, &[]).unwrap();
+        assert_eq!(names(&netns), ["lan1"]);
+        // As of a pod that has made it on a device which is home by now.
+        within(&node, || remove_beyond(&netns, wire.index, &[])).unwrap().unwrap();
+        assert_eq!(names(&netns), Vec::<String>::new());
     }
 }

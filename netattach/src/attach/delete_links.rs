@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustix::io::Errno;
+
 use super::StepError;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
@@ -80,22 +82,40 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepE
     let mut pod = Handle::open_in(netns)?;
     let (mut found, mut failed) = (Vec::new(), Failed::new());
     for (at, link) in links.iter().enumerate() {
-        match link.find(&mut pod, group) {
-            Ok(index) => found.extend(index.map(|index| (at, index))),
-            Err(why) => drop(failed.insert(at, StepError::from(why))),
+        let deleted = match link.find(&mut pod, group) {
+            Ok(Found::At { index, is_told }) => {
+                found.push((at, index, is_told));
+                Ok(())
+            }
+            Ok(Found::Named) => if_it_can_be(pod.delete_link_named(link.pod_name).map(drop)),
+            Ok(Found::Absent) => Ok(()),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = deleted {
+            failed.insert(at, why.into());
         }
     }
-    let indices: Vec<u32> = found.iter().map(|(_, index)| *index).collect();
+    let indices: Vec<u32> = found.iter().map(|(_, index, _)| *index).collect();
     // One alone is deleted at once where it was found. All others go by one request, those among them that were not found, as
     // they have other names and nobody knows their indices.
     let by_group = (links.len() > 1 || indices.is_empty()).then_some(group);
     let outcomes = pod.delete_links(by_group, &indices)?;
-    for ((at, _), outcome) in found.into_iter().zip(outcomes) {
+    for ((at, _, is_told), outcome) in found.into_iter().zip(outcomes) {
+        let outcome = if is_told { outcome } else { if_it_can_be(outcome) };
         if let Err(why) = outcome {
             failed.insert(at, why.into());
         }
     }
     Ok(failed)
+}
+
+/// The outcome for what may be ours by its index or name, and of which nothing else is known: what the kernel does not delete is
+/// not.
+fn if_it_can_be(deleted: Result<(), netlink::Error>) -> Result<(), netlink::Error> {
+    match deleted {
+        Err(error) if error.errno() == Some(Errno::OPNOTSUPP) => Ok(()),
+        deleted => deleted,
+    }
 }
 
 /// Deletes the ends on the node. Returns the positions of the links that had one there.
@@ -122,23 +142,46 @@ fn on_node(links: &[Made<'_>], left: &mut Left) -> BTreeSet<usize> {
     ended
 }
 
+/// Where a link is in the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    /// It is not there, or in the sandbox's group at most.
+    Absent,
+    /// It has that index.
+    At {
+        /// That one.
+        index: u32,
+        /// Whether the kernel tells its kind. It does not where the pod has made it one of which it would have to tell more than
+        /// it can.
+        is_told: bool,
+    },
+    /// It has its name, and neither index nor kind are told.
+    Named,
+}
+
 impl Made<'_> {
-    /// Its index in the pod; `None`: it is not there.
-    fn find(&self, pod: &mut Handle, group: u32) -> Result<Option<u32>, netlink::Error> {
+    fn find(&self, pod: &mut Handle, group: u32) -> Result<Found, netlink::Error> {
         let is_of_kind = |link: &LinkState| link.kind == self.kind;
         if let KnownBy::Index(index) = self.known {
             match pod.link_by_index(index) {
                 Err(netlink::Error::NoSuchLink(_)) => {}
+                Err(error) if error.is_untold() => return Ok(Found::At { index, is_told: false }),
                 shown => {
                     if is_of_kind(&shown?) {
-                        return Ok(Some(index));
+                        return Ok(Found::At { index, is_told: true });
                     }
                 }
             }
         }
         let is_in_group = |link: &LinkState| self.known == KnownBy::Name || link.group == group;
-        let named = pod.find_link(self.pod_name)?;
-        Ok(named.filter(|link| is_of_kind(link) && is_in_group(link)).map(|link| link.index))
+        let named = match pod.find_link(self.pod_name) {
+            Err(error) if error.is_untold() => {
+                let is_it = self.known == KnownBy::Name;
+                return Ok(if is_it { Found::Named } else { Found::Absent });
+            }
+            named => named?.filter(|link| is_of_kind(link) && is_in_group(link)),
+        };
+        Ok(named.map_or(Found::Absent, |link| Found::At { index: link.index, is_told: true }))
     }
 }
 
@@ -264,6 +307,40 @@ mod tests {
             assert_eq!(told(scene.delete(&[macvlan("net1", KnownBy::Index(lan))])), (Vec::new(), Vec::new()));
             assert_eq!(scene.names()[0], ["lo"], "{name}");
         }
+    }
+
+    /// A macvlan in mode `source` has as many addresses as its pod gives it.
+    #[test]
+    fn links_go_although_the_kernel_has_too_much_to_tell_of_them() {
+        let mut scene = Scene::new();
+        let lan = scene.macvlan("net1");
+        scene.pod.give_sources(lan, 20_000);
+        scene.pod.rename(lan, "mine").unwrap();
+        scene.pod.set_group(lan, 0).unwrap();
+        assert_eq!(told(scene.delete(&[macvlan("net1", KnownBy::Index(lan))])), (Vec::new(), Vec::new()));
+        assert_eq!(scene.names()[0], ["lo"]);
+    }
+
+    #[test]
+    fn a_link_of_which_nothing_is_told_is_the_one_with_its_index_or_that_another_plugin_named() {
+        let mut scene = Scene::new();
+        let lan = scene.macvlan("net1");
+        scene.pod.give_sources(lan, 20_000);
+        scene.pod.narrow();
+        let at = |known| macvlan("net1", known);
+        let untold = Found::At { index: lan, is_told: false };
+        for (known, found) in [
+            (KnownBy::Index(lan), untold),
+            (KnownBy::Index(lan + 1), Found::Absent),
+            (KnownBy::Group, Found::Absent),
+            (KnownBy::Name, Found::Named),
+        ] {
+            assert_eq!(at(known).find(&mut scene.pod, GROUP).unwrap(), found, "{known:?}");
+        }
+        let lo = scene.pod.link("lo").unwrap().index;
+        let refused = scene.pod.delete_links(None, &[lo]).unwrap().remove(0);
+        assert!(refused.is_err());
+        if_it_can_be(refused).unwrap();
     }
 
     #[test]

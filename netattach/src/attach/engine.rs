@@ -42,7 +42,8 @@ pub struct Engine {
     pub(super) own: NetnsId,
 }
 
-/// What is told of a pod that can send past programs by a device of its own: the kind, which its name does not tell, and why.
+/// What is told of a pod that can send past programs by a device of its own, or may: the kind, which its name does not tell, and
+/// why.
 const IFB: (&str, &str) =
     ("ifb", "a device of this kind is there, by which what the pod sends can go past programs on the node");
 

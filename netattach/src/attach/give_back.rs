@@ -102,9 +102,9 @@ fn give_back_by(
     }
     let mut in_pod = None;
     if let PodEnd::In { netns, made, others } = pod
-        && let Some((mut inside, found, carries)) = find_in_pod(host, netns, (home, made), &device.pod_name)?
+        && let Some((mut inside, found)) = find_in_pod(host, netns, (home, made), &device.pod_name)?
     {
-        above::remove(&mut inside, (&found, carries), others)?;
+        above::remove(&mut inside, &found, others)?;
         in_pod = Some((inside, found));
     }
     let mut settled = None;
@@ -183,6 +183,9 @@ pub(super) struct Unrecorded<'a> {
     pub group: u32,
 }
 
+/// A device in its pod, with a handle there, and how it was on the node, if that was kept.
+type InPod<'k> = (Handle, DeviceState, Option<&'k Home>);
+
 impl Unrecorded<'_> {
     /// The alias of the device on the node until all is as it was, with programs of its pod or without: nothing else tells a
     /// later DEL of it. The words are those by which earlier versions find it.
@@ -198,7 +201,7 @@ impl Unrecorded<'_> {
         &self,
         host: &mut Handle,
         netns: &Netns,
-    ) -> Result<Option<(Handle, DeviceState, Option<&Home>)>, StepError> {
+    ) -> Result<Option<InPod<'_>>, StepError> {
         let Self { of: (_, pod_name), others, card, home, group, .. } = *self;
         // By its other record it goes with its settings and under its own name, which its alias need not be any more.
         let is_of_another = |found: &DeviceState| {
@@ -209,7 +212,7 @@ impl Unrecorded<'_> {
             others.iter().any(is_it)
         };
         if let Some(home) = home
-            && let Some((inside, found, _)) = find_in_pod(host, netns, (home, None), pod_name)?
+            && let Some((inside, found)) = find_in_pod(host, netns, (home, None), pod_name)?
         {
             // It is another container's by now, at the same path.
             let is_taken = found.link.group & OWN_GROUPS != 0 && found.link.group != group;
@@ -223,7 +226,8 @@ impl Unrecorded<'_> {
             may_be && !is_of_another(found)
         };
         let mut inside = Handle::open_in(netns)?;
-        Ok(inside.device_named(pod_name)?.filter(is_it).map(|found| (inside, found, None)))
+        let named = if_told(inside.device_named(pod_name))?;
+        Ok(named.filter(is_it).map(|found| (inside, found, None)))
     }
 }
 
@@ -266,7 +270,7 @@ fn give_back_unrecorded(
             {
                 tracing::debug!(device = home.name, %error, "the device does not get its MTU in the pod");
             }
-            above::remove(&mut inside, (&found, true), others)?;
+            above::remove(&mut inside, &found, others)?;
             // In one request of the kernel with the mark.
             move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
             let back = host.device_named(&home.name)?;
@@ -384,22 +388,19 @@ pub(super) fn find_home(host: &mut Handle, home: &Home) -> Result<Option<DeviceS
     Ok(identity::at_home(home, &host.devices()?).cloned())
 }
 
-/// The device in the pod, whatever that calls it, with a handle there, and whether links are on it or may be. `made`: its index
-/// there, if it was moved.
+/// The device in the pod, whatever that calls it, with a handle there. `made`: its index there, if it was moved.
 fn find_in_pod(
     host: &mut Handle,
     netns: &Netns,
     (home, made): (&Home, Option<u32>),
     pod_name: &str,
-) -> Result<Option<(Handle, DeviceState, bool)>, StepError> {
+) -> Result<Option<(Handle, DeviceState)>, StepError> {
     let mut pod = Handle::open_in(netns)?;
-    let mut all_listed = true;
     let devices = match pod.devices() {
         // Whoever administrates the pod has made them. It is looked for as what it was moved.
         Err(error) if error.is_too_many() => {
             tracing::warn!(device = home.name, %error, "not all devices of the pod are looked at");
             pod = Handle::open_in(netns)?;
-            all_listed = false;
             as_moved(&mut pod, made, pod_name)?
         }
         devices => devices?,
@@ -411,21 +412,29 @@ fn find_in_pod(
     // Afterwards: the node's namespace gets its number when a device that leads there is shown.
     let node = if leads_home { pod.number_of(Netns::current()?.as_fd())? } else { None };
     let found = identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned();
-    Ok(found.map(|found| {
-        let carries = !all_listed || devices.iter().any(|it| it.is_on(found.link.index));
-        (pod, found, carries)
-    }))
+    Ok(found.map(|found| (pod, found)))
 }
 
 /// The devices of a pod that have the index or the name as which one was moved there.
 fn as_moved(pod: &mut Handle, made: Option<u32>, name: &str) -> Result<Vec<DeviceState>, StepError> {
-    let mut devices = Vec::from_iter(pod.device_named(name)?);
+    let mut devices = Vec::from_iter(if_told(pod.device_named(name))?);
     if let Some(index) = made
         && !devices.iter().any(|it| it.link.index == index)
     {
-        devices.extend(pod.device_by_index(index)?);
+        devices.extend(if_told(pod.device_by_index(index))?);
     }
     Ok(devices)
+}
+
+/// A device in a pod, if the kernel tells of it. Of a card it does, whatever its pod has made of that; any other may be one of
+/// the pod's own under the name that is looked for.
+fn if_told(
+    found: Result<Option<DeviceState>, netlink::Error>,
+) -> Result<Option<DeviceState>, netlink::Error> {
+    match found {
+        Err(error) if error.is_untold() => Ok(None),
+        found => found,
+    }
 }
 
 /// Takes names of other devices off one that the kernel has brought home from a pod: they are in the way of those whose
@@ -832,6 +841,31 @@ mod tests {
             assert_eq!((back.alias, back.other_names), (None, Vec::new()), "{name}");
             assert_eq!(inside.links().unwrap().len(), 1, "lo alone");
         }
+    }
+
+    /// Rows: HDV-above.
+    #[test]
+    fn what_is_on_a_device_goes_although_it_cannot_be_told_what_it_is_on() {
+        let taken = Taken::new();
+        let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
+        let macvlan = Macvlan {
+            pod_name: "lan".to_owned(),
+            parent: Some("net1".to_owned()),
+            mode: MacvlanMode::Bridge,
+            mtu: None,
+            mac: None,
+            group: 0,
+            broadcast_queue: None,
+            tap: false,
+            in_pod: false,
+        };
+        let card = inside.link("net1").unwrap();
+        let lan = inside.create_macvlan(&macvlan, &card, taken.pod.as_fd(), &mut same).unwrap().index;
+        inside.give_sources(lan, 6_000);
+        taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
+        assert!(!taken.is_in_pod());
+        assert_eq!(inside.links().unwrap().len(), 1, "lo alone");
+        assert_eq!(taken.on_node().link.index, taken.before.link.index);
     }
 
     /// Rows: HDV-impossible.

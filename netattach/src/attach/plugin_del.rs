@@ -83,7 +83,11 @@ impl PluginDel<'_> {
         let Some(netns) = self.netns.filter(|_| self.outputs.iter().any(is_interface)) else {
             return Ok(false);
         };
-        Ok(Handle::open_in(netns)?.find_link(&self.attachment.ifname)?.is_none())
+        match Handle::open_in(netns)?.find_link(&self.attachment.ifname) {
+            // It is there, whatever the pod has made of it.
+            Err(error) if error.is_untold() => Ok(false),
+            found => Ok(found?.is_none()),
+        }
     }
 
     /// The `prevResult` of the DEL. Every plugin of a list gets the final result and passes it to its address

@@ -59,6 +59,8 @@ pub(super) fn forget_gone(pod: &mut Handle, interfaces: &[SourceRouting]) -> Res
     for interface in interfaces {
         match pod.link_by_index(interface.index) {
             Err(netlink::Error::NoSuchLink(_)) => gone.extend(rules(interface)),
+            // It is there, whatever its pod has made of it.
+            Err(error) if error.is_untold() => {}
             found => drop(found?),
         }
     }

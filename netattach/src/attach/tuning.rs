@@ -127,12 +127,14 @@ pub(super) fn give_back(
 ) -> Result<(), StepError> {
     let called = match made.map(|index| pod.link_by_index(index)) {
         Some(Err(netlink::Error::NoSuchLink(_))) => return Ok(()),
+        // What its pod has made of it cannot be told, nor given back, and is the pod's.
+        Some(Err(error)) if error.is_untold() => return Ok(()),
         Some(found) => found?.name,
         None => ifname.to_owned(),
     };
     let ifname = called.as_str();
     let now = match pod.properties(ifname) {
-        Err(error) if error.not_found() => return Ok(()),
+        Err(error) if error.not_found() || error.is_untold() => return Ok(()),
         other => other?,
     };
     let mut missing = before.missing(&now);

@@ -84,9 +84,16 @@ pub(super) fn leave(pod: &mut Handle, ifname: &str, by: By<'_>) -> Result<(), St
         By::Record(chosen) => (chosen.name.as_str(), Some(chosen.index)),
         By::Name(name) => (name, None),
     };
-    let Some(found) = pod.find_link(name)?.filter(|link| link.kind == KIND) else { return Ok(()) };
+    let found = match pod.find_link(name) {
+        // Another link that the pod calls so: of a VRF there is never too much to tell.
+        Err(error) if error.is_untold() => None,
+        found => found?,
+    };
+    let Some(found) = found.filter(|link| link.kind == KIND) else { return Ok(()) };
     let port = match made.map(|index| pod.link_by_index(index)) {
         Some(Err(netlink::Error::NoSuchLink(_))) => None,
+        // It goes on by itself, as does the VRF that has it.
+        Some(Err(error)) if error.is_untold() => None,
         Some(port) => Some(port?),
         None => pod.find_link(ifname)?,
     };

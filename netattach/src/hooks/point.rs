@@ -86,6 +86,8 @@ impl HookPoint {
         };
         match found {
             Err(error) if error.not_found() => Ok(true),
+            // It is there, whatever its pod has made of it.
+            Err(error) if error.is_untold() => Ok(false),
             other => Ok(other.map(|_| false)?),
         }
     }

@@ -2,23 +2,22 @@
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
+use rtnetlink::LinkUnspec;
 use rustix::io::Errno;
 
+use super::blurred::{INFO, KIND, blurred};
 use super::device::is_pair;
-use super::lean::blurred;
 use super::link::show;
 use super::nft::attribute_in;
 use super::socket::NetlinkRequest;
 use super::{Error, Handle};
 
-/// `IFLA_LINK`, `IFLA_LINKINFO` with `IFLA_INFO_KIND` in it, `IFLA_IFALIAS` and `IFLA_LINK_NETNSID` of `linux/if_link.h`.
+/// `IFLA_LINK`, `IFLA_IFALIAS` and `IFLA_LINK_NETNSID` of `linux/if_link.h`.
 const LINK: u16 = 5;
-const LINK_INFO: u16 = 18;
-const KIND: u16 = 1;
 const ALIAS: u16 = 20;
 const LINK_NETNS: u16 = 37;
-/// Length of `ifinfomsg`, and offset of the index in it.
+/// Length of `ifinfomsg`, and offset of the index in it, as in `if_stats_msg`.
 const HEADER: usize = 16;
 const INDEX_AT: usize = 4;
 /// The group of links that are about to be deleted. Not one of netattach's own.
@@ -31,15 +30,18 @@ pub struct Above {
     pub index: u32,
     /// The number of the namespace in which the index of the other one counts; `None`: that of the link.
     pub netns: Option<i32>,
-    /// Which namespace that is cannot be told: the link is described by more than its description can say the length of.
+    /// Whether it is on that one, and in which namespace, cannot be told: the link is described by more than its description can
+    /// say the length of, or by more than the kernel tells.
     pub is_blurred: bool,
 }
 
 impl Handle {
-    /// The links of the namespace that are on the one with that index and of a kind with a name, for which `counts` holds, which
-    /// is given the index, that name and the alias of each; the kernel deletes links of such kinds alone.
+    /// The links of the namespace that are on the one with that index, or may be, and of a kind with a name, for which `counts`
+    /// holds, which is given the index, that name and the alias of each; the kernel deletes links of such kinds alone. One of
+    /// which nothing can be told is among them.
     ///
-    /// Reads a list of any length: of the others, nothing is kept.
+    /// There may be any number of links: of the others, nothing is kept. Each is asked for by itself. The kernel lists none where
+    /// one is described by more than 4 MiB, and ends a list without a word at one that has grown since it began.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -48,8 +50,26 @@ impl Handle {
         index: u32,
         counts: impl Fn(u32, &str, &str) -> bool,
     ) -> Result<Vec<Above>, Error> {
-        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
-        self.socket.scan(all, |message| on(message, index, &counts))
+        let mut above = Vec::new();
+        for own in self.indices()? {
+            let one = show(LinkUnspec::new_with_index(own));
+            match self.socket.look(one, |message| on(message, index, &counts)) {
+                Err(error) if error.not_found() => {}
+                Err(error) if error.is_untold() => {
+                    above.push(Above { index: own, netns: None, is_blurred: true });
+                }
+                found => above.extend(found?),
+            }
+        }
+        Ok(above)
+    }
+
+    /// The indices of all links, by a list that says little else, and as much of each whatever that is.
+    fn indices(&mut self) -> Result<Vec<u32>, Error> {
+        let mut all = StatsMessage::default();
+        // Without any counters it is refused. These are those of MPLS.
+        all.header.filter_mask = StatsFilterMask::AfSpec;
+        self.socket.scan(RouteNetlinkMessage::GetStats(all), index_of)
     }
 
     /// Deletes the links with those indices for the cost of one grace period. One that is gone, or that the kernel does not
@@ -82,23 +102,29 @@ impl Handle {
 /// See [`Handle::links_on`]; of one message.
 fn on(message: &[u8], index: u32, counts: impl Fn(u32, &str, &str) -> bool) -> Option<Above> {
     let attributes = message.get(HEADER..)?;
-    if attribute_in(attributes, LINK)? != index.to_ne_bytes() {
+    let own = index_of(message)?;
+    let (told, kind, is_blurred) = match blurred(attributes) {
+        Some(blurred) => (blurred.before, blurred.kind, true),
+        None => (attributes, attribute_in(attribute_in(attributes, INFO)?, KIND)?, false),
+    };
+    // One that is blurred may tell it behind what can be read.
+    let is_on = attribute_in(told, LINK).map_or(is_blurred, |link| link == index.to_ne_bytes());
+    if !is_on {
         return None;
     }
-    let own = u32::from_ne_bytes(message.get(INDEX_AT..INDEX_AT + 4)?.try_into().ok()?);
-    let blurred = blurred(attributes);
-    let (is_blurred, kind) = match blurred {
-        Some(blurred) => (true, blurred.kind?),
-        None => (false, attribute_in(attribute_in(attributes, LINK_INFO)?, KIND)?),
-    };
     let kind = text(kind);
-    let alias = attribute_in(attributes, ALIAS).map(text).unwrap_or_default();
-    let netns = match attribute_in(attributes, LINK_NETNS).filter(|_| !is_blurred) {
+    let alias = attribute_in(told, ALIAS).map(text).unwrap_or_default();
+    let netns = match attribute_in(told, LINK_NETNS) {
         Some(number) => Some(i32::from_ne_bytes(number.try_into().ok()?)),
         None => None,
     };
     let is_it = !kind.is_empty() && !is_pair(kind) && (own != index || netns.is_some() || is_blurred);
     (is_it && counts(own, kind, alias)).then_some(Above { index: own, netns, is_blurred })
+}
+
+/// The index in a message about a link or its counters.
+fn index_of(message: &[u8]) -> Option<u32> {
+    Some(u32::from_ne_bytes(message.get(INDEX_AT..INDEX_AT + 4)?.try_into().ok()?))
 }
 
 /// A string up to the zero that ends it; empty: it is none of UTF-8, as no kind and no alias of ours is.
@@ -113,7 +139,8 @@ mod tests {
         InfoData, InfoKind, InfoMacVlan, LinkInfo, MacVlanMacAddressMode, MacVlanMode,
     };
 
-    use super::super::lean::tests::{attribute, message, with_sources};
+    use super::super::blurred::tests::{LinkAt, ORDERS, with_sources};
+    use super::super::lean::tests::{attribute, message};
     use super::*;
     use crate::netns::Netns;
     use crate::spec::{Bridge, Macvlan, MacvlanMode};
@@ -124,7 +151,7 @@ mod tests {
 
     /// A link with index 9 on that with index 4.
     fn shown(kind: &[u8], further: &[Vec<u8>]) -> Vec<u8> {
-        let info = attribute(LINK_INFO | 0x8000, &attribute(KIND, kind));
+        let info = attribute(INFO | 0x8000, &attribute(KIND, kind));
         let link = attribute(LINK, &4_u32.to_ne_bytes());
         let mut shown = message(0, &[vec![link, info], further.to_vec()].concat());
         shown[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
@@ -150,11 +177,58 @@ mod tests {
 
     #[test]
     fn a_link_of_which_it_cannot_be_told_what_it_is_on_may_be_on_any_of_that_index() {
-        let mut shown = message(0, &[with_sources(6_000)]);
-        shown[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
-        let blurred = Above { index: 9, netns: None, is_blurred: true };
-        assert_eq!(on(&shown, 4, |_, kind, _| kind == "macvlan"), Some(blurred));
-        assert_eq!(on(&shown, 5, |_, _, _| true), None);
+        for order in ORDERS {
+            // The alias is not read out of what is behind.
+            let behind = attribute(ALIAS, b"card.5\0");
+            let mut shown = message(0, &[with_sources(6_000, order), behind]);
+            shown[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
+            let blurred = Some(Above { index: 9, netns: None, is_blurred: true });
+            let counts = |_: u32, kind: &str, alias: &str| (kind, alias) == ("macvlan", "");
+            assert_eq!(on(&shown, 4, counts), blurred, "{order:?}");
+            let of_another = blurred.filter(|_| order.0 == LinkAt::Behind);
+            assert_eq!(on(&shown, 5, counts), of_another, "{order:?}");
+        }
+    }
+
+    impl Handle {
+        /// Gives a macvlan so many source addresses, and the mode `source`.
+        pub(crate) fn give_sources(&mut self, macvlan: u32, number: u32) {
+            give(self, macvlan, (0..number).map(plain));
+        }
+
+        /// As where the kernel refuses a longer queue, or a link is described by more than it tells: of one with 20,000 source
+        /// addresses nothing can be told.
+        pub(crate) fn narrow(&self) {
+            self.socket.narrow();
+        }
+    }
+
+    fn plain(number: u32) -> [u8; 6] {
+        let [_, a, b, c] = number.to_be_bytes();
+        [2, 0, 0, a, b, c]
+    }
+
+    /// Each as the header of an attribute, and the end of another one.
+    fn header(number: u32) -> [u8; 6] {
+        let [.., a, b] = number.to_be_bytes();
+        [0xfc, 0xff, a, b, 0x74, 0x03]
+    }
+
+    fn give(handle: &mut Handle, macvlan: u32, sources: impl Iterator<Item = [u8; 6]>) {
+        let set = |data: Vec<InfoMacVlan>| {
+            let data = [vec![InfoMacVlan::Mode(MacVlanMode::Source)], data].concat();
+            let info = vec![LinkInfo::Kind(InfoKind::MacVlan), LinkInfo::Data(InfoData::MacVlan(data))];
+            let set =
+                LinkUnspec::new_with_index(macvlan).append_extra_attribute(LinkAttribute::LinkInfo(info));
+            NetlinkRequest::new(RouteNetlinkMessage::NewLink(set.build()), 0)
+        };
+        // `MACVLAN_MACADDR_ADD`.
+        let add = |address| {
+            set(vec![InfoMacVlan::MacAddrMode(MacVlanMacAddressMode::Add), InfoMacVlan::MacAddr(address)])
+        };
+        // An attribute more behind them, from Linux 6.4 on.
+        let cutoff = set(vec![InfoMacVlan::BcCutoff(5)]);
+        handle.socket.all(sources.map(add).chain([cutoff]).collect()).unwrap();
     }
 
     /// A macvlan in mode `source` has as many addresses as its pod gives it.
@@ -179,27 +253,23 @@ mod tests {
             .create_macvlan(&macvlan, &wire, std::os::fd::AsFd::as_fd(&netns), &mut same)
             .unwrap()
             .index;
-        let source = |number: u16| {
-            let [a, b] = number.to_be_bytes();
-            // `MACVLAN_MACADDR_ADD`.
-            let data = vec![
-                InfoMacVlan::Mode(MacVlanMode::Source),
-                InfoMacVlan::MacAddrMode(MacVlanMacAddressMode::Add),
-                InfoMacVlan::MacAddr([2, 0, 0, 0, a, b]),
-            ];
-            let info = vec![LinkInfo::Kind(InfoKind::MacVlan), LinkInfo::Data(InfoData::MacVlan(data))];
-            let set = LinkUnspec::new_with_index(lan).append_extra_attribute(LinkAttribute::LinkInfo(info));
-            NetlinkRequest::new(RouteNetlinkMessage::NewLink(set.build()), 0)
-        };
-        handle.socket.all((0..6_000).map(source).collect()).unwrap();
         let kinds = |handle: &mut Handle| -> Vec<String> {
             handle.links().unwrap().into_iter().map(|link| link.kind).collect()
         };
+        let blurred = [Above { index: lan, netns: None, is_blurred: true }];
+        give(&mut handle, lan, (0..6_000).map(header));
+        assert_eq!(handle.link_by_index(lan).unwrap().kind, "macvlan");
+        assert_eq!(handle.links_on(wire.index, |_, _, _| true).unwrap(), blurred);
+        handle.give_sources(lan, 20_000);
         assert_eq!(handle.link_by_index(lan).unwrap().kind, "macvlan");
         assert!(kinds(&mut handle).contains(&"macvlan".to_owned()));
-        let above = handle.links_on(wire.index, |_, _, _| true).unwrap();
-        assert_eq!(above, [Above { index: lan, netns: None, is_blurred: true }]);
-        handle.ensure_indices_absent(&[lan]).unwrap();
+        assert_eq!(handle.links_on(wire.index, |_, _, _| true).unwrap(), blurred);
+        // Nothing of it is told, and of all others as much as ever.
+        same.narrow();
+        assert!(same.link_by_index(lan).unwrap_err().is_untold());
+        assert_eq!(same.links_on(wire.index, |_, _, _| true).unwrap(), blurred);
+        assert_eq!(same.link_by_index(wire.index).unwrap().kind, "bridge");
+        same.ensure_indices_absent(&[lan]).unwrap();
         assert!(!kinds(&mut handle).contains(&"macvlan".to_owned()));
     }
 

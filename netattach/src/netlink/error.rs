@@ -27,6 +27,9 @@ pub enum Error {
         /// The problem.
         what: &'static str,
     },
+    /// What was asked for is there, and described in a way that is not understood.
+    #[error("{0}: it is there, and described in a way that is not understood")]
+    Unreadable(&'static str),
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
     #[error("{0} dump kept being interrupted by changes")]
     Interrupted(&'static str),
@@ -120,9 +123,23 @@ impl Error {
         self.errno() == Some(rustix::io::Errno::EXIST)
     }
 
-    /// Whether a pod has more of something than is read.
+    /// Of a list: whether it is longer than is read, or the kernel has no room for one of what is on it. The handle is of no use
+    /// then: the kernel goes on with the list, or with failing at it.
     pub fn is_too_many(&self) -> bool {
-        matches!(self, Self::TooMany(..))
+        matches!(self, Self::TooMany(..)) || self.has_no_room()
+    }
+
+    /// Of a request for one object: whether that is there, and nobody can be told what it is. A pod can give a link so much that
+    /// it takes more to describe it than the kernel or its socket has room for.
+    pub fn is_untold(&self) -> bool {
+        matches!(self, Self::Unreadable(_)) || self.has_no_room()
+    }
+
+    fn has_no_room(&self) -> bool {
+        match self {
+            Self::Receive(_, source) => source.raw_os_error() == Some(libc::ENOBUFS),
+            _ => self.errno() == Some(rustix::io::Errno::NOBUFS),
+        }
     }
 
     /// Whether another link has the requested name or index.

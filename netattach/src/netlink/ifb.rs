@@ -20,10 +20,11 @@ const MOST: usize = 64;
 const IFB: &[u8] = b"ifb";
 
 impl Handle {
-    /// Whether an intermediate device is in the namespace. The kernel lists those alone, or, where it has no driver for them, all
-    /// links: the first says which. Loads no driver. Gives the handle back, but not where there are more links than are read: who
-    /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is of
-    /// no use.
+    /// Whether an intermediate device is in the namespace, or may be: of a namespace with a link of which it would have to tell
+    /// more than it can the kernel lists none. The kernel lists those alone, or, where it has no driver for them, all links: the
+    /// first says which. Loads no driver. Gives the handle back, but not where there are more links than are read: who
+    /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is
+    /// of no use.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -32,8 +33,11 @@ impl Handle {
         let mut first = None;
         let is_whole = self.socket.first(of_kind, MOST, |message| {
             first.get_or_insert_with(|| is_ifb(message));
-        })?;
-        Ok((first == Some(true), is_whole.then_some(self)))
+        });
+        match is_whole {
+            Err(error) if error.is_too_many() => Ok((true, None)),
+            is_whole => Ok((first == Some(true), is_whole?.then_some(self))),
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `socket`, `lean`, `text`, `error` | several requests in one datagram; what of the answers is parsed; texts that are any bytes; the kernel's refusals as data |
+| `blurred` | descriptions of links whose lengths have wrapped |
 //! | `receive` | what the kernel sends, whole however long it is |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
@@ -28,6 +29,7 @@
 
 mod above;
 mod address;
+mod blurred;
 mod bridge;
 mod bridge_port;
 mod bridge_state;
@@ -147,8 +149,8 @@ impl Handle {
     /// Opens a handle in another namespace. The handle may be used from any thread.
     ///
     /// It reads no list of more than [`MOST_IN_POD`] objects, or of more than some MiB: who administrates a pod's network
-    /// makes as many links, routes and rules there as the kernel has memory for. A longer one is [`Error::TooMany`], and the
-    /// handle is of no use after that.
+    /// makes as many links, routes and rules there as the kernel has memory for. A longer one, or one with an object of which the
+    /// kernel cannot tell all, [is too many](Error::is_too_many), and the handle is of no use after that.
     pub fn open_in(netns: &Netns) -> Result<Self, OpenError> {
         Ok(within(netns, Self::open)??.bounded())
     }

@@ -9,10 +9,12 @@ use super::Error;
 
 /// Room for a datagram of the kernel as a rule (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const ROOM: usize = 64 << 10;
-/// The longest. The kernel allocates none of more than 4 MiB: one link is described by as much if somebody has given a macvlan
-/// hundreds of thousands of source addresses, and by more than the room of a rule if it has all other names that it may have;
-/// a refusal repeats what was refused.
-const LONGEST: usize = 8 << 20;
+/// The longest, of some 700,000 source addresses that somebody has given a macvlan. For a list the kernel allocates no more than
+/// 4 MiB; newer ones for the answer to a request for one link as much as it takes. A link with all other names that it may have
+/// is described by more than the room of a rule as well; a refusal repeats what was refused.
+pub(super) const LONGEST: usize = 8 << 20;
+/// Most datagrams that are thrown away beside what was lost: more than the answers to as many requests as are sent at once.
+const MOST_BESIDE: usize = 1 << 10;
 
 /// The datagram that was received last, and its room, which grows for one that is longer.
 pub(super) struct Receiver(Vec<u8>);
@@ -58,13 +60,29 @@ impl Receiver {
         &self.0
     }
 
-    /// The next datagram, as an answer to that request.
+    /// The next datagram, as an answer to that request. Where something was lost, so is what the socket has still: until that is
+    /// read the kernel drops all else, the answers to later requests as well.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
     pub(super) fn answer(&mut self, socket: &RawSocket, request: &'static str) -> Result<&[u8], Error> {
-        self.receive(socket).map_err(|source| Error::Receive(request, source))?;
+        if let Err(source) = self.receive(socket) {
+            if source.raw_os_error() == Some(libc::ENOBUFS) {
+                clear(socket);
+            }
+            return Err(Error::Receive(request, source));
+        }
         Ok(self.bytes())
+    }
+}
+
+/// Throws away what a socket has.
+fn clear(socket: &RawSocket) {
+    for _ in 0..MOST_BESIDE {
+        match socket.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_DONTWAIT) {
+            Err(error) if ![Some(libc::ENOBUFS), Some(libc::EINTR)].contains(&error.raw_os_error()) => return,
+            _ => {}
+        }
     }
 }
 
@@ -84,13 +102,17 @@ mod tests {
     fn refused(bytes: usize) -> RawSocket {
         let mut socket = RawSocket::new(NETLINK_ROUTE).unwrap();
         socket.bind_auto().unwrap();
+        assert_eq!(socket.send(&request(bytes), 0).unwrap(), bytes);
+        socket
+    }
+
+    fn request(bytes: usize) -> Vec<u8> {
         let mut request = (bytes as u32).to_ne_bytes().to_vec();
         // No kind of message has that number; a request, to be acknowledged.
         request.extend(u16::MAX.to_ne_bytes());
         request.extend(5_u16.to_ne_bytes());
         request.resize(bytes, 0);
-        assert_eq!(socket.send(&request, 0).unwrap(), bytes);
-        socket
+        request
     }
 
     #[test]
@@ -104,6 +126,25 @@ mod tests {
             assert_eq!((answer.len(), told), (bytes + further, bytes + further));
         }
         assert!(receiver.0.capacity() < 2 * ROOM, "{}", receiver.0.capacity());
+    }
+
+    #[test]
+    fn after_a_loss_later_answers_are_received() {
+        let mut socket = RawSocket::new(NETLINK_ROUTE).unwrap();
+        socket.bind_auto().unwrap();
+        rustix::net::sockopt::set_socket_recv_buffer_size(&socket, ROOM).unwrap();
+        let mut receiver = Receiver::new();
+        for _ in 0..2 {
+            // Each is refused by as much as it is long.
+            for _ in 0..8 {
+                socket.send(&request(ROOM), 0).unwrap();
+            }
+            let error = receiver.answer(&socket, "requests").unwrap_err();
+            assert!(error.is_too_many(), "{error}");
+            assert_eq!(socket.send(&request(100), 0).unwrap(), 100);
+            let answer = receiver.answer(&socket, "a request").unwrap();
+            assert_eq!(answer.len(), 16 + 4 + 100);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::error::{Error, Refused};
 use super::lean::lean;
-use super::receive::Receiver;
+use super::receive::{LONGEST, Receiver};
 use crate::netns::cookie_of;
 use crate::timing;
 
@@ -42,7 +42,7 @@ pub(super) const REPLACE: u16 = 0x100;
 pub(super) const APPEND: u16 = 0x800;
 const DUMP_TRIES: u32 = 5;
 /// Maximum number of requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue
-/// of 208 KiB by default (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
+/// that may have 208 KiB alone (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
 /// are lost (ENOBUFS).
 const AT_ONCE: usize = 64;
 
@@ -91,6 +91,9 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
+        // A bound: nothing is allocated. Where the kernel refuses it, for lack of privileges on the whole machine, more is lost,
+        // and told as such.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, LONGEST);
         Ok(Self { raw, sequence: 0, receiver: Receiver::new(), most: usize::MAX, most_bytes: usize::MAX })
     }
 
@@ -181,10 +184,7 @@ impl Socket {
         }
         if let Some(request) = unreadable {
             // What is there and cannot be read is not absent.
-            return Err(Error::Malformed {
-                request,
-                what: "it is described in a way that is not understood",
-            });
+            return Err(Error::Unreadable(request));
         }
         if names.iter().any(|name| !name.starts_with(ASKS)) {
             crate::crash_point!("netlink", names);
@@ -262,8 +262,22 @@ impl Socket {
         read: &impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Option<Vec<T>>, Error> {
         let mut found = Vec::new();
-        let walked = self.walk(message, name, usize::MAX, |object| found.extend(read(object)))?;
+        let walked =
+            self.walk((message, NLM_F_DUMP), name, usize::MAX, |object| found.extend(read(object)))?;
         Ok((walked == Walked::Whole).then_some(found))
+    }
+
+    /// What `read` finds in the message about one object behind its header.
+    pub(super) fn look<T>(
+        &mut self,
+        message: RouteNetlinkMessage,
+        read: impl Fn(&[u8]) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
+        let name = request_name(&message);
+        let mut found = None;
+        let see = |object: &[u8]| found = read(object);
+        timing::part(name, || self.walk((message, NLM_F_ACK), name, usize::MAX, see))?;
+        Ok(found)
     }
 
     /// Has `see` see the first `most` objects of a list, what is behind the header of the message of each. Returns whether those
@@ -276,20 +290,21 @@ impl Socket {
         see: impl FnMut(&[u8]),
     ) -> Result<bool, Error> {
         let name = request_name(&message);
-        let walked = timing::part(name, || self.walk(message, name, most, see))?;
+        let walked = timing::part(name, || self.walk((message, NLM_F_DUMP), name, most, see))?;
         Ok(walked != Walked::Left)
     }
 
+    /// `flags`: of a list, or of a request that is acknowledged.
     fn walk(
         &mut self,
-        message: RouteNetlinkMessage,
+        (message, flags): (RouteNetlinkMessage, u16),
         name: &'static str,
         most: usize,
         mut see: impl FnMut(&[u8]),
     ) -> Result<Walked, Error> {
         let malformed = |what| Error::Malformed { request: name, what };
         let mut datagram = Vec::new();
-        self.append(&mut datagram, message, NLM_F_REQUEST | NLM_F_DUMP);
+        self.append(&mut datagram, message, flags | NLM_F_REQUEST);
         let wanted = self.sequence;
         self.send(&datagram).map_err(|source| Error::Send(name, source))?;
         let (mut seen, mut interrupted) = (0, false);
@@ -313,7 +328,8 @@ impl Socket {
                         Received { body: Body::Ack(errno, text), .. } if errno != 0 => {
                             return Err(Refused { request: name, errno, text }.into());
                         }
-                        _ => {}
+                        // No list is acknowledged.
+                        _ => return Ok(Walked::Whole),
                     },
                     _ if seen == most => return Ok(Walked::Left),
                     _ => {
@@ -334,7 +350,7 @@ impl Socket {
         self.append(&mut datagram, message, NLM_F_REQUEST | NLM_F_DUMP);
         let wanted = self.sequence;
         self.send(&datagram).map_err(|source| Error::Send(name, source))?;
-        let (mut found, mut bytes) = (Vec::new(), 0_usize);
+        let (mut found, mut bytes, mut unreadable) = (Vec::new(), 0_usize, 0);
         let mut interrupted = false;
         loop {
             let received = self.receive(name)?;
@@ -345,11 +361,15 @@ impl Socket {
                 }
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.body {
-                    Body::Payload(_) if found.len() >= self.most || bytes > self.most_bytes => {
+                    Body::Payload(_) | Body::Unreadable
+                        if found.len() + unreadable >= self.most || bytes > self.most_bytes =>
+                    {
                         return Err(Error::TooMany(name, found.len()));
                     }
                     Body::Payload(payload) => found.push(payload),
-                    Body::Unreadable => {}
+                    // Here it counts as absent: one that a newer kernel describes would keep all others from being looked at.
+                    // What a pod writes does not make one so, see `blurred` and `text`.
+                    Body::Unreadable => unreadable += 1,
                     Body::Done => return Ok((!interrupted).then_some(found)),
                     Body::Ack(0, _) => {}
                     Body::Ack(errno, text) => return Err(Refused { request: name, errno, text }.into()),
@@ -499,6 +519,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::DelTrafficFilter(_) => "RTM_DELTFILTER",
         M::GetTrafficFilter(_) => "RTM_GETTFILTER",
         M::GetNsId(_) => "RTM_GETNSID",
+        M::GetStats(_) => "RTM_GETSTATS",
         _ => "a netlink request",
     }
 }
@@ -517,6 +538,13 @@ fn set_link_name(link: &LinkMessage) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Socket {
+        /// As where the kernel refuses a longer queue.
+        pub(in crate::netlink) fn narrow(&self) {
+            rustix::net::sockopt::set_socket_recv_buffer_size(&self.raw, 64 << 10).unwrap();
+        }
+    }
 
     fn ack(errno: i32, text: Option<&str>) -> Vec<u8> {
         let mut payload = (-errno).to_ne_bytes().to_vec();
