@@ -197,11 +197,7 @@ impl Unrecorded<'_> {
 
     /// The device in its pod, with a handle there, and how it was on the node, if that was kept: of this one, as the pod may have
     /// put another in its place.
-    fn in_pod(
-        &self,
-        host: &mut Handle,
-        netns: &Netns,
-    ) -> Result<Option<InPod<'_>>, StepError> {
+    fn in_pod(&self, host: &mut Handle, netns: &Netns) -> Result<Option<InPod<'_>>, StepError> {
         let Self { of: (_, pod_name), others, card, home, group, .. } = *self;
         // By its other record it goes with its settings and under its own name, which its alias need not be any more.
         let is_of_another = |found: &DeviceState| {

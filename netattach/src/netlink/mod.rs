@@ -7,7 +7,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `socket`, `lean`, `text`, `error` | several requests in one datagram; what of the answers is parsed; texts that are any bytes; the kernel's refusals as data |
-| `blurred` | descriptions of links whose lengths have wrapped |
+//! | `blurred` | descriptions of links whose lengths have wrapped |
 //! | `receive` | what the kernel sends, whole however long it is |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
