@@ -112,7 +112,7 @@ impl Engine {
         match self.load_known(key) {
             Err(error @ AttachError::RecordLost { .. }) => {
                 let container = &key.container_id;
-                tracing::warn!(container, error = %Chain(&error), "all else of it is taken back");
+                tracing::warn!(container, error = %Chain(&error), "all else of it is rolled back");
                 self.write_removal_without_plugins(key)?;
                 Ok(self.journal.load(key)?)
             }
