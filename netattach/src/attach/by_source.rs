@@ -129,10 +129,10 @@ pub(super) fn forget(pod: &mut Handle, asked: &BySource, sources: &[IpAddr]) -> 
     }
 }
 
-/// The addresses that an interface has, for callers that do not know those that it had. None of one that is gone, or that has more
-/// of them than are read: the handle is of no use then.
+/// The addresses that an interface has, for callers that do not know those that it had. None of one that is gone or cannot be
+/// told, or that has more of them than are read: the handle is of no use then.
 pub(super) fn sources_of(pod: &mut Handle, ifname: &str) -> Result<Vec<IpAddr>, StepError> {
-    let Some(link) = pod.find_link(ifname)? else { return Ok(Vec::new()) };
+    let Some(link) = pod.find_told(ifname)? else { return Ok(Vec::new()) };
     match pod.addresses(link.index) {
         Err(error) if error.is_too_many() => Ok(Vec::new()),
         found => Ok(found?.iter().map(IpNet::addr).collect()),

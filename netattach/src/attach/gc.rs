@@ -188,6 +188,12 @@ impl Engine {
             }
         }
         // What another plugin has attached to a live sandbox is in no record: that one has a record since it was taken over.
+        let has_taken_over = plans.iter().any(|plan| plan.is_taken_over());
+        if has_taken_over && !holder.default && matches!(holder.place, Place::Plugin(_)) {
+            let why = "it is not known which interfaces pods that were taken over have on this network";
+            tracing::warn!(network = %holder.network, why, "GC skipped");
+            return Ok(());
+        }
         let taken_over = plans.iter().filter(|plan| plan.is_taken_over()).map(|plan| AttachmentId {
             container_id: plan.sandbox.container_id.clone(),
             ifname: plan.sandbox.ifname.clone(),

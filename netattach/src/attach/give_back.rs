@@ -222,8 +222,11 @@ impl Unrecorded<'_> {
             may_be && !is_of_another(found)
         };
         let mut inside = Handle::open_in(netns)?;
-        let named = if_told(inside.device_named(pod_name))?;
-        Ok(named.filter(is_it).map(|found| (inside, found, None)))
+        let Some(found) = if_told(inside.device_named(pod_name))?.filter(is_it) else { return Ok(None) };
+        if inside.is_blurred(found.link.index)? {
+            return Ok(None);
+        }
+        Ok(Some((inside, found, None)))
     }
 }
 
@@ -332,7 +335,7 @@ fn came_home<'d>(home: &Home, devices: &'d [DeviceState], group: u32) -> Option<
     let found = identity::at_home(home, devices).filter(|_| is_card)?;
     let is_as_moved = match home.group {
         0 => found.link.group == group,
-        _ => found.alias.as_deref() == Some(&*home.name),
+        _ => found.alias.as_deref() == Some(&*home.name) && found.alias != home.alias,
     };
     is_as_moved.then_some(found)
 }
@@ -408,7 +411,16 @@ fn find_in_pod(
     // Afterwards: the node's namespace gets its number when a device that leads there is shown.
     let node = if leads_home { pod.number_of(Netns::current()?.as_fd())? } else { None };
     let found = identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned();
-    Ok(found.map(|found| (pod, found)))
+    let Some(found) = found else { return Ok(None) };
+    // The node could not list its links with it. It ends with its namespace.
+    if pod.is_blurred(found.link.index)? {
+        tracing::warn!(
+            device = home.name,
+            "its pod has given it more than the kernel can tell of it: it stays there"
+        );
+        return Ok(None);
+    }
+    Ok(Some((pod, found)))
 }
 
 /// The devices of a pod that have the index or the name as which one was moved there.
@@ -840,11 +852,8 @@ mod tests {
     }
 
     /// Rows: HDV-above.
-    #[test]
-    fn what_is_on_a_device_goes_although_it_cannot_be_told_what_it_is_on() {
-        let taken = Taken::new();
-        let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
-        let macvlan = Macvlan {
+    fn lan_on_card() -> Macvlan {
+        Macvlan {
             pod_name: "lan".to_owned(),
             parent: Some("net1".to_owned()),
             mode: MacvlanMode::Bridge,
@@ -854,9 +863,15 @@ mod tests {
             broadcast_queue: None,
             tap: false,
             in_pod: false,
-        };
+        }
+    }
+
+    #[test]
+    fn what_is_on_a_device_goes_although_it_cannot_be_told_what_it_is_on() {
+        let taken = Taken::new();
+        let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
         let card = inside.link("net1").unwrap();
-        let lan = inside.create_macvlan(&macvlan, &card, taken.pod.as_fd(), &mut same).unwrap().index;
+        let lan = inside.create_macvlan(&lan_on_card(), &card, taken.pod.as_fd(), &mut same).unwrap().index;
         inside.give_sources(lan, 6_000);
         taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
         assert!(!taken.is_in_pod());
@@ -933,6 +948,30 @@ mod tests {
         }
         // The kernel makes a dummy without ARP; a card may be none of Ethernet.
         assert_eq!((at_home("dummy", mac(1), None), at_home("", None, None)), (OF_POD, OF_POD));
+    }
+
+    /// The node could not list its links with it. The pod gives it the name and an alias, as a device that was taken has.
+    #[test]
+    fn what_a_pod_has_given_more_than_can_be_told_does_not_go_to_the_node() {
+        let taken = Taken::new();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
+        let card = inside.link("net1").unwrap();
+        let lan = inside.create_macvlan(&lan_on_card(), &card, taken.pod.as_fd(), &mut same).unwrap().index;
+        inside.set_alias(lan, "of the node").unwrap();
+        let mut is_in_pod_after = |sources| {
+            inside.give_sources(lan, sources);
+            let of = ("c1", "lan");
+            let unrecorded = Unrecorded { of, others: &[], card: false, has_mac: true, home: None, group: 0 };
+            let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
+            given.unwrap().unwrap();
+            inside.find_link("lan").unwrap().is_some()
+        };
+        assert!(is_in_pod_after(6_000));
+        let kept =
+            Home { link: Some(1_000_000), ..home(inside.device_by_index(lan).unwrap().unwrap(), false) };
+        let found = within(&taken.node, || find_in_pod(&mut host, &taken.pod, (&kept, Some(lan)), "lan"));
+        assert!(found.unwrap().unwrap().is_none());
     }
 
     /// Rows: HDV-programs.

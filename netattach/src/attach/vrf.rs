@@ -95,7 +95,7 @@ pub(super) fn leave(pod: &mut Handle, ifname: &str, by: By<'_>) -> Result<(), St
         // It goes on by itself, as does the VRF that has it.
         Some(Err(error)) if error.is_untold() => None,
         Some(port) => Some(port?),
-        None => pod.find_link(ifname)?,
+        None => pod.find_told(ifname)?,
     };
     if let Some(port) = port.filter(|port| port.controller == Some(found.index)) {
         if let By::Record(_) = by {

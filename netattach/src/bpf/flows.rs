@@ -2,8 +2,9 @@
 //! their place is needed; here they are counted, taken out, and taken out at once when the attachment goes that they
 //! belong to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -355,7 +356,7 @@ struct FamilyTable<A> {
 
 impl<A> FamilyTable<A>
 where
-    A: Address,
+    A: Address + Eq + Hash,
     FlowKey<A>: Pod,
 {
     fn open(pins: &Pins, name: &'static str) -> Result<Self, BpfError> {
@@ -390,17 +391,15 @@ where
     /// Takes out every flow of these hosts.
     fn take_out_all(
         &mut self,
-        hosts: &[(u32, A)],
+        hosts: &HashSet<(u32, A)>,
         now: u32,
         end: &mut dyn FnMut(Ended),
     ) -> Result<(), BpfError> {
         let mut next = None;
         while !hosts.is_empty() {
             let judge = |key: &FlowKey<A>, _: &Flow| {
-                let ours = |(zone, host): &(u32, A)| {
-                    *zone == key.zone && (host.same(&key.low) || host.same(&key.high))
-                };
-                hosts.iter().any(ours).then_some(Ending::Detached)
+                let is_ours = |host: A| hosts.contains(&(key.zone, host));
+                (is_ours(key.low) || is_ours(key.high)).then_some(Ending::Detached)
             };
             next = self.look(next, now, judge, end)?.next;
             if next.is_none() {
@@ -471,7 +470,7 @@ fn none<A: Address>() -> FlowKey<A> {
 }
 
 /// The hosts that have an address of one family.
-fn family<A>(hosts: &BTreeSet<Host>, address: impl Fn(IpAddr) -> Option<A>) -> Vec<(u32, A)> {
+fn family<A: Eq + Hash>(hosts: &BTreeSet<Host>, address: impl Fn(IpAddr) -> Option<A>) -> HashSet<(u32, A)> {
     hosts.iter().filter_map(|(zone, host)| Some((*zone, address(*host)?))).collect()
 }
 

@@ -115,16 +115,27 @@ impl Enforcer {
     }
 
     /// Where flows stay approved: takes out those of hosts that are gone, and of addresses that pods have given up, once policies
-    /// have changed. Until then what others sent to them entered flows, which would be kept for the next owner.
+    /// have changed. Until then what others sent to them entered flows, which would be kept for the next owner. What an attachment of
+    /// this node has is its own, whoever else has claimed it.
     fn purge_departed(&self, mut gone: BTreeSet<Host>) -> Result<(), EnforceError> {
         let mut state = self.lock();
-        let departed = state.take_departed();
         if !self.defaults.keep_established {
+            state.take_departed();
             return Ok(());
         }
+        // Policies of before let flows in still.
+        let mut departed = if state.is_behind() { BTreeSet::new() } else { state.take_departed() };
         if !departed.is_empty() {
             let records = self.dataplane.attachments().records();
-            for (id, endpoint) in state.roster().endpoints() {
+            let endpoints = state.roster().endpoints();
+            for endpoint in endpoints.values() {
+                let held =
+                    endpoint.at.iter().flat_map(|at| endpoint.addresses.iter().map(move |ip| (at, ip)));
+                for (place, address) in held {
+                    departed.remove(&(place.clone(), *address));
+                }
+            }
+            for (id, endpoint) in endpoints {
                 let Some(record) = records.get(id) else { continue };
                 let here = departed.iter().filter(|(place, _)| endpoint.at.contains(place));
                 gone.extend(here.map(|(_, address)| (record.zone, *address)));
@@ -404,9 +415,8 @@ impl Enforce for Enforcer {
             self.programs.detach_in_pod(id)?;
         }
         self.programs.detach(id)?;
-        let left = self.lock().leave(id, self.sources(), &self.kernel());
-        self.purge_departed(gone)?;
-        left
+        self.lock().leave(id, self.sources(), &self.kernel())?;
+        self.purge_departed(gone)
     }
 
     fn leave_device(&self, id: u32) -> Result<(), EnforceError> {

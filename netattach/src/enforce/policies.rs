@@ -130,6 +130,11 @@ impl Policies {
         self.desired.conditions.iter().chain(&self.over_capacity).cloned().collect()
     }
 
+    /// Whether the maps do not hold all desired policies yet.
+    pub(super) fn is_behind(&self) -> bool {
+        self.behind != Behind::Nothing
+    }
+
     /// See [`Compiler::take_departed`].
     pub(super) fn take_departed(&mut self) -> BTreeSet<(Place, IpAddr)> {
         self.compiler.take_departed()

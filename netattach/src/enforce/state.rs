@@ -99,6 +99,11 @@ impl State {
         self.policies.take_changes()
     }
 
+    /// See [`Policies::is_behind`].
+    pub(super) fn is_behind(&self) -> bool {
+        self.policies.is_behind()
+    }
+
     /// See [`Policies::take_departed`].
     pub(super) fn take_departed(&mut self) -> BTreeSet<(Place, IpAddr)> {
         self.policies.take_departed()

@@ -149,7 +149,10 @@ impl Queue {
                 (wanted.due, wanted.end) = (older.due, older.end);
             }
             wanted.failing = older.failing.filter(|_| older.uid == wanted.uid);
-            wanted.waiters = older.waiters;
+            match is_another(&older.uid, &wanted.uid) {
+                true => tell(older.waiters, &Err("its name is another pod's by now".to_owned())),
+                false => wanted.waiters = older.waiters,
+            }
         }
         wanted.waiters.extend(waiter);
         self.wanted.insert(name, wanted);
@@ -330,6 +333,11 @@ impl Queue {
 /// Whether the pod is as it was written last.
 fn is_shown(pod: &Pod, last: Option<&Last>) -> bool {
     last.is_some_and(|last| is_written(pod, &last.status))
+}
+
+/// Whether two pods of one name are not the same; an unknown uid may be any.
+fn is_another(older: &Option<String>, newer: &Option<String>) -> bool {
+    matches!((older, newer), (Some(older), Some(newer)) if older != newer)
 }
 
 fn tell(waiters: Vec<Waiter>, outcome: &Result<(), String>) {

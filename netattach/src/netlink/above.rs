@@ -64,12 +64,29 @@ impl Handle {
         Ok(above)
     }
 
+    /// Whether a link is described by more than its description can say the length of, or by more than the kernel tells.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn is_blurred(&mut self, index: u32) -> Result<bool, Error> {
+        let one = show(LinkUnspec::new_with_index(index));
+        match self.socket.look(one, |message| blurred(message.get(HEADER..)?).map(drop)) {
+            Err(error) if error.is_untold() => Ok(true),
+            found => Ok(found?.is_some()),
+        }
+    }
+
     /// The indices of all links, by a list that says little else, and as much of each whatever that is.
     fn indices(&mut self) -> Result<Vec<u32>, Error> {
         let mut all = StatsMessage::default();
         // Without any counters it is refused. These are those of MPLS.
         all.header.filter_mask = StatsFilterMask::AfSpec;
-        self.socket.scan(RouteNetlinkMessage::GetStats(all), index_of)
+        let indices = self.socket.scan(RouteNetlinkMessage::GetStats(all), index_of)?;
+        // Every namespace has a loopback device.
+        match indices.is_empty() {
+            true => Err(Error::Unreadable("RTM_GETSTATS")),
+            false => Ok(indices),
+        }
     }
 
     /// Deletes the links with those indices for the cost of one grace period. One that is gone, or that the kernel does not

@@ -138,7 +138,8 @@ impl Error {
     fn has_no_room(&self) -> bool {
         match self {
             Self::Receive(_, source) => source.raw_os_error() == Some(libc::ENOBUFS),
-            _ => self.errno() == Some(rustix::io::Errno::NOBUFS),
+            // Later kernels may refuse a length that would wrap.
+            _ => matches!(self.errno(), Some(rustix::io::Errno::NOBUFS | rustix::io::Errno::MSGSIZE)),
         }
     }
 

@@ -133,6 +133,18 @@ impl Handle {
         }
     }
 
+    /// The link of that name, or `None`, also where what it is cannot be told ([`Error::is_untold`]): somebody in the namespace has
+    /// made it so.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn find_told(&mut self, name: &str) -> Result<Option<LinkState>, Error> {
+        match self.find_link(name) {
+            Err(error) if error.is_untold() => Ok(None),
+            found => found,
+        }
+    }
+
     /// The link of that name.
     ///
     /// # Errors

@@ -78,8 +78,9 @@ impl Compiler {
     /// the next, as long as the caller keeps a reference.
     pub fn update(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints, options: &Options) -> Desired {
         if self.options != *options {
+            let departed = self.departing(objects, endpoints);
             self.forget();
-            self.options = options.clone();
+            (self.departed, self.options) = (departed, options.clone());
         }
         let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
         let attached = self.attachments.iter().map(|(id, attached)| (id, &attached.endpoint));
@@ -108,6 +109,22 @@ impl Compiler {
     pub fn forget(&mut self) {
         let interner = std::mem::take(&mut self.interner);
         *self = Self { interner, ..Self::default() };
+    }
+
+    /// What [`Compiler::take_departed`] tells, and what is to be told of these objects and attachments.
+    fn departing(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints) -> BTreeSet<(Place, IpAddr)> {
+        let mut departed = std::mem::take(&mut self.departed);
+        let mut changes = Changes::between(&self.objects, objects, self.options.network_policy);
+        changes.attachments(self.attachments.iter().map(|(id, it)| (id, &it.endpoint)), endpoints);
+        let of = |name: &ObjectName| {
+            let its: Vec<&Endpoint> =
+                endpoints.values().filter(|it| it.pod == *name).map(|it| &**it).collect();
+            Known::of(name, objects, its.into_iter())
+        };
+        for name in &changes.pods {
+            departed.extend(self.peers.known(name, &self.objects).addresses_beyond(&of(name)));
+        }
+        departed
     }
 
     /// The addresses that pods had before an update and have no more, since the last time that somebody asked.

@@ -196,25 +196,31 @@ fn addresses_that_pods_have_given_up_are_told_once() {
     let mut endpoints: Endpoints =
         endpoints.into_iter().map(|endpoint| (endpoint.id, Arc::new(endpoint))).collect();
     let mut compiler = Compiler::default();
-    let mut departed = |objects: &Objects, endpoints: &Endpoints| -> Vec<String> {
-        compiler.update(&Arc::new(objects.clone()), endpoints, &Options::default());
+    let mut options = Options::default();
+    let mut departed = |objects: &Objects, endpoints: &Endpoints, options: &Options| -> Vec<String> {
+        compiler.update(&Arc::new(objects.clone()), endpoints, options);
         let departed = compiler.take_departed().into_iter();
         let on_net_a = Place::Network(NetworkRef::new("shop", "net-a"));
         departed.filter(|(place, _)| *place == on_net_a).map(|(_, address)| address.to_string()).collect()
     };
     let nobody: [&str; 0] = [];
-    assert_eq!(departed(&objects, &endpoints), nobody);
-    // By its status, as a pod of another node is.
-    objects.pods.remove(&ObjectName::new("shop", "remote")).unwrap();
-    assert_eq!(departed(&objects, &endpoints), ["10.0.0.9", "fd00::9"]);
-    assert_eq!(departed(&objects, &endpoints), nobody);
+    assert_eq!(departed(&objects, &endpoints, &options), nobody);
+    // By its status, as a pod of another node is; and the node has got an address meanwhile, for which all is compiled anew.
+    let remote = objects.pods.remove(&ObjectName::new("shop", "remote")).unwrap();
+    options.node.insert("192.0.2.1".parse().unwrap());
+    assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.9", "fd00::9"]);
+    assert_eq!(departed(&objects, &endpoints, &options), nobody);
+    objects.pods.insert(remote.name.clone(), Arc::clone(&remote));
+    assert_eq!(departed(&objects, &endpoints, &options), nobody);
+    objects.pods.remove(&remote.name).unwrap();
+    assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.9", "fd00::9"]);
     // By its attachment: the third is that of shop/db.
     endpoints.remove(&3).unwrap();
-    assert_eq!(departed(&objects, &endpoints), ["10.0.0.2", "fd00::2"]);
+    assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.2", "fd00::2"]);
     // Other labels are no other addresses.
     let web = objects.pods.get_mut(&ObjectName::new("shop", "web")).unwrap();
     Arc::make_mut(web).labels = labels(&[("app", "other")]);
-    assert_eq!(departed(&objects, &endpoints), nobody);
+    assert_eq!(departed(&objects, &endpoints, &options), nobody);
 }
 
 /// Rows: C08.

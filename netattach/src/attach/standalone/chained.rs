@@ -84,7 +84,7 @@ pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool
 /// # Errors
 /// The kernel cannot be asked.
 pub(super) fn is_anothers(request: &cni::Request, pod: &mut Handle) -> Result<bool, StepError> {
-    let Some(found) = pod.find_link(&request.ifname)? else { return Ok(false) };
+    let Some(found) = pod.find_told(&request.ifname)? else { return Ok(false) };
     if let Some(is_anothers) = is_marked_anothers(request, &found) {
         return Ok(is_anothers);
     }

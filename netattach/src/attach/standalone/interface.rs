@@ -138,7 +138,7 @@ impl Interface<'_> {
         let home = kept.as_ref().and_then(KeptHome::read);
         let progress = Memory { kept, home, ..Memory::of_unknown(&plan, outputs) };
         undo(self.node, &plan, netns, &progress)?;
-        if !is_anothers {
+        if !is_anothers && !matches!(place, Place::Own(_)) {
             // Else a DEL with its own path may come yet.
             progress.forget();
         }
@@ -161,7 +161,7 @@ impl Interface<'_> {
             return Ok(false);
         }
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
-        let found = pod.find_link(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
+        let found = pod.find_told(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
         Ok(found.and_then(|it| chained::is_marked_anothers(self.request, &it)).unwrap_or(false))
     }
 
@@ -180,7 +180,7 @@ impl Interface<'_> {
         let failed = |error| {
             AttachError::step(Doing::Detach, attachment, "read the kernel's state", StepError::Netlink(error))
         };
-        let found = pod.find_link(&attachment.ifname).map_err(failed)?;
+        let found = pod.find_told(&attachment.ifname).map_err(failed)?;
         let is_its = |link: &LinkState, mac: Option<Mac>| {
             let is_of_kind = attachment.link().is_none_or(|made| link.kind == made.shown_kind());
             let is_anothers = link.group & OWN_GROUPS != 0 && link.group != sandbox.link_group();

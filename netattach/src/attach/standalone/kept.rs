@@ -8,6 +8,7 @@ use crate::cni::{self, CniError};
 use crate::durable;
 use crate::journal::JournalError;
 use crate::netlink::Handle;
+use crate::plan::link_group;
 use crate::step::Home;
 
 /// Of memory: what files say ends with the boot as well.
@@ -29,7 +30,10 @@ impl KeptHome {
 
     /// `node`: the cookie of the node's namespace. Container and interface are parts of a name as they have been read.
     fn named(directory: &Path, node: u64, (container, ifname): (&str, &str)) -> Self {
-        Self(directory.join(format!("{node}_{container}_{ifname}.json")))
+        // A container's id may be longer than a file's name, and either may have the character between them.
+        let whose = link_group(container, ifname);
+        let container = container.get(..64).unwrap_or(container);
+        Self(directory.join(format!("{node}_{container}_{ifname}_{whose:08x}.json")))
     }
 
     /// Keeps how a device is, before it is changed.
