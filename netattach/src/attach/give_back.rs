@@ -851,7 +851,6 @@ mod tests {
         }
     }
 
-    /// Rows: HDV-above.
     fn lan_on_card() -> Macvlan {
         Macvlan {
             pod_name: "lan".to_owned(),
@@ -866,6 +865,7 @@ mod tests {
         }
     }
 
+    /// Rows: HDV-above.
     #[test]
     fn what_is_on_a_device_goes_although_it_cannot_be_told_what_it_is_on() {
         let taken = Taken::new();
