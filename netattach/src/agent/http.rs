@@ -28,8 +28,10 @@ use crate::own_thread;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 
-/// Most connections at a time; further ones wait to be accepted.
-const MOST_CONNECTIONS: usize = 16;
+/// Most connections at a time of pods and other hosts, and of the node itself, which probes the agent; further ones are closed. Those
+/// of others take nothing from the probes, for whose failure the kubelet ends the agent.
+const MOST_OF_OTHERS: usize = 16;
+const MOST_OF_NODE: usize = 64;
 /// Most bytes of a request's head, and most header fields.
 const MOST_HEAD: usize = 16 << 10;
 const MOST_FIELDS: usize = 64;
@@ -79,13 +81,12 @@ impl Http {
 
     /// Serves until it is dropped. A port that is taken is tried again: pods do not depend on whether somebody watches.
     pub(super) async fn keep(self: Arc<Self>, agent: Arc<Agent>) {
-        let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let [of_node, of_others] =
+            [MOST_OF_NODE, MOST_OF_OTHERS].map(|most| Arc::new(Semaphore::new(most)));
         let listener = self.bind().await;
         loop {
-            // The semaphore is never closed.
-            let Ok(place) = Arc::clone(&connections).acquire_owned().await else { return };
-            let connection = match listener.accept().await {
-                Ok((connection, _)) => connection,
+            let (connection, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     // Of one connection, or no descriptor is left: both pass.
                     tracing::debug!(%error, "connection not accepted");
@@ -93,6 +94,8 @@ impl Http {
                     continue;
                 }
             };
+            let places = if peer.ip().to_canonical().is_loopback() { &of_node } else { &of_others };
+            let Ok(place) = Arc::clone(places).try_acquire_owned() else { continue };
             let (server, agent) = (Arc::clone(&self), Arc::clone(&agent));
             tokio::spawn(async move {
                 // Who is too slow, or speaks no HTTP, gets no answer.

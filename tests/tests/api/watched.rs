@@ -203,6 +203,26 @@ fn what_is_no_request_gets_no_metrics() {
     drop(silent);
 }
 
+/// A probe waits no longer than that.
+const PROBE: Duration = Duration::from_secs(6);
+
+#[test]
+fn connections_of_others_keep_no_probe_waiting() {
+    let (mut node, pod) = node(&[("metrics", json!({"listen": "0.0.0.0:10475"}))]);
+    node.start().unwrap();
+    await_served(&node);
+    node.add(&pod).success();
+    let at = &node.namespace;
+    // The node by another address than the loopback's, as pods and other hosts come by.
+    let by_pool: SocketAddr = "10.50.0.1:10475".parse().unwrap();
+    let silent: Vec<TcpStream> = (0..200).map(|_| at.run(|| TcpStream::connect(by_pool)).unwrap()).collect();
+    let begun = std::time::Instant::now();
+    assert_eq!(get(at, AGENT, "/livez").0, 200);
+    assert!(begun.elapsed() < stretched(PROBE) / 2, "{:?}", begun.elapsed());
+    drop(silent);
+    node.del(&pod).success();
+}
+
 #[test]
 fn a_port_that_is_taken_keeps_no_pod_waiting() {
     let (mut node, pod) = node(&[]);

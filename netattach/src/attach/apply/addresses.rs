@@ -60,8 +60,9 @@ impl Executor<'_> {
         loaded.map_err(|failed| StepError::from(*failed.source))
     }
 
-    /// Claims the IP addresses for the attachment, before any route leads to them. A pool answers for the addresses
-    /// it gives. All others must not be in use elsewhere, those that are `asked` for least of all; `None`: it is a pool.
+    /// Claims the IP addresses for the attachment, before any route leads to them: no attachment of the node may have them. A pool
+    /// answers for the addresses it gives beyond that; all others must not be in use elsewhere, those that are `asked` for least of
+    /// all; `None`: it is a pool.
     pub(super) fn occupy(
         &mut self,
         at: StepRef,
@@ -77,8 +78,9 @@ impl Executor<'_> {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
             });
-            let Some(asked) = asked else { continue };
+            // A pool knows of no address that somebody has asked for on another network of the segment.
             claimed?;
+            let Some(asked) = asked else { continue };
             let routed = match &of_node {
                 Some(own) if asked.may_be(ip) => Routed::Asked(own.index),
                 _ if is_routed => Routed::Named,

@@ -1,6 +1,7 @@
 //! The thread that extends the leases of all pods. It sleeps until one is due, a minute at most, and has sockets open only
 //! while it asks.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,8 @@ use crate::sync::{PoisonError, locked};
 
 /// Most exchanges at once; the others wait. Each has a descriptor.
 const AT_ONCE: usize = 32;
+/// Most of them of one network, while leases of others are due: its server may be gone, or answer late on purpose.
+const OF_ONE: usize = 8;
 /// How often a thread with open sockets looks for what else is due.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long after it could not be taken from a pod a lost address is tried again.
@@ -30,6 +33,7 @@ const IDLE: Duration = Duration::from_secs(24 * 3600);
 /// An exchange that goes on.
 struct Asking {
     owner: Owner,
+    network: String,
     number: u64,
     begun: Duration,
     exchange: Exchange,
@@ -53,7 +57,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
         if state.ends {
             return;
         }
-        let work = due(state.held.iter_mut(), &shared.boot, AT_ONCE - asking.len());
+        let under_way = asking.iter().map(|one| one.network.clone()).collect();
+        let work = due(state.held.iter_mut(), &shared.boot, under_way);
         if work.ask.is_empty() && work.over.is_empty() && asking.is_empty() {
             let slept = shared.changed.wait_timeout(state, sleep(work.next, now()));
             // Woken by a new lease, by the time, or for no reason: it looks again.
@@ -70,7 +75,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
                 Ok(socket) => {
                     let client = record.config.client(&owner, record.mac);
                     let exchange = Exchange::begin(client, purpose, begun, until, random());
-                    asking.push(Asking { owner, number, begun, exchange, socket });
+                    let network = record.config.network;
+                    asking.push(Asking { owner, network, number, begun, exchange, socket });
                 }
                 Err(error) => failed(shared, &owner, number, begun, &Chain(&error).to_string()),
             }
@@ -89,10 +95,15 @@ fn sleep(next: Option<Duration>, now: Duration) -> Duration {
     next.map_or(IDLE, |next| next.saturating_sub(now).min(LONGEST))
 }
 
-/// What is due of the leases that nobody is at, which are then busy; at most `room` exchanges.
-fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, room: usize) -> Work {
+/// What is due of the leases that nobody is at, which are then busy. `under_way`: the network of each exchange that goes on.
+fn due<'h>(
+    held: impl Iterator<Item = (&'h Owner, &'h mut Held)>,
+    boot: &str,
+    under_way: Vec<String>,
+) -> Work {
     let mut work = Work::default();
     let now = now();
+    let mut waiting = Vec::new();
     for (owner, held) in held.filter(|(_, held)| !held.is_busy) {
         let over = |number, why: &str| (owner.clone(), number, why.to_owned());
         if let Some(why) = held.record.is_to_be_taken(boot) {
@@ -108,12 +119,10 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
         let Some(terms) = held.record.in_force(boot) else { continue };
         match terms.due(now, held.tried) {
             Due::At(at) => work.next = at.into_iter().chain(work.next).min(),
-            Due::Ask(purpose, until) if work.ask.len() < room => {
-                held.is_busy = true;
-                work.ask.push((owner.clone(), held.number, held.record.clone(), purpose, until));
+            Due::Ask(purpose, until) => {
+                let network = held.record.config.network.clone();
+                waiting.push((network, held.tried, (owner, held, purpose, until)));
             }
-            // It has its turn when one of those that go on ends.
-            Due::Ask(..) => {}
             Due::Over => {
                 held.is_busy = true;
                 let why = "its time is over, and no server has extended it";
@@ -121,7 +130,29 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
             }
         }
     }
+    for (owner, held, purpose, until) in in_turn(waiting, under_way) {
+        held.is_busy = true;
+        work.ask.push((owner.clone(), held.number, held.record.clone(), purpose, until));
+    }
     work
+}
+
+/// Those for whom there is room, of all that wait, each with its network and when it was last tried in vain; the others have their
+/// turn when one of those that go on ends. Who was not tried yet goes first, or for longest.
+fn in_turn<T>(mut waiting: Vec<(String, Option<Duration>, T)>, under_way: Vec<String>) -> Vec<T> {
+    let room = AT_ONCE.saturating_sub(under_way.len());
+    let mut of_network: HashMap<String, usize> = HashMap::new();
+    for network in under_way {
+        *of_network.entry(network).or_default() += 1;
+    }
+    waiting.sort_by_key(|(_, tried, _)| *tried);
+    let (mut first, mut then) = (Vec::new(), Vec::new());
+    for (network, _, one) in waiting {
+        let many = of_network.entry(network).or_default();
+        *many += 1;
+        if *many <= OF_ONE { first.push(one) } else { then.push(one) }
+    }
+    first.into_iter().chain(then).take(room).collect()
 }
 
 fn open(record: &Record) -> Result<Socket, Error> {
@@ -174,6 +205,23 @@ fn failed(shared: &Shared, owner: &Owner, number: u64, begun: Duration, heard: &
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_network_whose_server_does_not_answer_leaves_room_for_others() {
+        let seconds = |tried: Option<u64>| tried.map(Duration::from_secs);
+        let of = |network: &str, tried, number: u32| (network.to_owned(), seconds(tried), number);
+        let dead = (0..40).map(|number| of("dead", Some(u64::from(40 - number)), number));
+        let others = [of("lan", Some(90), 40), of("lan", None, 41), of("dead", None, 42)];
+        let waiting: Vec<_> = dead.chain(others).collect();
+        let many = |network: &str, many| vec![network.to_owned(); many];
+        // Who was not tried yet, and who was for longest, up to the share; then the rest of the network that is silent.
+        let begun = in_turn(waiting.clone(), Vec::new());
+        let share = [41, 42, 39, 38, 37, 36, 35, 34, 33, 40];
+        assert_eq!(begun.len(), AT_ONCE);
+        assert_eq!(begun[..share.len()], share);
+        assert_eq!(in_turn(waiting.clone(), many("dead", 30)), [41, 40]);
+        assert_eq!(in_turn(waiting, many("dead", AT_ONCE)), [0; 0]);
+    }
 
     #[test]
     fn a_lease_that_ends_while_the_node_is_suspended_is_looked_at_within_a_minute_of_its_going_on() {
