@@ -81,8 +81,7 @@ impl Http {
 
     /// Serves until it is dropped. A port that is taken is tried again: pods do not depend on whether somebody watches.
     pub(super) async fn keep(self: Arc<Self>, agent: Arc<Agent>) {
-        let [of_node, of_others] =
-            [MOST_OF_NODE, MOST_OF_OTHERS].map(|most| Arc::new(Semaphore::new(most)));
+        let [of_node, of_others] = [MOST_OF_NODE, MOST_OF_OTHERS].map(|most| Arc::new(Semaphore::new(most)));
         let listener = self.bind().await;
         loop {
             let (connection, peer) = match listener.accept().await {
