@@ -19,7 +19,7 @@ use crate::mac::Mac;
 use crate::netlink::{Handle, RouteState, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
 use crate::spec::{Link, Tie, VirtualFunction};
-use crate::step::{Brought, Output};
+use crate::step::{Brought, Output, Step};
 
 /// An address that may have only one holder on a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,6 +147,8 @@ struct Held {
     owner: Owner,
     /// The owner, in words.
     who: String,
+    /// Whether a pool has given it: nobody has chosen it.
+    is_of_pool: bool,
 }
 
 impl Shared {
@@ -188,7 +190,8 @@ impl Occupied {
         self.lock().parents.contains_key(&index)
     }
 
-    /// Claims the address for the attachment until [`Occupied::release`].
+    /// Claims the address for the attachment until [`Occupied::release`]. Two pools may give one address: each answers for what it
+    /// gives, and networks that share a link may have the same ranges. The first one's claim stays.
     ///
     /// # Errors
     /// The address has another holder.
@@ -200,11 +203,13 @@ impl Occupied {
         attachment: &AttachmentPlan,
     ) -> Result<(), StepError> {
         let owner = owner(sandbox, attachment);
+        let is_of_pool = matches!(address, Address::Ip(_)) && is_of_pool(attachment);
         let mut inner = self.lock();
         match inner.held.entry((segment, address)) {
             Entry::Occupied(held) if held.get().owner == owner => Ok(()),
+            Entry::Occupied(held) if held.get().is_of_pool && is_of_pool => Ok(()),
             Entry::Occupied(held) => {
-                let Held { owner, who } = held.get().clone();
+                let Held { owner, who, .. } = held.get().clone();
                 let holder = Holder::Attachment { container: owner.container_id, who };
                 Err(StepError::AddressTaken { address, holder })
             }
@@ -216,7 +221,7 @@ impl Occupied {
                     pod.unwrap_or_default(),
                     attachment.ifname
                 );
-                free.insert(Held { owner: owner.clone(), who });
+                free.insert(Held { owner: owner.clone(), who, is_of_pool });
                 inner.of.entry(owner).or_default().addresses.push((segment, address));
                 Ok(())
             }
@@ -300,6 +305,11 @@ impl Occupied {
         // No lock is poisoned: a panic ends the agent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a pool gives the attachment's IP addresses, and nobody chooses them.
+fn is_of_pool(attachment: &AttachmentPlan) -> bool {
+    attachment.steps.iter().any(|step| matches!(step, Step::Lease(config) if !config.is_chosen()))
 }
 
 /// The segment where an attachment's addresses are used, as far as its steps have shown.
@@ -421,11 +431,15 @@ fn behind(host: &mut Handle, route: &RouteState) -> Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
+
     use crate::attach::rig;
+    use crate::cni::CniArgs;
+    use crate::ipam;
     use crate::objects::ObjectName;
     use crate::plan::{PodRef, fixtures};
     use crate::spec;
-    use crate::step::{Claim, Interface, SetDevice, Step, StepRef};
+    use crate::step::{Claim, Interface, SetDevice, StepRef};
 
     /// Rows: STC-node-links.
     #[test]
@@ -495,6 +509,37 @@ mod tests {
         }
         occupied.release(&a);
         assert_eq!(claim(7, mac, &b), Ok(()));
+    }
+
+    #[test]
+    fn an_address_that_somebody_has_chosen_is_given_to_nobody_else_by_a_pool() {
+        let occupied = Occupied::default();
+        let of_pool = |container: &str| {
+            let config = json!({"name": "net", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24"}]]}});
+            let pool = ipam::Kind::HostLocal.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
+            let mut plan = plan(container);
+            plan.attachments[0].steps.push(Step::Lease(pool));
+            plan
+        };
+        let (chosen, [a, b]) = (plan("chosen"), ["a", "b"].map(of_pool));
+        let ip = |last| Address::Ip([10, 0, 0, last].into());
+        let claim = |last, plan: &Plan| {
+            occupied
+                .claim(ROUTED, ip(last), &plan.sandbox, &plan.attachments[0])
+                .map_err(|error| error.to_string())
+        };
+        let taken = |last, of: &str| {
+            Err(format!(
+                "address 10.0.0.{last} is taken: pod shop/{of}, container {of}, interface net1 has it"
+            ))
+        };
+        assert_eq!(claim(7, &chosen), Ok(()));
+        assert_eq!(claim(7, &a), taken(7, "chosen"));
+        // Two pools with the same range: each answers for what it gives.
+        assert_eq!([claim(8, &a), claim(8, &b)], [Ok(()), Ok(())]);
+        assert_eq!(claim(8, &chosen), taken(8, "a"));
+        occupied.release(&chosen);
+        assert_eq!(claim(7, &a), Ok(()));
     }
 
     /// A later agent knows it by the record. A macvlan of the card has the index of the card's interface for its segment.

@@ -85,3 +85,33 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     });
     assert!(is_refused && !message.contains("held by"), "{message}");
 }
+
+/// A pool knows only what it has given itself.
+#[test]
+fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_else() {
+    let mut node = Node::new(&[]).unwrap();
+    let bridge = |ipam: Value| json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br1", "capabilities": {"ips": true}, "ipam": ipam});
+    let pool = bridge(node.host_local(&["10.71.0.0/24"]));
+    for (name, config) in [("free", bridge(json!({"type": "static"}))), ("pool", pool)] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    // The first that the pool gives, behind its gateway.
+    let asks = json!([{"name": "free", "ips": ["10.71.0.2/24"]}]);
+    node.write("chooser", &pod("chooser", &json!({}), &asks)).unwrap();
+    node.write("next", &pod("next", &json!({}), &json!("pool"))).unwrap();
+    node.start().unwrap();
+    let [chooser, next] = ["chooser", "next"].map(|name| Pod::new(name).unwrap());
+    node.add(&chooser).success();
+    let (code, message) = node.call("ADD", &next).run().failure();
+    let taken = "address 10.71.0.2 is taken: pod shop/chooser, container c-chooser, interface net1 has it";
+    assert!(code == 11 && message.ends_with(taken), "{code} {message}");
+    let leased = || node.path("leases/@shop/pool/10.71.0.2").exists();
+    assert!(!leased(), "what was refused is given back");
+    node.add(&next).success();
+    let rows = node.ctl(&["attachments", "--pod", "shop/next"]).unwrap();
+    let row = rows.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap();
+    assert_eq!(row["addresses"], json!(["10.71.0.3/24"]));
+    for pod in [&chooser, &next] {
+        node.del(pod).success();
+    }
+}

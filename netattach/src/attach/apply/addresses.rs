@@ -60,9 +60,9 @@ impl Executor<'_> {
         loaded.map_err(|failed| StepError::from(*failed.source))
     }
 
-    /// Claims the IP addresses for the attachment, before any route leads to them: no attachment of the node may have them. A pool
-    /// answers for the addresses it gives beyond that; all others must not be in use elsewhere, those that are `asked` for least of
-    /// all; `None`: it is a pool.
+    /// Claims the IP addresses for the attachment, before any route leads to them: nobody may have chosen one that a pool gives, and no
+    /// attachment of the node may have one that was chosen. A pool answers for the addresses it gives beyond that; all others must
+    /// not be in use elsewhere, those that are `asked` for least of all; `None`: it is a pool.
     pub(super) fn occupy(
         &mut self,
         at: StepRef,
