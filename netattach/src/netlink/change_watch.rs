@@ -152,7 +152,7 @@ impl ChangeWatch {
         raw.set_non_blocking(true)?;
         // Where the kernel refuses it, more is lost, and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
-        Ok(Self { raw, receiver: Receiver::new() })
+        Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 
     /// What has changed since the last call. Ends also while others change routes as quickly as that is read, such as a routing

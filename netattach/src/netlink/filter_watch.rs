@@ -89,7 +89,7 @@ impl FilterWatch {
         raw.add_membership(GROUP_TC)?;
         // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
         let socket = unsafe { AsyncFd::register(Descriptor(raw)) }?;
-        Ok(Self { socket, receiver: Receiver::new() })
+        Ok(Self { socket, receiver: Receiver::of_notifications() })
     }
 
     /// Waits until something was removed, or until the kernel dropped notifications because there were too many. Says where.

@@ -17,12 +17,22 @@ pub(super) const LONGEST: usize = 8 << 20;
 const MOST_BESIDE: usize = 1 << 10;
 
 /// The datagram that was received last, and its room, which grows for one that is longer.
-pub(super) struct Receiver(Vec<u8>);
+pub(super) struct Receiver {
+    bytes: Vec<u8>,
+    /// Whether each is asked for its length first.
+    peeks: bool,
+}
 
 impl Receiver {
-    /// Has received nothing yet.
+    /// Has received nothing yet. For answers, of which none may be lost.
     pub(super) fn new() -> Self {
-        Self(Vec::with_capacity(ROOM))
+        Self { bytes: Vec::with_capacity(ROOM), peeks: true }
+    }
+
+    /// The same for notifications, of which an ADD brings a hundred: their length is asked for once one has been longer than the
+    /// room, which is lost, and said to be.
+    pub(super) fn of_notifications() -> Self {
+        Self { peeks: false, ..Self::new() }
     }
 
     /// Receives the next datagram, of which [`Receiver::bytes`] are all bytes then. Waits for it as the socket does.
@@ -39,7 +49,17 @@ impl Receiver {
     }
 
     fn try_receive(&mut self, socket: &RawSocket) -> io::Result<()> {
-        self.0.clear();
+        self.bytes.clear();
+        if !self.peeks {
+            self.bytes.reserve(ROOM);
+            let length = socket.recv(&mut self.bytes, libc::MSG_TRUNC)?;
+            if length > self.bytes.len() {
+                self.peeks = true;
+                self.bytes.clear();
+                return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+            }
+            return Ok(());
+        }
         // How long it is; it stays where it is.
         let length = socket.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_PEEK | libc::MSG_TRUNC)?;
         if length > LONGEST {
@@ -49,15 +69,15 @@ impl Receiver {
         }
         if length <= ROOM {
             // One that was longer, a hostile one, does not keep its room.
-            self.0.shrink_to(ROOM);
+            self.bytes.shrink_to(ROOM);
         }
-        self.0.reserve(length);
-        socket.recv(&mut self.0, 0).map(drop)
+        self.bytes.reserve(length);
+        socket.recv(&mut self.bytes, 0).map(drop)
     }
 
     /// The datagram that was received last; empty: none was.
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
     /// The next datagram, as an answer to that request. Where something was lost, so is what the socket has still: until that is
@@ -125,7 +145,19 @@ mod tests {
             let told = u32::from_ne_bytes(*answer.first_chunk().unwrap()) as usize;
             assert_eq!((answer.len(), told), (bytes + further, bytes + further));
         }
-        assert!(receiver.0.capacity() < 2 * ROOM, "{}", receiver.0.capacity());
+        assert!(receiver.bytes.capacity() < 2 * ROOM, "{}", receiver.bytes.capacity());
+    }
+
+    #[test]
+    fn a_notification_that_is_longer_than_the_room_is_lost_and_the_next_is_not() {
+        let mut receiver = Receiver::of_notifications();
+        let mut lengths = [100, 2 * ROOM, 100, 2 * ROOM].map(|bytes| {
+            let received = receiver.receive(&refused(bytes));
+            received.map(|()| receiver.bytes().len()).map_err(|error| error.raw_os_error())
+        });
+        // `struct nlmsghdr` and `struct nlmsgerr` without the header that the latter repeats.
+        lengths.iter_mut().flatten().for_each(|length| *length -= 16 + 4);
+        assert_eq!(lengths, [Ok(100), Err(Some(libc::ENOBUFS)), Ok(100), Ok(2 * ROOM)]);
     }
 
     #[test]

@@ -126,7 +126,7 @@ impl StationWatch {
         receive_only(&raw, By::Family(AF_BRIDGE)).map_err(Error::Open)?;
         raw.add_membership(GROUP_NEIGH).map_err(Error::Open)?;
         raw.set_non_blocking(true).map_err(Error::Open)?;
-        Ok(Self { raw, receiver: Receiver::new() })
+        Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 
     /// Waits for notifications.

@@ -86,7 +86,7 @@ impl LinkWatch {
         raw.set_non_blocking(true).map_err(Error::Open)?;
         // Where the kernel refuses it, more is lost, and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
-        Ok(Self { raw, receiver: Receiver::new() })
+        Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 
     /// Waits for notifications.
