@@ -132,6 +132,24 @@ pub struct Macvlan {
     pub in_pod: bool,
 }
 
+#[cfg(test)]
+impl Macvlan {
+    /// One of mode `bridge`, of which nothing else is asked for.
+    pub(crate) fn plain(pod_name: &str, parent: &str) -> Self {
+        Self {
+            pod_name: pod_name.to_owned(),
+            parent: Some(parent.to_owned()),
+            mode: MacvlanMode::Bridge,
+            mtu: None,
+            mac: None,
+            group: 0,
+            broadcast_queue: None,
+            tap: false,
+            in_pod: false,
+        }
+    }
+}
+
 /// How the macvlans of one parent reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

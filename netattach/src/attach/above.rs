@@ -82,22 +82,12 @@ mod tests {
     use super::*;
     use crate::netlink::LinkState;
     use crate::netns::within;
-    use crate::spec::{Bridge, Macvlan, MacvlanMode};
+    use crate::spec::{Bridge, Macvlan};
     use crate::step::Home;
 
     /// Makes a macvlan of `parent`, which is where `host` is, in that namespace.
     fn macvlan(host: &mut Handle, (number, parent): (u16, &LinkState), to: &Netns) {
-        let macvlan = Macvlan {
-            pod_name: format!("lan{number}"),
-            parent: Some(parent.name.clone()),
-            mode: MacvlanMode::Bridge,
-            mtu: None,
-            mac: None,
-            group: 0,
-            broadcast_queue: None,
-            tap: false,
-            in_pod: false,
-        };
+        let macvlan = Macvlan::plain(&format!("lan{number}"), &parent.name);
         let mut inside = Handle::open_in(to).unwrap();
         host.create_macvlan(&macvlan, parent, to.as_fd(), &mut inside).unwrap();
     }

@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
     use crate::netns::within;
-    use crate::spec::{Bridge, Macvlan, MacvlanMode, OWN_GROUPS, Veth};
+    use crate::spec::{Bridge, Macvlan, OWN_GROUPS, Veth};
 
     const GROUP: u32 = OWN_GROUPS | 7;
 
@@ -215,17 +215,7 @@ mod tests {
 
         /// The index in the pod.
         fn macvlan(&mut self, name: &str) -> u32 {
-            let macvlan = Macvlan {
-                pod_name: name.to_owned(),
-                parent: Some("wire".to_owned()),
-                mode: MacvlanMode::Bridge,
-                mtu: None,
-                mac: None,
-                group: GROUP,
-                broadcast_queue: None,
-                tap: false,
-                in_pod: false,
-            };
+            let macvlan = Macvlan { group: GROUP, ..Macvlan::plain(name, "wire") };
             let parent = self.host.link("wire").unwrap();
             let made = self.host.create_macvlan(&macvlan, &parent, self.netns.as_fd(), &mut self.pod);
             made.unwrap().index

@@ -677,7 +677,7 @@ mod tests {
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
-    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, Veth, VirtualFunction};
+    use crate::spec::{Bridge, DeviceId, Macvlan, Veth, VirtualFunction};
 
     fn vf(name: &str) -> Device {
         Device {
@@ -760,17 +760,7 @@ mod tests {
             let (name, mtu) = ("wire".to_owned(), Some(9000));
             let wire = Bridge { name: name.clone(), mtu, promiscuous: false, vlan_filtering: false };
             let wire = host.ensure_bridge(&wire).unwrap().link;
-            let macvlan = Macvlan {
-                pod_name: "card".to_owned(),
-                parent: Some(name),
-                mode: MacvlanMode::Bridge,
-                mtu: None,
-                mac: None,
-                group: 5,
-                broadcast_queue: None,
-                tap: false,
-                in_pod: false,
-            };
+            let macvlan = Macvlan { group: 5, ..Macvlan::plain("card", &name) };
             host.create_macvlan(&macvlan, &wire, node.as_fd(), &mut same).unwrap();
             Self::in_pod([node, pod, elsewhere])
         }
@@ -851,27 +841,16 @@ mod tests {
         }
     }
 
-    fn lan_on_card() -> Macvlan {
-        Macvlan {
-            pod_name: "lan".to_owned(),
-            parent: Some("net1".to_owned()),
-            mode: MacvlanMode::Bridge,
-            mtu: None,
-            mac: None,
-            group: 0,
-            broadcast_queue: None,
-            tap: false,
-            in_pod: false,
-        }
-    }
-
     /// Rows: HDV-above.
     #[test]
     fn what_is_on_a_device_goes_although_it_cannot_be_told_what_it_is_on() {
         let taken = Taken::new();
         let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
         let card = inside.link("net1").unwrap();
-        let lan = inside.create_macvlan(&lan_on_card(), &card, taken.pod.as_fd(), &mut same).unwrap().index;
+        let lan = inside
+            .create_macvlan(&Macvlan::plain("lan", "net1"), &card, taken.pod.as_fd(), &mut same)
+            .unwrap()
+            .index;
         inside.give_sources(lan, 6_000);
         taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
         assert!(!taken.is_in_pod());
@@ -957,7 +936,10 @@ mod tests {
         let mut host = Handle::open_in(&taken.node).unwrap();
         let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
         let card = inside.link("net1").unwrap();
-        let lan = inside.create_macvlan(&lan_on_card(), &card, taken.pod.as_fd(), &mut same).unwrap().index;
+        let lan = inside
+            .create_macvlan(&Macvlan::plain("lan", "net1"), &card, taken.pod.as_fd(), &mut same)
+            .unwrap()
+            .index;
         inside.set_alias(lan, "of the node").unwrap();
         let mut is_in_pod_after = |sources| {
             inside.give_sources(lan, sources);

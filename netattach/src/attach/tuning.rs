@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
     use crate::error_chain::Chain;
-    use crate::spec::{Bridge, Macvlan, MacvlanMode};
+    use crate::spec::{Bridge, Macvlan};
 
     /// Rows: TUN-home.
     #[test]
@@ -192,17 +192,7 @@ mod tests {
         let name = "below".to_owned();
         let below = Bridge { name: name.clone(), mtu: Some(1500), promiscuous: false, vlan_filtering: false };
         let below = pod.ensure_bridge(&below).unwrap().link;
-        let macvlan = Macvlan {
-            pod_name: "net1".to_owned(),
-            parent: Some(name),
-            mode: MacvlanMode::Bridge,
-            mtu: Some(1400),
-            mac: None,
-            group: 0,
-            broadcast_queue: None,
-            tap: false,
-            in_pod: false,
-        };
+        let macvlan = Macvlan { mtu: Some(1400), ..Macvlan::plain("net1", &name) };
         let made = pod.create_macvlan(&macvlan, &below, netns.as_fd(), &mut same).unwrap();
         pod.set_mtu(below.index, 1450).unwrap();
         let before = Properties { mtu: Some(1500), queue: Some(77), ..Properties::default() };

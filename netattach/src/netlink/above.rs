@@ -160,7 +160,7 @@ mod tests {
     use super::super::lean::tests::{attribute, message};
     use super::*;
     use crate::netns::Netns;
-    use crate::spec::{Bridge, Macvlan, MacvlanMode};
+    use crate::spec::{Bridge, Macvlan};
 
     const fn here(netns: Option<i32>) -> Option<Above> {
         Some(Above { index: 9, netns, is_blurred: false })
@@ -255,17 +255,7 @@ mod tests {
         let [mut handle, mut same] = [(); 2].map(|()| Handle::open_in(&netns).unwrap());
         let bridge = Bridge { name: "wire".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
         let wire = handle.ensure_bridge(&bridge).unwrap().link;
-        let macvlan = Macvlan {
-            pod_name: "lan".to_owned(),
-            parent: Some("wire".to_owned()),
-            mode: MacvlanMode::Bridge,
-            mtu: None,
-            mac: None,
-            group: 0,
-            broadcast_queue: None,
-            tap: false,
-            in_pod: false,
-        };
+        let macvlan = Macvlan::plain("lan", "wire");
         let lan = handle
             .create_macvlan(&macvlan, &wire, std::os::fd::AsFd::as_fd(&netns), &mut same)
             .unwrap()
