@@ -802,6 +802,14 @@ mod tests {
             Handle::open_in(&self.node).unwrap().device_named("card").unwrap().unwrap()
         }
 
+        /// A macvlan of the pod's on the device, with a handle there.
+        fn with_macvlan(&self) -> (Handle, u32) {
+            let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&self.pod).unwrap());
+            let (card, lan) = (inside.link("net1").unwrap(), Macvlan::plain("lan", "net1"));
+            let made = inside.create_macvlan(&lan, &card, self.pod.as_fd(), &mut same).unwrap();
+            (inside, made.index)
+        }
+
         fn is_in_pod(&self) -> bool {
             Handle::open_in(&self.pod).unwrap().device_named("net1").unwrap().is_some()
         }
@@ -845,12 +853,7 @@ mod tests {
     #[test]
     fn what_is_on_a_device_goes_although_it_cannot_be_told_what_it_is_on() {
         let taken = Taken::new();
-        let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
-        let card = inside.link("net1").unwrap();
-        let lan = inside
-            .create_macvlan(&Macvlan::plain("lan", "net1"), &card, taken.pod.as_fd(), &mut same)
-            .unwrap()
-            .index;
+        let (mut inside, lan) = taken.with_macvlan();
         inside.give_sources(lan, 6_000);
         taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
         assert!(!taken.is_in_pod());
@@ -934,12 +937,7 @@ mod tests {
     fn what_a_pod_has_given_more_than_can_be_told_does_not_go_to_the_node() {
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
-        let [mut inside, mut same] = [(); 2].map(|()| Handle::open_in(&taken.pod).unwrap());
-        let card = inside.link("net1").unwrap();
-        let lan = inside
-            .create_macvlan(&Macvlan::plain("lan", "net1"), &card, taken.pod.as_fd(), &mut same)
-            .unwrap()
-            .index;
+        let (mut inside, lan) = taken.with_macvlan();
         inside.set_alias(lan, "of the node").unwrap();
         let mut is_in_pod_after = |sources| {
             inside.give_sources(lan, sources);
