@@ -84,12 +84,9 @@ pub(super) fn leave(pod: &mut Handle, ifname: &str, by: By<'_>) -> Result<(), St
         By::Record(chosen) => (chosen.name.as_str(), Some(chosen.index)),
         By::Name(name) => (name, None),
     };
-    let found = match pod.find_link(name) {
-        // Another link that the pod calls so: of a VRF there is never too much to tell.
-        Err(error) if error.is_untold() => None,
-        found => found?,
-    };
-    let Some(found) = found.filter(|link| link.kind == KIND) else { return Ok(()) };
+    // What cannot be told is another link that the pod calls so: of a VRF there is never too much to tell.
+    let found = pod.find_told(name)?.filter(|link| link.kind == KIND);
+    let Some(found) = found else { return Ok(()) };
     let port = match made.map(|index| pod.link_by_index(index)) {
         Some(Err(netlink::Error::NoSuchLink(_))) => None,
         // It goes on by itself, as does the VRF that has it.
