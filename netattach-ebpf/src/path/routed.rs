@@ -98,8 +98,8 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
     let read = A::read_copied(ctx, packet);
     let sender = maps::guarded(&packet.tuple.source.widen()).unwrap_or(0);
     let receiver = maps::guarded(&packet.tuple.destination.widen()).unwrap_or(0);
-    // No policy isolates a pod from itself, through any Service.
-    if sender == receiver {
+    // No policy isolates a pod from itself, through any Service: what comes back to the address that it has left from.
+    if sender == receiver && packet.tuple.source.same(&packet.tuple.destination) {
         return 0;
     }
     if sender != 0 && refuses(ctx, sender, Side::FromPod, packet, read) {

@@ -771,6 +771,8 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::SeveralRepresentors { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
+        StepError::Enforce(EnforceError::AddressGuarded { .. }) => code::TRY_AGAIN_LATER,
+        // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
         StepError::Firewall(FirewallError::Busy) => code::TRY_AGAIN_LATER,
         StepError::Firewall(

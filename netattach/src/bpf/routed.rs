@@ -23,6 +23,8 @@ pub struct Routed {
     addresses: Box<dyn MapOps<Ip6, u32>>,
     known_gates: BTreeMap<u32, Gate>,
     known_addresses: BTreeMap<Ip6, u32>,
+    /// Who is to be found by an address that leads to another attachment, by address: nearly always there is nobody.
+    waiting: BTreeMap<Ip6, BTreeSet<u32>>,
 }
 
 impl Routed {
@@ -43,7 +45,7 @@ impl Routed {
             gates.all()?.into_iter().map(|(id, word)| (id, Gate::from_word(word))).collect();
         known_gates.retain(|_, gate| *gate != Gate::NONE);
         let known_addresses = addresses.all()?.into_iter().collect();
-        Ok(Self { program, gates, addresses, known_gates, known_addresses })
+        Ok(Self { program, gates, addresses, known_gates, known_addresses, waiting: BTreeMap::new() })
     }
 
     /// With these gates open, and nothing that runs.
@@ -62,19 +64,30 @@ impl Routed {
         (*self.program).as_fd()
     }
 
-    /// Judges the traffic that the node routes from and to these addresses, and no others, for an attachment.
+    /// The first of these addresses that leads to another attachment, with that one's number.
+    pub fn holder(&self, id: u32, addresses: &[IpAddr]) -> Option<(IpAddr, u32)> {
+        let of = |address: &IpAddr| Some((*address, *self.known_addresses.get(&widened(*address))?));
+        addresses.iter().filter_map(of).find(|(_, holder)| *holder != id)
+    }
+
+    /// Judges the traffic that the node routes from and to these addresses, and no others, for an attachment. One that leads to another
+    /// attachment is never taken from that one: it is handed over when that one goes.
     ///
     /// # Errors
     /// A map could not be written.
     pub fn guard(&mut self, id: u32, addresses: &[IpAddr]) -> Result<(), BpfError> {
         let wanted: BTreeSet<Ip6> = addresses.iter().map(|address| widened(*address)).collect();
+        self.stop_waiting(|address, of| of == id && !wanted.contains(address));
         for address in &wanted {
-            if self.known_addresses.get(address) != Some(&id) {
-                self.addresses.put(*address, id)?;
-                self.known_addresses.insert(*address, id);
+            match self.known_addresses.get(address) {
+                Some(of) if *of == id => {}
+                Some(_) => {
+                    self.waiting.entry(*address).or_default().insert(id);
+                }
+                None => self.lead(*address, id)?,
             }
         }
-        self.remove_addresses(|address, of| of == id && !wanted.contains(address))
+        self.give_up(|address, of| of == id && !wanted.contains(address))
     }
 
     /// Sets the traffic that an attachment's device leaves to the packet filter. Addresses are guarded before the gate
@@ -101,7 +114,8 @@ impl Routed {
     /// A map could not be written.
     pub fn forget(&mut self, id: u32) -> Result<(), BpfError> {
         self.set_gate(id, Gate::NONE)?;
-        self.remove_addresses(|_, of| of == id)
+        self.stop_waiting(|_, of| of == id);
+        self.give_up(|_, of| of == id)
     }
 
     /// The attachments with devices that leave packets to the packet filter.
@@ -114,7 +128,16 @@ impl Routed {
         self.known_gates.keys().chain(self.known_addresses.values()).copied().collect()
     }
 
-    fn remove_addresses(&mut self, goes: impl Fn(&Ip6, u32) -> bool) -> Result<(), BpfError> {
+    /// Has an address lead to an attachment.
+    fn lead(&mut self, address: Ip6, id: u32) -> Result<(), BpfError> {
+        self.addresses.put(address, id)?;
+        self.known_addresses.insert(address, id);
+        Ok(())
+    }
+
+    /// Has addresses lead to their attachments no more: each leads to the next one that is to be found by it, if there is any, without
+    /// a moment in between in which it leads to nobody.
+    fn give_up(&mut self, goes: impl Fn(&Ip6, u32) -> bool) -> Result<(), BpfError> {
         let going: Vec<Ip6> = self
             .known_addresses
             .iter()
@@ -122,10 +145,25 @@ impl Routed {
             .map(|(it, _)| *it)
             .collect();
         for address in going {
-            self.addresses.remove(&address)?;
-            self.known_addresses.remove(&address);
+            match self.waiting.get(&address).and_then(|ids| ids.first().copied()) {
+                Some(next) => {
+                    self.lead(address, next)?;
+                    self.stop_waiting(|at, of| *at == address && of == next);
+                }
+                None => {
+                    self.addresses.remove(&address)?;
+                    self.known_addresses.remove(&address);
+                }
+            }
         }
         Ok(())
+    }
+
+    fn stop_waiting(&mut self, goes: impl Fn(&Ip6, u32) -> bool) {
+        self.waiting.retain(|address, ids| {
+            ids.retain(|id| !goes(address, *id));
+            !ids.is_empty()
+        });
     }
 }
 
@@ -163,4 +201,69 @@ pub fn close_gates(root: &Path) -> Result<(), BpfError> {
     }
     let mut routed = Routed::open(&pins)?;
     routed.known().into_iter().try_for_each(|id| routed.forget(id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    /// Whom the map leads to, by address.
+    fn leads(routed: &mut Routed) -> BTreeMap<IpAddr, u32> {
+        let entered: BTreeMap<Ip6, u32> = routed.addresses.all().unwrap().into_iter().collect();
+        assert_eq!(entered, routed.known_addresses, "the cache is what the map has");
+        let address = |it: Ip6| std::net::Ipv6Addr::from(it.octets).to_canonical();
+        entered.into_iter().map(|(it, id)| (address(it), id)).collect()
+    }
+
+    fn expected(entries: &[(&str, u32)]) -> BTreeMap<IpAddr, u32> {
+        entries.iter().map(|(text, id)| (text.parse().unwrap(), *id)).collect()
+    }
+
+    /// Rows: SVC-one-owner.
+    #[test]
+    fn an_address_leads_to_the_first_that_has_it_until_that_one_goes() {
+        let mut routed = Routed::in_memory(&[]);
+        let (both, other) = (ips(&["10.0.0.7", "fd00::7"]), ips(&["10.0.0.7", "10.0.0.8"]));
+        routed.guard(1, &both).unwrap();
+        assert_eq!(routed.holder(1, &both), None);
+        assert_eq!(routed.holder(2, &other), Some((other[0], 1)));
+        for _ in 0..2 {
+            routed.guard(2, &other).unwrap();
+            routed.guard(3, &other).unwrap();
+            routed.guard(1, &both).unwrap();
+            let first = [("10.0.0.7", 1), ("10.0.0.8", 2), ("fd00::7", 1)];
+            assert_eq!(leads(&mut routed), expected(&first), "nobody takes one");
+        }
+        // What one gives up goes to the next, and stays with that one.
+        routed.guard(1, &both[1..]).unwrap();
+        let second = [("10.0.0.7", 2), ("10.0.0.8", 2), ("fd00::7", 1)];
+        assert_eq!(leads(&mut routed), expected(&second));
+        routed.guard(1, &both).unwrap();
+        assert_eq!(leads(&mut routed), expected(&second));
+        // Of those that wait, one that goes gets nothing.
+        routed.forget(3).unwrap();
+        routed.forget(2).unwrap();
+        let third = [("10.0.0.7", 1), ("fd00::7", 1)];
+        assert_eq!(leads(&mut routed), expected(&third));
+        routed.forget(1).unwrap();
+        assert_eq!((leads(&mut routed), routed.known()), (BTreeMap::new(), BTreeSet::new()));
+        assert_eq!(routed.waiting, BTreeMap::new());
+    }
+
+    /// Rows: SVC-one-owner.
+    #[test]
+    fn who_wants_an_address_no_more_is_not_handed_it() {
+        let mut routed = Routed::in_memory(&[]);
+        let address = ips(&["10.0.0.7"]);
+        for id in [1, 2, 3] {
+            routed.guard(id, &address).unwrap();
+        }
+        routed.guard(2, &ips(&["10.0.0.9"])).unwrap();
+        routed.forget(1).unwrap();
+        assert_eq!(leads(&mut routed), expected(&[("10.0.0.7", 3), ("10.0.0.9", 2)]));
+    }
 }

@@ -95,10 +95,14 @@ impl Enforcer {
             return Ok(());
         }
         let mut host = Handle::open()?;
-        let restrictions = &self.sources().options.restrictions;
-        attachments
-            .iter()
-            .try_for_each(|attachment| self.routed().guard(attachment, restrictions, &mut host))?;
+        let sources = self.sources();
+        // An address that two have stays with the one that the maps lead to; in new ones it goes to the first. Numbers are given out in
+        // turn.
+        let mut in_turn: Vec<&EnforcedAttachment> = attachments.iter().collect();
+        in_turn.sort_by_key(|attachment| attachment.id);
+        for attachment in in_turn {
+            self.routed().adopt(attachment, &sources.options.restrictions, &mut host)?;
+        }
         if self.dataplane().is_new() { self.routed().take_over() } else { Ok(()) }
     }
 

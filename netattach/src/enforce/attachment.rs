@@ -8,14 +8,15 @@ use ipnet::{IpNet, Ipv6Net};
 
 use super::bandwidth::BandwidthLimit;
 use super::error::EnforceError;
+use super::routed_to::RoutedTo;
 use crate::bpf::{Attachment, Checks, Limits, OnParent, Rate, Trunks};
 use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
-use crate::netlink::Handle;
+use crate::netlink::{self, Handle};
 use crate::objects::Place;
 use crate::plan::result::{Ends, Leased, is_unaddressed};
-use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
+use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, author, routing};
 use crate::policy::index::{Dhcp, Endpoint};
 use crate::spec::{Link, Pace, PortVlans, Tie};
 use crate::step::{EnforceWhen, HookKind, MadeBy, Parent, Protect, Role, Step, Style};
@@ -57,6 +58,11 @@ pub struct EnforcedAttachment {
     pub(crate) pod_index: u32,
     /// The addresses that are its own: packets to them are the pod's, and nobody else's.
     pub(crate) own: Vec<IpAddr>,
+    /// Those of them that its pod has chosen outside of the subnets that its network's author has named: on its network another host
+    /// may have them.
+    chosen: Vec<IpAddr>,
+    /// Those by which the node's packet filter may know it.
+    pub(super) routed_to: RoutedTo,
     bandwidth: Option<BandwidthLimit>,
     /// The attachment as policies select it; `None` if no policy can.
     pub(crate) endpoint: Option<Endpoint>,
@@ -102,7 +108,7 @@ impl EnforcedAttachment {
                 mac,
                 addresses: own.clone(),
                 shared: protect.allowed.clone(),
-                on_link: on_link(attachment, leased),
+                on_link: on_link(sandbox, attachment, leased),
                 ethertypes: protect.ethertypes.clone(),
                 zone: protect.zone,
                 flags: Checks {
@@ -118,6 +124,8 @@ impl EnforcedAttachment {
                     ..Limits::default()
                 },
             },
+            chosen: chosen(sandbox, attachment, leased),
+            routed_to: RoutedTo::of((sandbox, attachment), leased, ends),
             own,
             bandwidth: protect.bandwidth.map(|bandwidth| {
                 let mtu =
@@ -177,8 +185,8 @@ impl EnforcedAttachment {
     /// The attachment as a member of the fast path.
     pub(crate) fn member(&self) -> Member {
         let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
-        let addresses = self.own.clone();
-        Member { id, mac, addresses, device, routed: self.routed, kept_off: self.kept_off.clone() }
+        let (addresses, chosen) = (self.own.clone(), self.chosen.clone());
+        Member { id, mac, addresses, chosen, device, routed: self.routed, kept_off: self.kept_off.clone() }
     }
 
     /// Whether the device on which its frames arrive is gone.
@@ -198,6 +206,18 @@ impl EnforcedAttachment {
     /// Index of the device on the node; 0 if it has none.
     pub fn host_index(&self) -> u32 {
         self.point.host_index()
+    }
+
+    /// The addresses that the node routes to it: by them its packet filter knows it.
+    ///
+    /// # Errors
+    /// The kernel could not be asked.
+    pub(super) fn routed_addresses(&self, host: &mut Handle) -> Result<Vec<IpAddr>, netlink::Error> {
+        let end = match self.point {
+            HookPoint::NodeEnd(device) => Some(device),
+            HookPoint::Parent { .. } | HookPoint::Pod(_) | HookPoint::Nowhere(_) => None,
+        };
+        self.routed_to.addresses(end, host)
     }
 
     /// Its bandwidth limit, if any.
@@ -244,22 +264,31 @@ fn may_go_by_named_protocol(attachment: &AttachmentPlan) -> bool {
     attachment.link().is_none_or(Link::goes_by_named_protocol)
 }
 
-/// The on-link IPv6 prefixes of an attachment with these addresses, beside the link-local one.
-fn on_link(attachment: &AttachmentPlan, leased: &Leased) -> Vec<Ipv6Net> {
+/// The on-link IPv6 prefixes of an attachment with these addresses, beside the link-local one. A pod that has chosen an address
+/// has not chosen them: see [`author::prefix_v6`].
+fn on_link(sandbox: &Sandbox, attachment: &AttachmentPlan, leased: &Leased) -> Vec<Ipv6Net> {
     let mut found: Vec<Ipv6Net> = Vec::new();
     for leased in &leased.addresses {
-        let on_link = match routing::style(attachment) {
-            Style::Subnet => leased.address,
-            Style::Routed => continue,
-            Style::PointToPoint => addressing::only_gateway(leased).into(),
+        let on_link = match (routing::style(attachment), leased.address) {
+            (Style::Subnet, IpNet::V6(address)) => author::prefix_v6(sandbox, attachment, address),
+            (Style::PointToPoint, _) => match addressing::only_gateway(leased) {
+                IpAddr::V6(gateway) => gateway.into(),
+                IpAddr::V4(_) => continue,
+            },
+            (Style::Subnet | Style::Routed, _) => continue,
         };
-        if let IpNet::V6(net) = on_link
-            && !found.contains(&net.trunc())
-        {
-            found.push(net.trunc());
+        if !found.contains(&on_link) {
+            found.push(on_link);
         }
     }
     found
+}
+
+/// The addresses that the pod has chosen outside of the subnets that its network's author has named.
+fn chosen(sandbox: &Sandbox, attachment: &AttachmentPlan, leased: &Leased) -> Vec<IpAddr> {
+    let is_chosen = |address: &IpNet| author::subnet(sandbox, attachment, *address).is_none();
+    let addresses = leased.addresses.iter().map(|leased| leased.address).filter(is_chosen);
+    addresses.map(|address| address.addr()).collect()
 }
 
 /// The VLANs whose tagged frames the attachment's port of a bridge takes.
@@ -412,6 +441,8 @@ pub(super) mod tests {
             pod: Some(PodRef { name: ObjectName::new("shop", "a"), uid: None }),
             pod_index: 2,
             own: Vec::new(),
+            chosen: Vec::new(),
+            routed_to: RoutedTo::None,
             bandwidth: None,
             endpoint: Some(Endpoint {
                 id,

@@ -1,5 +1,7 @@
 //! Errors of enforcement.
 
+use std::net::IpAddr;
+
 use crate::bpf::BpfError;
 use crate::fast_path::KeepError;
 use crate::hooks::HookError;
@@ -33,6 +35,19 @@ pub enum EnforceError {
     /// No device of the node sees the interface's traffic.
     #[error("interface {0} has no end and no parent on the node")]
     NoDevice(String),
+    /// The node's packet filter judges what is routed from and to an address for one attachment.
+    #[error(
+        "{own} cannot have address {address} on the default network: the node routes it to {holder}, by whose policies it judges what \
+         comes from there and goes to it"
+    )]
+    AddressGuarded {
+        /// The address.
+        address: IpAddr,
+        /// The attachment that was to have it, in words.
+        own: String,
+        /// The one that has it, in words.
+        holder: String,
+    },
     /// The kernel does not judge routed packets.
     #[error(
         "networkPolicy: policies hold behind the node's translation of addresses by a rule of its packet filter, for which the kernel \

@@ -4,7 +4,8 @@
 //! ([`node_defaults`]) and its `bandwidth`; [`level`] gives its enforcement level, and [`admission`] refuses a pod if
 //! that is too low. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred`
 //! until a policy selects them, and the [`policies`], which decide the contents of the `policy_maps`. `programs`
-//! attaches programs to devices, and `routed` judges the traffic that the node translates. `adoption` adopts the
+//! attaches programs to devices, and `routed` judges the traffic that the node translates, from and to the addresses that `routed_to`
+//! finds. `adoption` adopts the
 //! attachments of an earlier agent, `verify` checks that enforcement is still complete (`whole_parents`: each parent once),
 //! and [`queries`] answers the rest of the agent. Errors are in [`error`].
 
@@ -23,6 +24,7 @@ mod programs;
 pub mod queries;
 mod roster;
 mod routed;
+mod routed_to;
 mod state;
 mod verify;
 mod whole_parents;

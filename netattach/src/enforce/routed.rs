@@ -7,6 +7,7 @@
 //! may lead elsewhere; nor while it is left alone for a minute, because another program removes it again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -42,6 +43,8 @@ struct State {
     bridged: [bool; 2],
     /// By attachment.
     gateways: BTreeMap<u32, Gateway>,
+    /// What the attachments are called that are found by their addresses, for errors.
+    labels: BTreeMap<u32, String>,
 }
 
 /// Where the node receives frames of an attachment for routing.
@@ -77,6 +80,7 @@ impl Routed {
             seen: None,
             bridged: [false; 2],
             gateways: BTreeMap::new(),
+            labels: BTreeMap::new(),
         };
         let waits = succeeds && netlink::guard_exists()?;
         if wanted {
@@ -131,7 +135,10 @@ impl Routed {
     }
 
     /// Has routed packets from and to an attachment judged behind the node's address translation, if the attachment is
-    /// on the default network.
+    /// on the default network, as far as the node routes to it.
+    ///
+    /// # Errors
+    /// [`EnforceError::AddressGuarded`]: one of its addresses is another attachment's there already, which keeps it.
     pub(super) fn guard(
         &self,
         attachment: &EnforcedAttachment,
@@ -139,25 +146,39 @@ impl Routed {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         let mut state = self.lock();
-        let is_default = attachment.endpoint.as_ref().is_some_and(|it| is_on_default(&it.at, restrictions));
-        if !state.wanted || !is_default || attachment.point.is_nowhere() {
-            return Ok(());
+        let addresses = state.addresses(attachment, restrictions, host)?;
+        if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
+            let (own, holder) = (attachment.label.clone(), state.label(holder));
+            return Err(EnforceError::AddressGuarded { address, own, holder });
         }
-        state.maps.guard(attachment.id, &attachment.own)?;
-        // Only in this case is it known how packets reach the node.
-        if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
-            let gateway = Gateway::find(*device, attachment.routed, host)?;
-            state.gateways.insert(attachment.id, gateway);
-            state.set_gate(attachment.id)?;
+        state.guard(attachment, &addresses, host)
+    }
+
+    /// As [`Routed::guard`], of an attachment that is there already: an address that is another's too stays with the one that has had
+    /// it first, and what this one sends and receives by it is judged at its device until that one goes.
+    pub(super) fn adopt(
+        &self,
+        attachment: &EnforcedAttachment,
+        restrictions: &Restrictions,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        let mut state = self.lock();
+        let addresses = state.addresses(attachment, restrictions, host)?;
+        if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
+            let (of, holder) = (&attachment.label, state.label(holder));
+            tracing::warn!(
+                attachment = of,
+                %address,
+                holder,
+                "two attachments have one address that the node routes: this one's packets are judged at its device alone"
+            );
         }
-        Ok(())
+        state.guard(attachment, &addresses, host)
     }
 
     /// Forgets an attachment. Idempotent.
     pub(super) fn forget(&self, id: u32) -> Result<(), EnforceError> {
-        let mut state = self.lock();
-        state.gateways.remove(&id);
-        Ok(state.maps.forget(id)?)
+        self.lock().forget(id)
     }
 
     /// Forgets all attachments but these.
@@ -202,6 +223,55 @@ impl Routed {
 }
 
 impl State {
+    /// The addresses by which an attachment is to be found: on the default network those that the node routes to it.
+    fn addresses(
+        &self,
+        attachment: &EnforcedAttachment,
+        restrictions: &Restrictions,
+        host: &mut Handle,
+    ) -> Result<Vec<IpAddr>, EnforceError> {
+        let is_default = attachment.endpoint.as_ref().is_some_and(|it| is_on_default(&it.at, restrictions));
+        if !self.wanted || !is_default || attachment.point.is_nowhere() {
+            return Ok(Vec::new());
+        }
+        Ok(attachment.routed_addresses(host)?)
+    }
+
+    /// Has an attachment found by these addresses; without any, its device judges everything, whatever an earlier agent had.
+    fn guard(
+        &mut self,
+        attachment: &EnforcedAttachment,
+        addresses: &[IpAddr],
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        if !self.wanted {
+            return Ok(());
+        }
+        if addresses.is_empty() {
+            return self.forget(attachment.id);
+        }
+        self.maps.guard(attachment.id, addresses)?;
+        self.labels.insert(attachment.id, attachment.label.clone());
+        // Only in this case is it known how packets reach the node.
+        if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
+            let gateway = Gateway::find(*device, attachment.routed, host)?;
+            self.gateways.insert(attachment.id, gateway);
+            self.set_gate(attachment.id)?;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, id: u32) -> Result<(), EnforceError> {
+        self.gateways.remove(&id);
+        self.labels.remove(&id);
+        Ok(self.maps.forget(id)?)
+    }
+
+    /// What an attachment is called. One that an earlier agent has left, and whose record cannot be read, is a number.
+    fn label(&self, id: u32) -> String {
+        self.labels.get(&id).cloned().unwrap_or_else(|| format!("the attachment with number {id}"))
+    }
+
     /// Whether the table is in place as it was seen, and nothing has changed since that gates depend on.
     fn stands(&self, generation: u32, bridged: [bool; 2], changes: &Changes) -> bool {
         self.missing.is_none()
@@ -301,6 +371,8 @@ fn bridged() -> [bool; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::enforce::attachment::tests::attachment;
+    use crate::enforce::routed_to::RoutedTo;
     use crate::netlink::Touched;
 
     /// That of an agent which wants the table, with these gates.
@@ -315,6 +387,7 @@ mod tests {
             seen: None,
             bridged: [false; 2],
             gateways: BTreeMap::new(),
+            labels: BTreeMap::new(),
         }
     }
 
@@ -330,6 +403,47 @@ mod tests {
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
         state.set_gate(3).unwrap();
         assert_eq!(state.maps.open_gates(), [3], "the table is complete again");
+    }
+
+    /// An attachment to the default network, to which the node routes these addresses.
+    fn routed_to(id: u32, addresses: &[IpAddr]) -> EnforcedAttachment {
+        let mut attachment = attachment(id);
+        attachment.label = format!("shop/{id} eth0");
+        attachment.routed_to = RoutedTo::These(addresses.to_vec());
+        attachment
+    }
+
+    /// Rows: SVC-one-owner.
+    #[test]
+    fn nobody_takes_an_address_that_the_node_routes_to_another_and_who_waits_for_it_gets_it() {
+        let routed = Routed(Mutex::new(state(&[])));
+        let (none, mut host) = (Restrictions::default(), Handle::open().unwrap());
+        let [shared, own]: [IpAddr; 2] = ["10.0.0.7", "10.0.0.8"].map(|text| text.parse().unwrap());
+        let [first, second] = [routed_to(1, &[shared]), routed_to(2, &[own, shared])];
+        let holder_of = |address| routed.lock().maps.holder(0, &[address]).map(|(_, id)| id);
+        let holders = || [shared, own].map(holder_of);
+        for _ in 0..2 {
+            routed.guard(&first, &none, &mut host).unwrap();
+            let told = routed.guard(&second, &none, &mut host).map_err(|error| error.to_string());
+            let why = "shop/2 eth0 cannot have address 10.0.0.7 on the default network: the node routes it to shop/1 eth0, by whose \
+                       policies it judges what comes from there and goes to it";
+            assert_eq!(told, Err(why.to_owned()));
+            assert_eq!(holders(), [Some(1), None]);
+        }
+        // Both are there at a start.
+        routed.adopt(&second, &none, &mut host).unwrap();
+        assert_eq!(holders(), [Some(1), Some(2)]);
+        routed.forget(1).unwrap();
+        assert_eq!(holders(), [Some(2), Some(2)]);
+        let told = routed.guard(&first, &none, &mut host).map_err(|error| error.to_string());
+        assert!(told.unwrap_err().contains("shop/2 eth0"));
+        // On a network of layer 2 alone it is none that the node routes, also where an earlier agent had it so.
+        let mut unrouted = second;
+        unrouted.routed_to = RoutedTo::None;
+        routed.adopt(&unrouted, &none, &mut host).unwrap();
+        assert_eq!(holders(), [None, None]);
+        routed.guard(&first, &none, &mut host).unwrap();
+        assert_eq!(holders(), [Some(1), None]);
     }
 
     #[test]

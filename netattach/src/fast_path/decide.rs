@@ -46,12 +46,21 @@ pub struct Member {
     pub mac: Mac,
     /// Its IP addresses.
     pub addresses: Vec<IpAddr>,
+    /// Those of them that its pod has chosen outside of the subnets that its network's author has named.
+    pub chosen: Vec<IpAddr>,
     /// Index of the node's end.
     pub device: u32,
     /// Whether the node routes its packets; a bridge switches them otherwise.
     pub routed: bool,
     /// Why its configuration keeps it off the fast path.
     pub kept_off: Option<Reason>,
+}
+
+impl Member {
+    /// Whether nobody but the pod has named the address.
+    pub fn is_chosen(&self, address: &IpAddr) -> bool {
+        self.chosen.contains(address)
+    }
 }
 
 /// The node's links, filters, programs and routes, as the kernel shows them.
@@ -256,7 +265,7 @@ mod tests {
 
     fn member(id: u32, device: u32) -> Member {
         let (mac, addresses) = (Mac([2, 0, 0, 0, 0, id as u8]), Vec::new());
-        Member { id, mac, addresses, device, routed: false, kept_off: None }
+        Member { id, mac, addresses, chosen: Vec::new(), device, routed: false, kept_off: None }
     }
 
     fn one(mode: Mode, member: Member, node: &Node) -> Result<Place, Reason> {

@@ -442,8 +442,8 @@ mod tests {
     #[test]
     fn an_address_that_was_seen_elsewhere_is_contested_when_it_is_back_too() {
         let mut host = Handle::open().unwrap();
-        let (addresses, kept_off) = (Vec::new(), None);
-        let member = Member { id: 1, mac: MAC, addresses, device: OWN, routed: false, kept_off };
+        let (addresses, chosen, kept_off) = (Vec::new(), Vec::new(), None);
+        let member = Member { id: 1, mac: MAC, addresses, chosen, device: OWN, routed: false, kept_off };
         let port = ForwardingState {
             index: OWN,
             name: "na10".into(),

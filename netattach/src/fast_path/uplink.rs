@@ -174,19 +174,22 @@ impl View<'_> {
         };
         let mut locals = BTreeMap::new();
         for (id, member) in self.members.iter().filter(|(id, _)| is_routed(id)) {
-            locals.extend(member.addresses.iter().map(|address| ((Segment::Routed, *address), *id)));
+            let known = member.addresses.iter().filter(|address| member.routed || !member.is_chosen(address));
+            locals.extend(known.map(|address| ((Segment::Routed, *address), *id)));
         }
         locals
     }
 
-    /// The addresses behind uplinks that run the XDP program.
+    /// The addresses behind uplinks that run the XDP program, which drops what comes from them by an uplink. One that a pod has chosen
+    /// on a bridge outside of what its network's author has named may be a host's there, whose frames all pods are to get.
     fn xdp_locals(&self, uplinks: &BTreeMap<u32, Uplink>) -> BTreeMap<Local, u32> {
         let by_xdp: BTreeSet<Segment> =
             uplinks.values().filter(|uplink| uplink.xdp.is_some()).map(|uplink| uplink.segment).collect();
         let mut locals = BTreeMap::new();
         for (id, segment) in self.connected.iter().filter(|(_, segment)| by_xdp.contains(segment)) {
             let Some(member) = self.members.get(id) else { continue };
-            locals.extend(member.addresses.iter().map(|address| ((*segment, *address), *id)));
+            let known = member.addresses.iter().filter(|address| member.routed || !member.is_chosen(address));
+            locals.extend(known.map(|address| ((*segment, *address), *id)));
             // An Ethernet address stands as the link-local address that follows from it, which is the pod's as well.
             let by_mac = link_local(netattach_common::Mac { octets: member.mac.0 });
             locals.insert((*segment, IpAddr::V6(by_mac.into())), *id);

@@ -50,7 +50,8 @@ fn node() -> Node {
 fn members() -> BTreeMap<u32, Member> {
     let member = |id: u32, device, routed| {
         let addresses = vec![format!("10.0.0.{id}").parse().unwrap()];
-        Member { id, mac: Mac([2, 0, 0, 0, 0, id as u8]), addresses, device, routed, kept_off: None }
+        let (mac, chosen) = (Mac([2, 0, 0, 0, 0, id as u8]), Vec::new());
+        Member { id, mac, addresses, chosen, device, routed, kept_off: None }
     };
     [(1, member(1, SWITCHED, false)), (2, member(2, ROUTED, true))].into()
 }
@@ -208,6 +209,32 @@ fn uplinks_that_drop_early_know_all_attachments_that_they_lead_to() {
     assert_eq!(found.entries[&PORT].xdp, Some(XdpDrops::Spoofed));
     assert!(!found.entries[&PORT].fast && !found.entries.contains_key(&BRIDGE));
     assert_eq!(found.xdp(), [(PORT, XdpMode::Generic), (ROUTER, XdpMode::Generic)].into());
+}
+
+/// The node has a route to an address that is chosen on a routed link, and to no other of these.
+#[test]
+fn an_address_that_a_pod_has_chosen_on_a_bridge_is_taken_from_no_host_behind_an_uplink() {
+    let mut members = members();
+    let server: IpAddr = "10.0.0.77".parse().unwrap();
+    for member in members.values_mut() {
+        member.addresses.push(server);
+        member.chosen.push(server);
+    }
+    let bridge = Segment::Bridge(BRIDGE);
+    let by_mac = |segment, id: u8| ((segment, format!("fe80::ff:fe00:{id:x}").parse().unwrap()), id.into());
+    let expected = [
+        local(1),
+        local(2),
+        ((Segment::Routed, server), 2),
+        ((bridge, local(1).0.1), 1),
+        by_mac(bridge, 1),
+        by_mac(Segment::Routed, 2),
+    ];
+    assert_eq!(with_xdp(Mode::Auto, Xdp::Native, &members, &node()).locals, expected.into());
+    assert_eq!(
+        uplinks(Mode::Auto, &members, &node()).locals,
+        [local(1), local(2), ((Segment::Routed, server), 2)].into()
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`resolve`], `attachment` | the plan for a pod's networks; the steps for one network's configuration |
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
+//! | [`author`] | what of the addresses the network's author has named, and what the pod has chosen |
 //! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
 //! | [`by_source`], [`vrf`] | the routing tables of an interface's addresses, for `sbr`; the table of a VRF, for `vrf` |
 //! | [`pod_sources`] | what a pod may ask for of the check of its sources |
@@ -24,6 +25,7 @@
 use crate::step::{EnforceWhen, HookKind, MadeBy, NotObservable, Protect, Stage, Step, StepRef};
 pub mod addressing;
 mod attachment;
+pub mod author;
 pub mod by_source;
 mod chained;
 pub mod check;

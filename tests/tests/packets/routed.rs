@@ -49,9 +49,11 @@ fn what_the_node_routes_is_left_to_it_by_the_addresses_that_lead_to_the_pod_ther
     routed.set_gate(POD, Gate::new(netattach_common::Mac { octets: GATEWAY.0 }, false, false)).unwrap();
     assert_eq!(verdicts(&rig), [[Ok(()), sent, Ok(()), received]; 2]);
 
-    // Of another network whose addresses are the same.
+    // Of another network whose addresses are the same: nobody takes them.
     routed.guard(OTHER, &own).unwrap();
-    assert_eq!(verdicts(&rig), [[sent, sent, received, received]; 2], "they lead to the other");
+    assert_eq!(verdicts(&rig), [[Ok(()), sent, Ok(()), received]; 2], "they lead to the pod still");
+    routed.guard(POD, &[]).unwrap();
+    assert_eq!(verdicts(&rig), [[sent, sent, received, received]; 2], "they lead to the other now");
     routed.forget(OTHER).unwrap();
     assert_eq!(verdicts(&rig), [[sent, sent, received, received]; 2], "they lead to nobody");
 }

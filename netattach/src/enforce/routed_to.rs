@@ -1,0 +1,206 @@
+//! Which addresses lead the node's packet filter to an attachment: those that the node itself routes to it.
+//!
+//! What the table of the packet filter is told is that all that is routed from and to an address is this pod's. On a network of
+//! layer 2 alone an address says nothing of that: another host may have it there, and the node routes to that one, or elsewhere.
+
+use std::net::IpAddr;
+
+use crate::netlink::{self, Handle};
+use crate::plan::result::{Ends, Leased};
+use crate::plan::{AttachmentPlan, Sandbox, author, host_access};
+use crate::step::{LeasedAddress, MadeBy, Step};
+
+/// The addresses that the node routes to an attachment by a device of the attachment's own, as far as its plan says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RoutedTo {
+    /// None: its network is one of layer 2 alone.
+    None,
+    /// These: by its end on the node, or by its bridge, where their gateways are.
+    These(Vec<IpAddr>),
+    /// Those of these in a subnet of the node's on this parent (`hostAccess`), by the node's link beside the pod's.
+    Beside {
+        /// Index of the parent.
+        parent: u32,
+        /// The pod's addresses.
+        leased: Vec<LeasedAddress>,
+    },
+    /// Another plugin made its interface. These are not the pod's own choice: the node routes to them if its end is no port of a
+    /// bridge, or if it routes to them by that bridge.
+    Found(Vec<IpAddr>),
+}
+
+impl RoutedTo {
+    /// Those of an attachment with these addresses.
+    pub(super) fn of(
+        (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+        leased: &Leased,
+        ends: Option<&Ends>,
+    ) -> Self {
+        let addresses = || leased.addresses.iter().map(|leased| leased.address);
+        let has = |is_one: fn(&Step) -> bool| attachment.steps.iter().any(is_one);
+        match attachment.made_by() {
+            MadeBy::Link(link) if link.is_routed() || has(|step| matches!(step, Step::Gateway { .. })) => {
+                Self::These(addresses().map(|address| address.addr()).collect())
+            }
+            MadeBy::Link(_) if has(|step| matches!(step, Step::ChooseHostAccess)) => {
+                match ends.and_then(|ends| ends.parent.as_ref()) {
+                    Some(parent) => {
+                        Self::Beside { parent: parent.device.index, leased: leased.addresses.clone() }
+                    }
+                    None => Self::None,
+                }
+            }
+            MadeBy::Plugin => {
+                let given = addresses().filter(|it| author::subnet(sandbox, attachment, *it).is_some());
+                Self::Found(given.map(|address| address.addr()).collect())
+            }
+            MadeBy::Link(_) | MadeBy::Device(_) | MadeBy::Kernel => Self::None,
+        }
+    }
+
+    /// The addresses, as the kernel has it now. `end`: index of the attachment's end on the node, if its frames are seen there.
+    ///
+    /// # Errors
+    /// The kernel could not be asked.
+    pub(super) fn addresses(
+        &self,
+        end: Option<u32>,
+        host: &mut Handle,
+    ) -> Result<Vec<IpAddr>, netlink::Error> {
+        match self {
+            Self::None => Ok(Vec::new()),
+            Self::These(addresses) => Ok(addresses.clone()),
+            Self::Beside { parent, leased } => {
+                let reached = host_access::reached(leased, &host.addresses(*parent)?);
+                Ok(reached.into_iter().map(|reached| reached.pod).collect())
+            }
+            Self::Found(addresses) => match end {
+                Some(end) => found(addresses, end, host),
+                None => Ok(Vec::new()),
+            },
+        }
+    }
+}
+
+/// Those of these addresses that the node routes by that end of an interface which another plugin has made.
+fn found(addresses: &[IpAddr], end: u32, host: &mut Handle) -> Result<Vec<IpAddr>, netlink::Error> {
+    let Some(end) = host.forwarding_state(end)? else { return Ok(Vec::new()) };
+    let controller = match end.controller {
+        Some(index) => host.forwarding_state(index)?,
+        None => None,
+    };
+    // What an Open vSwitch leads to its ports by is not seen here.
+    let Some(bridge) = controller.filter(|link| link.bridge.is_some()) else { return Ok(addresses.to_vec()) };
+    let mut routed = Vec::with_capacity(addresses.len());
+    for address in addresses {
+        let route = host.matching_route(*address)?;
+        if route.is_some_and(|route| route.interface == Some(bridge.index)) {
+            routed.push(*address);
+        }
+    }
+    Ok(routed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::netns::{Netns, within};
+    use crate::plan::fixtures;
+    use crate::spec::{self, Addressing, Veth};
+    use crate::step::{Delegate, Interface, Parent, Role};
+
+    fn leased(addresses: &[&str]) -> Leased {
+        let leased = |text: &&str| LeasedAddress { address: text.parse().unwrap(), gateway: None };
+        Leased { addresses: addresses.iter().map(leased).collect(), ..Leased::default() }
+    }
+
+    fn veth(port: Option<spec::BridgePort>) -> Step {
+        let (host_name, pod_name) = ("na0".to_owned(), "net1".to_owned());
+        Step::CreateLink(spec::Link::Veth(Veth { host_name, pod_name, mtu: None, mac: None, group: 0, port }))
+    }
+
+    fn macvlan() -> Step {
+        Step::CreateLink(spec::Link::Macvlan(spec::Macvlan::plain("net1", "wire0")))
+    }
+
+    /// Rows: SVC-layer-2.
+    #[test]
+    fn an_address_leads_to_an_attachment_where_the_node_routes_to_it_and_nowhere_else() {
+        let port = || Some(spec::BridgePort { bridge: "br0".to_owned(), ..spec::BridgePort::default() });
+        let gateway = Step::Gateway { bridge: "br0".to_owned(), force: false, beside: false, vlan: None };
+        let config = json!({
+            "name": "n", "cniVersion": "1.0.0", "ipam": {"type": "other"},
+            "runtimeConfig": {"ips": ["10.9.0.8/24"]},
+        });
+        let plugin = Step::Delegate(Delegate {
+            plugin: "foreign".to_owned(),
+            config: config.as_object().unwrap().clone(),
+            role: Role::Plugin,
+        });
+        let both = leased(&["10.9.0.7/24", "10.9.0.8/24"]);
+        let ips = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
+        let all = || RoutedTo::These(ips(&["10.9.0.7", "10.9.0.8"]));
+        let beside = RoutedTo::Beside { parent: 7, leased: both.addresses.clone() };
+        let interface = |name: &str, index| Interface { name: name.to_owned(), index, mac: None, mtu: 1500 };
+        let parent = Parent { device: interface("wire0", 7), netns_cookie: 9, trunks: Vec::new() };
+        let ends = Ends { host: None, pod: interface("net1", 4), parent: Some(parent) };
+        for (steps, expected) in [
+            (vec![veth(None)], all()),
+            (vec![veth(port()), gateway], all()),
+            (vec![veth(port())], RoutedTo::None),
+            (vec![macvlan(), Step::ChooseHostAccess], beside),
+            (vec![macvlan()], RoutedTo::None),
+            (vec![Step::ClaimDevice(fixtures::device())], RoutedTo::None),
+            // What the pod has asked for may be anybody's.
+            (vec![plugin], RoutedTo::Found(ips(&["10.9.0.7"]))),
+        ] {
+            let attachment = fixtures::attachment("any", steps);
+            let found = RoutedTo::of((&fixtures::sandbox("c1"), &attachment), &both, Some(&ends));
+            assert_eq!(found, expected, "{:?}", attachment.steps);
+        }
+    }
+
+    /// Rows: SVC-layer-2.
+    #[test]
+    fn of_another_plugins_port_the_routes_by_its_bridge_count_and_of_a_parent_the_subnets_of_the_node() {
+        let node = Netns::private().unwrap();
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let bridge = |name: &str| spec::Bridge { name: name.to_owned(), ..spec::Bridge::default() };
+            let [routing, switching] =
+                ["routing0", "switching0"].map(|name| host.ensure_bridge(&bridge(name)).unwrap().link.index);
+            let addressing =
+                |text: &str| Addressing { addresses: vec![text.parse().unwrap()], ..Addressing::default() };
+            host.configure(routing, &addressing("10.9.0.1/24")).unwrap();
+            // A port of either; a bridge is none itself.
+            for (name, on) in [("a", routing), ("b", switching)] {
+                let port = spec::BridgePort { bridge: name.to_owned(), ..spec::BridgePort::default() };
+                let [host_name, pod_name] = [format!("{name}0"), format!("{name}1")];
+                let veth = Veth { host_name, pod_name, mtu: None, mac: None, group: 0, port: Some(port) };
+                let (own, mut inside) = (Netns::current().unwrap(), Handle::open().unwrap());
+                host.create_veth(&veth, Some(on), own.as_fd(), &mut inside).unwrap();
+            }
+            let [a, b] = ["a0", "b0"].map(|name| host.link(name).unwrap().index);
+            let [here, elsewhere]: [IpAddr; 2] = ["10.9.0.7", "10.8.0.7"].map(|it| it.parse().unwrap());
+            let given = RoutedTo::Found(vec![here, elsewhere]);
+            for (end, expected) in [
+                (Some(a), vec![here]),
+                (Some(b), Vec::new()),
+                // No port: the plugin leads to it by the end itself.
+                (Some(switching), vec![here, elsewhere]),
+                (Some(999), Vec::new()),
+                (None, Vec::new()),
+            ] {
+                assert_eq!(given.addresses(end, &mut host).unwrap(), expected, "{end:?}");
+            }
+            let both = leased(&["10.9.0.7/24", "10.8.0.7/8"]).addresses;
+            let beside = RoutedTo::Beside { parent: routing, leased: both };
+            assert_eq!(beside.addresses(None, &mut host).unwrap(), [here]);
+        })
+        .unwrap();
+    }
+}
