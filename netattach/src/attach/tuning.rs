@@ -15,7 +15,7 @@ use crate::sysctl;
 
 /// The administrator's list of settings that networks may change, at the place of the reference plugin: one regular
 /// expression a line, of which one has to match somewhere in the name of a setting as it is written. Without the file,
-/// all settings of the pod's network namespace may be changed.
+/// all settings of the pod's network namespace may be changed by a network's author, and none by a pod.
 const ALLOWED: &str = "/etc/cni/tuning/allowlist.conf";
 
 /// Why an interface cannot be tuned.
@@ -40,6 +40,17 @@ pub enum TuningError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A pod asks for the setting, and there is no list.
+    #[error(
+        "key args.cni.sysctl: {key:?} is asked for by the pod, and there is no {path}, in which the node's administrator lists the settings \
+         that may be asked for; the network's author has his own in sysctl"
+    )]
+    Asked {
+        /// The setting as written.
+        key: String,
+        /// Where the list would be.
+        path: PathBuf,
+    },
     /// The list does not have the setting.
     #[error("key sysctl: {key:?} is not allowed by {path}")]
     NotAllowed {
@@ -60,7 +71,7 @@ pub(super) fn check_allowed(tune: &Tune) -> Result<(), TuningError> {
 
 fn allowed_by(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
     let text = match std::fs::read_to_string(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return none_asked(path, sysctls),
         other => other.map_err(|source| TuningError::List { path: path.to_owned(), source })?,
     };
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -75,6 +86,15 @@ fn allowed_by(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
     let is_allowed = |one: &&Sysctl| patterns.iter().any(|pattern| pattern.is_match(&one.key));
     match sysctls.iter().find(|one| !is_allowed(one)) {
         Some(one) => Err(TuningError::NotAllowed { key: one.key.clone(), path: path.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// Without a list: refuses what a pod asks for. The kubelet lets pods have safe settings and those that its administrator names
+/// (`allowedUnsafeSysctls`), and looks at those of a pod's `securityContext` alone.
+fn none_asked(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
+    match sysctls.iter().find(|one| one.asked) {
+        Some(one) => Err(TuningError::Asked { key: one.key.clone(), path: path.to_owned() }),
         None => Ok(()),
     }
 }
@@ -113,7 +133,7 @@ fn check_addresses_stay(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<(
 
 /// Why a setting has no effect, in the namespace of this thread; `None`: it has.
 fn overridden(one: &Sysctl) -> Option<String> {
-    let Sysctl { key, path, value } = one;
+    let Sysctl { key, path, value, asked: _ } = one;
     let by = sysctl::overridden(path, value)?;
     Some(format!("key sysctl: {key:?} has no effect as {value:?}: {by}; set that of all devices too"))
 }
@@ -206,16 +226,31 @@ mod tests {
         assert_eq!(now(), (Some(1500), Some(77)));
     }
 
+    /// Rows: TUN-asked-for.
     #[test]
     fn a_list_allows_what_it_matches() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("allowlist.conf");
-        let one = |key: &str| [Sysctl { key: key.into(), path: String::new(), value: String::new() }];
-        let said = |key: &str| allowed_by(&path, &one(key)).map_err(|error| Chain(&error).to_string());
+        let by =
+            |key: &str, asked| [Sysctl { key: key.into(), path: String::new(), value: String::new(), asked }];
+        let one = |key: &str| by(key, false);
+        let judged =
+            |sysctls: &[Sysctl]| allowed_by(&path, sysctls).map_err(|error| Chain(&error).to_string());
+        let said = |key: &str| judged(&one(key));
         assert_eq!(said("net.core.somaxconn"), Ok(()));
+        // Without a list a pod asks for none; with one, for those that it has.
+        let why = format!(
+            "key args.cni.sysctl: \"net.core.somaxconn\" is asked for by the pod, and there is no {}, in which the node's administrator \
+             lists the settings that may be asked for; the network's author has his own in sysctl",
+            path.display()
+        );
+        let [own] = one("net.a");
+        let [asked] = by("net.core.somaxconn", true);
+        assert_eq!(judged(&[own, asked.clone()]), Err(why));
         std::fs::write(&path, "^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$\n\n  ^net.core.so \n").unwrap();
         assert_eq!(said("net.ipv4.conf.IFNAME.log_martians"), Ok(()));
         assert_eq!(said("net.core.somaxconn"), Ok(()));
+        assert_eq!(judged(&[asked]), Ok(()));
         let refused = |key: &str| Err(format!("key sysctl: {key:?} is not allowed by {}", path.display()));
         for key in ["net.ipv4.conf.eth0.log_martians", "net.ipv4.ip_forward", "x.net.core.so"] {
             assert_eq!(said(key), refused(key));

@@ -1,7 +1,9 @@
 //! `tuning`, chained: kernel settings and properties of an interface that a plugin before it has made.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins, `args.cni` included. Unlike there,
-//! a request by `runtimeConfig` goes over one by `args.cni`, as with every other plugin.
+//! a request by `runtimeConfig` goes over one by `args.cni`, as with every other plugin; and a setting that `args.cni` asks for,
+//! which pods fill in, is marked as such: the kubelet has a list of the settings that pods may ask it for, and this is no way past
+//! that.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -43,13 +45,19 @@ pub fn parse(request: &Request<'_>) -> Result<Tune, PlanError> {
         Some(Value::Object(asked)) => crate::cni::json::read_object(asked)?,
         _ => Keys::default(),
     };
-    let mut settings = fixed.sysctl.unwrap_or_default();
-    settings.extend(asked.sysctl.unwrap_or_default());
+    let (of_author, of_pod) = (fixed.sysctl.unwrap_or_default(), asked.sysctl.unwrap_or_default());
+    let mut settings = of_author.clone();
+    settings.extend(of_pod.clone());
     if settings.len() > MOST_SETTINGS {
         let reason = format!("{} settings, and there may be {MOST_SETTINGS}", settings.len());
         return Err(PlanError::Value { key: "sysctl", reason });
     }
-    let sysctls = settings.iter().map(|(key, value)| sysctl(key, value, request.ifname));
+    // What the author has as well is his own.
+    let is_asked = |key: &str| of_pod.get(key).is_some_and(|value| of_author.get(key) != Some(value));
+    let sysctls = settings.iter().map(|(key, value)| {
+        let asked = is_asked(key);
+        sysctl(key, value, request.ifname).map(|sysctl| Sysctl { asked, ..sysctl })
+    });
     // As with the reference plugin, 0 is no MTU, and `false` does not switch off what somebody has switched on.
     Ok(Tune {
         sysctls: sysctls.collect::<Result<_, _>>()?,
@@ -79,7 +87,7 @@ fn sysctl(key: &str, value: &Value, ifname: &str) -> Result<Sysctl, PlanError> {
         return Err(wrong(format!("{key:?} is not a setting below net")));
     };
     let path = rest.join("/").replacen(INTERFACE, ifname, 1);
-    Ok(Sysctl { key: key.to_owned(), path, value: value.clone() })
+    Ok(Sysctl { key: key.to_owned(), path, value: value.clone(), asked: false })
 }
 
 #[cfg(test)]
@@ -98,7 +106,7 @@ mod tests {
     }
 
     fn sysctl(key: &str, path: &str, value: &str) -> Sysctl {
-        Sysctl { key: key.into(), path: path.into(), value: value.into() }
+        Sysctl { key: key.into(), path: path.into(), value: value.into(), asked: false }
     }
 
     #[test]
@@ -124,11 +132,11 @@ mod tests {
         assert_eq!(read(all.clone(), ""), Ok(read_all.clone()));
         let mut asked = all.clone();
         asked["args"] = json!({"cni": {
-            "sysctl": {"net/core/somaxconn": "600"}, "mtu": 1300, "promisc": false, "allmulti": true, "txQLen": 7,
+            "sysctl": {"net/core/somaxconn": "600", "net.ipv4.conf.IFNAME.log_martians": "1"}, "mtu": 1300, "promisc": false, "allmulti": true, "txQLen": 7,
             "mac": "02:00:00:00:00:03"
         }});
         let mut expected = read_all.clone();
-        expected.sysctls[1].value = "600".into();
+        expected.sysctls[1] = Sysctl { asked: true, ..sysctl("net/core/somaxconn", "core/somaxconn", "600") };
         expected.properties = Properties {
             mac: "02:00:00:00:00:03".parse().ok(),
             mtu: Some(1300),

@@ -34,6 +34,10 @@ pub struct Sysctl {
     pub path: String,
     /// Its value, as written.
     pub value: String,
+    /// Whether it is asked for by `args.cni`, as by a pod's `cni-args`, and not by the network's author. An agent that does not know
+    /// the field passes over it: it is asked about before the setting is written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub asked: bool,
 }
 
 /// Properties of an interface. An absent one is left as it is. The names are those of the reference plugin, in its
@@ -141,6 +145,7 @@ mod tests {
             key: format!("net.{}", path.replace('/', ".")),
             path: path.to_owned(),
             value: value.to_owned(),
+            asked: false,
         };
         let first = Tune {
             sysctls: vec![sysctl("core/somaxconn", "500"), sysctl("ipv4/ip_forward", "1")],

@@ -119,7 +119,7 @@ fn tuning_agrees_with_the_reference() {
         json!({"mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 7}),
         json!({"mtu": 1400, "sysctl": {"net.core.somaxconn": "500"},
             "args": {"cni": {"mac": MAC, "mtu": 1300, "promisc": true, "allmulti": true, "txQLen": 9,
-                "sysctl": {"net.core.somaxconn": "600"}}}}),
+                "sysctl": {"net.core.somaxconn": "500"}}}}),
         // Refused: no setting of the network, one that is not there.
         json!({"sysctl": {"kernel.hostname": "a"}}),
         json!({"sysctl": {"net.core.no_such": "1"}}),
@@ -558,6 +558,43 @@ fn no_mtu_takes_a_pods_ipv6_addresses() {
     let tuning = with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}));
     let refused = side.runtime.refusal("ADD", side.call(), &tuning).unwrap();
     assert_eq!(refused, (7, "mtu 1279 is below 1280, which IPv6 needs".to_owned()));
+    assert_eq!((side.properties(), Settings::of(&side.pod).unwrap()), before);
+}
+
+/// The kubelet's list of the settings that pods may ask for is not asked about `cni-args`. What the author has too is his own.
+///
+/// Rows: TUN-asked-for.
+#[test]
+fn no_pod_asks_for_a_setting_where_the_administrator_lists_none() {
+    let why = r#"key args.cni.sysctl: "net.ipv4.ip_forward" is asked for by the pod, and there is no /etc/cni/tuning/allowlist.conf, in which the node's administrator lists the settings that may be asked for; the network's author has his own in sysctl"#;
+    let mut node = Node::new(&[]).unwrap();
+    let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(&["10.70.0.0/24"])});
+    let own = json!({"net.core.somaxconn": "500"});
+    let plugins = json!([bridge, {"type": "tuning", "sysctl": own}]);
+    let lan = json!({"cniVersion": "1.0.0", "name": "lan", "plugins": plugins});
+    node.write("lan", &manifest::network(NAMESPACE, "lan", &lan)).unwrap();
+    let others = json!({"net.ipv4.ip_forward": "1"});
+    for (name, asked) in [("asks", &others), ("repeats", &own)] {
+        let networks = json!([{"name": "lan", "cni-args": {"sysctl": asked, "mtu": 1400}}]);
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &networks)).unwrap();
+    }
+    node.start().unwrap();
+    let [asks, repeats] = ["asks", "repeats"].map(|name| Pod::new(name).unwrap());
+    let told = format!("attach net1 (shop/lan): tune the interface: {why}");
+    assert_eq!(node.add(&asks).failure(), (7, told));
+    node.add(&repeats).success();
+    let found = Handle::open_in(repeats.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!(found.mtu, Some(1400));
+    node.del(&repeats).success();
+
+    // A runtime puts what a pod asks for there for an executable, which is not told whose it is.
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let side = Side::new(own.path().to_owned());
+    let before = (side.properties(), Settings::of(&side.pod).unwrap());
+    let keys = json!({"mtu": 1400, "args": {"cni": {"sysctl": others}}, "dataDir": side.dir.path()});
+    let tuning = with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}));
+    assert_eq!(side.runtime.refusal("ADD", side.call(), &tuning).unwrap(), (7, why.to_owned()));
     assert_eq!((side.properties(), Settings::of(&side.pod).unwrap()), before);
 }
 
