@@ -23,9 +23,16 @@ pub struct SysctlError {
     pub source: io::Error,
 }
 
+/// The value of a setting of the calling thread's network namespace; `None`: it cannot be read.
+pub fn value(key: &str) -> Option<String> {
+    let mut found = std::fs::read_to_string(format!("{ROOT}/{key}")).ok()?;
+    found.truncate(found.trim_end().len());
+    Some(found)
+}
+
 /// Whether a setting of the calling thread's network namespace has that value. One that cannot be read has none.
 pub fn is(key: &str, value: &str) -> bool {
-    std::fs::read_to_string(format!("{ROOT}/{key}")).is_ok_and(|found| found.trim_end() == value)
+    self::value(key).is_some_and(|found| found == value)
 }
 
 /// Whether the calling thread's network namespace is the machine's first, to which the kernel brings the cards of namespaces

@@ -208,7 +208,7 @@ impl<'a> Executor<'a> {
     fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
         match step {
             Step::TakeMade(made) => take_made(attachment, made),
-            Step::EnsureBridge(bridge) => self.bridge(bridge),
+            Step::EnsureBridge(bridge) => self.bridge(attachment, bridge),
             Step::CreateLink(link) => self.create_link(attachment, link),
             Step::ClaimDevice(device) => self.claim_device(attachment, device),
             Step::SetDevice(set) => self.set_device(at, attachment, set),

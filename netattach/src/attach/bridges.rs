@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::StepError;
 use super::apply::ensure_if_present;
+use super::{StepError, bridge_stack};
 use crate::flock;
 use crate::link;
-use crate::netlink::{self, Handle, LinkState};
+use crate::netlink::{self, Born, Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::addressing::Others;
 use crate::plan::{AttachmentPlan, addressing, result};
@@ -29,6 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub struct Bridges {
     users: Mutex<BTreeMap<String, u32>>,
+    /// The right to close or open a bridge ([`bridge_stack`]).
+    turn: Mutex<()>,
 }
 
 /// The bridges of one plan while it is being carried out.
@@ -141,12 +143,29 @@ impl Beneath {
     pub(super) fn restore(&self, bridges: &Bridges, host: &mut Handle) -> Result<(), StepError> {
         let mut entered = bridges.begin();
         entered.enter(&self.spec.name);
-        let ensured = host.restore_bridge(&self.spec, self.link.index, self.link.mac)?;
+        let _turn = bridges.turn();
+        // One that another attachment has its gateways on is opened when they are put back.
+        let is_closed = !self.has_gateways();
+        let born = if is_closed { Born::Down } else { Born::Up };
+        let ensured = host.restore_bridge(&self.spec, self.link.index, self.link.mac, born)?;
         if ensured.created {
             // As when it was made first.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", self.spec.name), "0")?;
+            if is_closed {
+                close(host, &ensured.link)?;
+            }
         }
         Ok(())
+    }
+
+    /// Has the bridge be one on which the node has gateways, before it gets them again.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn open(&self, bridges: &Bridges) -> Result<(), StepError> {
+        let _turn = bridges.turn();
+        // Another's is never closed.
+        if self.made { bridge_stack::open(&self.spec.name) } else { Ok(()) }
     }
 }
 
@@ -189,6 +208,12 @@ impl Bridges {
         Ok(())
     }
 
+    /// The right to close or open a bridge until what it returns is dropped.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        // No lock is poisoned: a panic ends the agent.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
         // No lock is poisoned: a panic ends the agent.
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
@@ -215,6 +240,32 @@ impl Drop for Entered<'_> {
             }
         }
     }
+}
+
+/// Whether the attachment's gateways are on its bridge itself. Those of a VLAN are on a device beside it.
+pub(super) fn is_gateway(attachment: &AttachmentPlan) -> bool {
+    attachment.steps.iter().any(|step| matches!(step, Step::Gateway { vlan: None, .. }))
+}
+
+/// Closes a bridge that netattach has made ([`bridge_stack`]) and brings it up, in the caller's turn. One that the node has an address
+/// on by now stays open: an ADD of another process, or an administrator, has given it.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn close(host: &mut Handle, bridge: &LinkState) -> Result<(), StepError> {
+    let is_given = |net: &IpNet| !is_link_local(net);
+    if !host.addresses(bridge.index)?.iter().any(is_given) {
+        bridge_stack::close(&bridge.name)?;
+        if host.addresses(bridge.index)?.iter().any(is_given) {
+            bridge_stack::open(&bridge.name)?;
+        }
+    }
+    Ok(host.ensure_up(bridge.index)?)
+}
+
+/// Whether the kernel may have given the address by itself.
+fn is_link_local(net: &IpNet) -> bool {
+    matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local())
 }
 
 /// Keeps other processes from removing a bridge that they made, on the calling thread's node, until what it returns is dropped:

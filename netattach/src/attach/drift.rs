@@ -253,6 +253,14 @@ impl Engine {
                     unfiltered.get_or_insert(error);
                     continue;
                 }
+                if let (Difference::Bridge(Change::Gateways(..)), Some((beneath, _))) =
+                    (&difference, &end.port)
+                {
+                    beneath.open(&self.node.bridges).map_err(|source| AttachError::PutBack {
+                        what: format!("have bridge {} be a gateway again", beneath.name()),
+                        source: Box::new(source),
+                    })?;
+                }
                 put_back(end, &difference, &mut host).map_err(|error| AttachError::Open(error.into()))?;
                 changed.push(format!("link {} was {difference}", end.made.name));
             }

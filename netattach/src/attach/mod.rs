@@ -11,7 +11,7 @@
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `adopt` | what earlier agents have left |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
+//! | [`apply`], `admit`, `bridges`, `bridge_stack`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `delete_links`, `plugin_del` | inverses of steps, those of links, and DEL of other plugins |
@@ -31,6 +31,7 @@ mod admit;
 mod adopt;
 mod announce_late;
 pub mod apply;
+mod bridge_stack;
 mod bridges;
 mod bus;
 mod by_source;

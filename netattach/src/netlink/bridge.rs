@@ -2,10 +2,10 @@
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
-use rtnetlink::{LinkBridge, LinkUnspec};
+use rtnetlink::LinkUnspec;
 
 use super::link::BRIDGE_ALIAS;
-use super::{Ensured, Error, Handle, LinkState};
+use super::{Born, Ensured, Error, Handle, LinkState};
 use crate::mac::Mac;
 use crate::spec;
 
@@ -25,7 +25,7 @@ impl Handle {
 
     /// The bridge of that name, up; made if it is missing, with the index and the address of an earlier one: whoever has
     /// learned its address goes on sending to it, and what knows it by its index goes on knowing it. Index 0, and one
-    /// that another link has by now: the kernel chooses.
+    /// that another link has by now: the kernel chooses. `born`: how one is that is made.
     ///
     /// # Errors
     /// As [`Handle::ensure_bridge`].
@@ -34,8 +34,9 @@ impl Handle {
         bridge: &spec::Bridge,
         index: u32,
         mac: Option<Mac>,
+        born: Born,
     ) -> Result<Ensured, Error> {
-        let mut create = LinkBridge::new(&bridge.name).up();
+        let mut create = born.bridge(&bridge.name);
         if let Some(mac) = mac {
             // A bridge whose address was configured keeps it, whatever ports it gets.
             create = create.address(mac.0.to_vec());
@@ -59,7 +60,10 @@ impl Handle {
                 self.socket.request(RouteNetlinkMessage::SetLink(set), 0)?;
                 Ok(Ensured { link, created: true })
             }
-            Err(error) if error.is_taken() => self.ensure_bridge(bridge),
+            Err(error) if error.is_taken() => {
+                let present = self.find_link(&bridge.name)?;
+                self.ensure_bridge_beside(bridge, present, born)
+            }
             Err(error) => Err(error),
         }
     }

@@ -123,6 +123,25 @@ pub struct Ensured {
     pub created: bool,
 }
 
+/// How a new bridge is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Born {
+    /// Up.
+    Up,
+    /// Down: it is to be set before.
+    Down,
+}
+
+impl Born {
+    /// The beginning of a request for one.
+    pub(super) fn bridge(self, name: &str) -> LinkMessageBuilder<LinkBridge> {
+        match self {
+            Self::Up => LinkBridge::new(name),
+            Self::Down => LinkMessageBuilder::<LinkBridge>::new(name),
+        }
+    }
+}
+
 impl Handle {
     /// The link of that name, or `None`.
     pub fn find_link(&mut self, name: &str) -> Result<Option<LinkState>, Error> {
@@ -375,19 +394,20 @@ impl Handle {
     /// [`Error::WrongKind`] if another kind of link has that name.
     pub fn ensure_bridge(&mut self, bridge: &spec::Bridge) -> Result<Ensured, Error> {
         let present = self.find_link(&bridge.name)?;
-        self.ensure_bridge_beside(bridge, present)
+        self.ensure_bridge_beside(bridge, present, Born::Up)
     }
 
-    /// As [`Handle::ensure_bridge`], for a caller that has looked for the link of that name.
+    /// As [`Handle::ensure_bridge`], for a caller that has looked for the link of that name. `born`: how one is that is created.
     pub fn ensure_bridge_beside(
         &mut self,
         bridge: &spec::Bridge,
         present: Option<LinkState>,
+        born: Born,
     ) -> Result<Ensured, Error> {
         if let Some(link) = present {
             return self.adopt_bridge(link, bridge).map(|link| Ensured { link, created: false });
         }
-        let mut create = LinkBridge::new(&bridge.name);
+        let mut create = born.bridge(&bridge.name);
         if let Some(mtu) = bridge.mtu {
             create = create.mtu(mtu);
         }

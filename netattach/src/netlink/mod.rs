@@ -85,7 +85,7 @@ pub use guard::{
     remove_guard,
 };
 pub use known_links::KnownLinks;
-pub use link::{Ends, Ensured, LinkState, NewLink};
+pub use link::{Born, Ends, Ensured, LinkState, NewLink};
 pub use nft::{Family, HookedChains, filter, filter_generation, hooked_chains, nat, senders};
 pub use route::RouteState;
 pub use rule::Rule;

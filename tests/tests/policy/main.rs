@@ -11,6 +11,7 @@
 //! | `host_access` | the node and pods on its parents reach each other |
 //! | `on_parent` | the policies of the tests of macvlans and ipvlans |
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
+//! | `closed_bridge` | what of the node is reached by a bridge of the agent's own |
 //! | `hooks` | where programs are attached, beside the programs of others |
 //! | `flows`, `bandwidth` | flow records; limits, measured by transfers |
 //! | `packet_log` | the path of a packet in the agent's log, with an object that was built for it |
@@ -18,6 +19,7 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod bandwidth;
+mod closed_bridge;
 mod escape;
 mod flows;
 mod hooks;

@@ -1,17 +1,29 @@
 //! The bridge that an attachment is on, and the gateways of its pods there.
 
 use super::{Executor, IPV6_MIN_MTU, ensure_if_present, interface};
-use crate::attach::{StepError, bridges, facts};
+use crate::attach::{StepError, bridge_stack, bridges, facts};
+use crate::netlink::Born;
 use crate::plan::AttachmentPlan;
 use crate::plan::addressing::{self, GatewayChanges, Others};
 use crate::spec;
 use crate::step::{Bridge, Output, StepRef};
 
 impl Executor<'_> {
-    pub(super) fn bridge(&mut self, bridge: &spec::Bridge) -> Result<Output, StepError> {
+    pub(super) fn bridge(
+        &mut self,
+        attachment: &AttachmentPlan,
+        bridge: &spec::Bridge,
+    ) -> Result<Output, StepError> {
         self.entered.enter(&bridge.name);
         let present = facts::named(&mut self.host, &bridge.name, self.node.links.as_ref())?;
-        let ensured = self.host.ensure_bridge_beside(bridge, present);
+        let is_closed = !bridges::is_gateway(attachment);
+        // An ADD that was to close it may have ended before it did.
+        let is_left = present.as_ref().is_some_and(|link| link.own_bridge() && !link.up);
+        let closes = is_closed && (is_left || present.is_none());
+        let node = self.node;
+        let _turn = closes.then(|| node.bridges.turn());
+        let born = if is_closed { Born::Down } else { Born::Up };
+        let ensured = self.host.ensure_bridge_beside(bridge, present, born);
         let ensured = ensured.map_err(|error| no_filtering(bridge, error))?;
         if bridge.vlan_filtering && !ensured.created {
             let filtered = bridges::filter_by_vlan(&mut self.host, &ensured.link);
@@ -20,6 +32,9 @@ impl Executor<'_> {
         if ensured.created {
             // The node must not take addresses or routes from router advertisements that pods send.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
+        }
+        if is_closed && (ensured.created || is_left) {
+            bridges::close(&mut self.host, &ensured.link)?;
         }
         let (made, ours) = (ensured.created, !ensured.created && ensured.link.own_bridge());
         Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made, ours }))
@@ -56,12 +71,23 @@ impl Executor<'_> {
             }
         })?;
         let is_changed = changes != GatewayChanges::default();
+        let node = self.node;
+        let _turn = is_changed.then(|| node.bridges.turn());
+        if is_changed && device.is_none() && self.is_own_bridge(at) {
+            bridge_stack::open(bridge)?;
+        }
         let changed = self.change_addresses(index, changes);
         if let Some(links) = self.node.links.as_ref().filter(|_| is_changed) {
             links.readdressed(index);
         }
         changed?;
         Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
+    }
+
+    /// Whether netattach has made the bridge that the attachment is on.
+    fn is_own_bridge(&self, at: StepRef) -> bool {
+        let outputs = self.progress.outputs().of(at.0);
+        outputs.iter().any(|output| matches!(output, Output::Bridge(bridge) if bridge.made || bridge.ours))
     }
 
     fn change_addresses(&mut self, index: u32, changes: GatewayChanges) -> Result<(), StepError> {

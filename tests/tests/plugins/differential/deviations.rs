@@ -140,6 +140,28 @@ pub(super) const L2_PORT_HAS_NO_ADDRESS: Deviation = Deviation {
     why: "the same, where there is a link in both",
 };
 
+const SYSCTLS_OF_CLOSED: &[&str] = &[
+    "/attached/node/br0/sysctls/ipv4.arp_ignore",
+    "/attached/node/br0/sysctls/ipv4.rp_filter",
+    "/attached/node/br0/sysctls/ipv6.disable_ipv6",
+    "/detached/node/br0/sysctls/ipv4.arp_ignore",
+    "/detached/node/br0/sysctls/ipv4.rp_filter",
+    "/detached/node/br0/sysctls/ipv6.disable_ipv6",
+];
+
+pub(super) const CLOSED_BRIDGE: Deviation = Deviation {
+    at: SYSCTLS_OF_CLOSED,
+    versions: &VERSIONS,
+    why: "on a bridge of its own without gateways the node has no business: with the reference pods reach all of its addresses by \
+          it, and what listens at its link-local one",
+};
+
+pub(super) const L2_CLOSED_BRIDGE: Deviation = Deviation {
+    at: SYSCTLS_OF_CLOSED,
+    versions: &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+    why: "the same, where there is a bridge in both",
+};
+
 pub(super) const PORT_OF_GATEWAY: Deviation = Deviation {
     at: &[
         "/attached/node/the port of br0.100/sysctls/ipv6.accept_ra",

@@ -1,0 +1,84 @@
+//! What the node itself takes from a bridge that netattach has made.
+//!
+//! A bridge is a device of the node as well, whether it has an address there or not. As the kernel makes one it gets a link-local
+//! address, at which all that listens on `[::]` is reached; it answers ARP for every address of the node; and what pods send to its
+//! Ethernet address reaches the node's addresses, and is forwarded where the node forwards. Where no network has its gateways on the
+//! bridge that is nobody's intent: it is closed before it comes up, and opened for the first gateway. Frames between its ports are
+//! switched in any case.
+//!
+//! | setting | on a closed bridge |
+//! |---|---|
+//! | `ipv4/conf/BRIDGE/arp_ignore` | 8: no reply for any address of the node |
+//! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so that what comes by it is neither for the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), also after somebody has written `ip_forward`, which changes `forwarding` of all devices |
+//! | `ipv6/conf/BRIDGE/disable_ipv6` | 1: no address, and nothing is received (`ip6_rcv_core` in `net/ipv6/ip6_input.c`); `forwarding` of one device keeps the kernel from nothing |
+
+use super::StepError;
+use super::apply::ensure_if_present;
+use crate::sysctl;
+
+/// The setting of IPv4 that is written first when a bridge is closed and last when it is opened, by which it is known to be closed.
+const KNOWN_BY: (&str, &str) = ("ipv4", "arp_ignore");
+
+/// The settings, by family, with what they are on a closed bridge.
+const CLOSED: [((&str, &str), &str); 3] =
+    [(KNOWN_BY, "8"), (("ipv4", "rp_filter"), "1"), (("ipv6", "disable_ipv6"), "1")];
+
+fn key((family, setting): (&str, &str), device: &str) -> String {
+    format!("{family}/conf/{device}/{setting}")
+}
+
+/// Has the node take nothing from a bridge.
+///
+/// # Errors
+/// The kernel refuses a setting.
+pub(super) fn close(bridge: &str) -> Result<(), StepError> {
+    CLOSED.iter().try_for_each(|(setting, closed)| ensure_if_present(&key(*setting, bridge), closed))
+}
+
+/// Has a bridge that was closed be as the kernel makes one. Others are left alone.
+///
+/// # Errors
+/// The kernel refuses a setting.
+pub(super) fn open(bridge: &str) -> Result<(), StepError> {
+    let is_closed =
+        CLOSED.iter().any(|(it, closed)| *it == KNOWN_BY && sysctl::is(&key(*it, bridge), closed));
+    if !is_closed {
+        return Ok(());
+    }
+    CLOSED.iter().rev().try_for_each(|(setting, _)| {
+        // A new device has these.
+        let made_with = sysctl::value(&key(*setting, "default")).unwrap_or_else(|| "0".to_owned());
+        ensure_if_present(&key(*setting, bridge), &made_with)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Handle;
+    use crate::netns::{Netns, within};
+    use crate::spec;
+
+    /// Rows: BRG-closed.
+    #[test]
+    fn a_bridge_is_closed_and_opened_and_one_that_was_not_closed_is_left_alone() {
+        let node = Netns::private().unwrap();
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let bridge = spec::Bridge { name: "br0".to_owned(), ..spec::Bridge::default() };
+            host.ensure_bridge(&bridge).unwrap();
+            let settings = || CLOSED.map(|(setting, _)| sysctl::value(&key(setting, "br0")).unwrap());
+            let made = settings();
+            close("br0").unwrap();
+            assert_eq!(settings(), ["8", "1", "1"]);
+            close("br0").unwrap();
+            open("br0").unwrap();
+            assert_eq!(settings(), made);
+            // As its administrator wants it.
+            sysctl::ensure("ipv4/conf/br0/rp_filter", "2").unwrap();
+            open("br0").unwrap();
+            assert_eq!(settings()[1], "2");
+        })
+        .unwrap();
+    }
+}

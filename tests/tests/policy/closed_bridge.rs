@@ -1,0 +1,124 @@
+//! What a pod reaches of its node by a bridge that is the agent's own.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use netattach::mac::Mac;
+use netattach::netlink::Handle;
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::settings::{Sysctls, sysctls};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::json;
+
+/// Of the node on another link, by family; somebody on the bridge whom the pod takes for its router; a gateway there.
+const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+const ROUTER: [&str; 2] = ["10.70.0.200", "fd00:70::200"];
+const GATEWAY: [&str; 2] = ["10.71.0.1", "fd00:71::1"];
+/// Where the node listens.
+const PORT: u16 = 7007;
+
+/// Whether a datagram of the pod's gets to an address of the node; whether it is answered does not matter.
+fn arrives(node: &Node, pod: &Pod, to: &str) -> bool {
+    let to = SocketAddr::new(to.parse().unwrap(), PORT);
+    let receiver = node.namespace.run(|| UdpSocket::bind(to)).unwrap();
+    receiver.set_read_timeout(Some(SILENCE)).unwrap();
+    let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let sender = pod.namespace.run(|| UdpSocket::bind(any)).unwrap();
+    for _ in 0..3 {
+        // An address that nobody answers for cannot be reached, as the kernel may say.
+        let _ = sender.send_to(b"node", to);
+    }
+    receiver.recv(&mut [0; 16]).is_ok()
+}
+
+/// Has the pod send to these addresses by the Ethernet address of a bridge.
+fn lead(pod: &Pod, to: [&str; 2], bridge: Mac) {
+    for (to, router) in to.into_iter().zip(ROUTER) {
+        let words = format!("neigh replace {router} lladdr {bridge} dev net1");
+        ip(&pod.namespace, &words.split(' ').collect::<Vec<_>>()).unwrap();
+        ip(&pod.namespace, &["route", "replace", to, "via", router, "dev", "net1"]).unwrap();
+    }
+}
+
+/// What is different of the bridge without a gateway from one with one.
+fn closed(of_gateway: &Sysctls) -> Sysctls {
+    let mut closed = of_gateway.clone();
+    for (setting, value) in [("ipv4.arp_ignore", "8"), ("ipv4.rp_filter", "1"), ("ipv6.disable_ipv6", "1")] {
+        closed.insert(setting.to_owned(), value.to_owned());
+    }
+    closed
+}
+
+/// Rows: BRG-closed.
+#[test]
+fn the_node_is_on_no_bridge_of_its_own_but_as_a_gateway() {
+    let mut node = Node::new(&[]).unwrap();
+    let _outside = node.add_outside().unwrap();
+    ip(&node.namespace, &["addr", "add", &format!("{}/64", NODE[1]), "dev", WIRE, "nodad"]).unwrap();
+    // The machine's own may be strict, and would keep a pod of one subnet from a gateway of the other as well.
+    for device in ["all", "default"] {
+        let setting = format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
+        node.namespace.run(|| std::fs::write(setting, "0")).unwrap();
+    }
+    let on_bridge = |subnets: &[&str], gateway: bool| {
+        let (name, ipam) = ("br1", node.host_local(subnets));
+        json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": name, "isGateway": gateway, "ipam": ipam})
+    };
+    let lan = on_bridge(&["10.70.0.0/24", "fd00:70::/64"], false);
+    let routed = on_bridge(&["10.71.0.0/24", "fd00:71::/64"], true);
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("routed", &network(NAMESPACE, "routed", &routed)).unwrap();
+    for (name, of) in [("a", "lan"), ("b", "lan"), ("c", "routed")] {
+        node.write(name, &pod(name, &json!({}), &json!(of))).unwrap();
+    }
+    node.start().unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    node.add(&b).success();
+    let of_gateway = sysctls(&node.namespace, "br0").unwrap();
+    let settings = || sysctls(&node.namespace, "br1").unwrap_or_default();
+    assert_eq!(settings(), closed(&of_gateway));
+
+    let bridge = || Handle::open_in(node.namespace.netns()).unwrap().find_link("br1").unwrap();
+    let addresses = |index| Handle::open_in(node.namespace.netns()).unwrap().addresses(index).unwrap();
+    let made = bridge().unwrap();
+    assert_eq!(addresses(made.index), []);
+    let to_pod = |network: &str| SocketAddr::new(format!("{network}3").parse().unwrap(), PORT);
+    let reaches_the_other = || {
+        ["10.70.0.", "fd00:70::"].map(|network| {
+            let _echo = Echo::serve(&b.namespace, to_pod(network)).unwrap();
+            datagram(&a.namespace, to_pod(network), PATIENCE).unwrap()
+        })
+    };
+    assert_eq!(reaches_the_other(), [true; 2]);
+    // As its own neighbour, and as a router's.
+    lead(&a, NODE, made.mac.unwrap());
+    assert_eq!(NODE.map(|to| arrives(&node, &a, to)), [false; 2]);
+    ip(&a.namespace, &["route", "replace", NODE[0], "dev", "net1"]).unwrap();
+    assert!(!arrives(&node, &a, NODE[0]));
+    let mut inside = Handle::open_in(a.namespace.netns()).unwrap();
+    let index = inside.link("net1").unwrap().index;
+    assert_eq!(inside.neighbour(index, NODE[0].parse().unwrap()).unwrap(), None, "nobody answers for it");
+
+    // One that is made again is as it was.
+    ip(&node.namespace, &["link", "del", "br1"]).unwrap();
+    let is_again = || bridge().is_some_and(|link| link.up) && settings() == closed(&of_gateway);
+    assert!(eventually(PATIENCE, is_again), "{:?}", settings());
+    assert!(eventually(PATIENCE, || reaches_the_other() == [true; 2]));
+
+    // With the first gateway it is as the kernel makes one.
+    node.add(&c).success();
+    assert_eq!(settings(), of_gateway);
+    lead(&a, NODE, bridge().unwrap().mac.unwrap());
+    assert_eq!(GATEWAY.map(|to| arrives(&node, &c, to)), [true; 2]);
+    assert_eq!(NODE.map(|to| arrives(&node, &a, to)), [true; 2]);
+
+    // And so it is made again.
+    ip(&node.namespace, &["link", "del", "br1"]).unwrap();
+    assert!(eventually(PATIENCE, || GATEWAY.map(|to| arrives(&node, &c, to)) == [true; 2]));
+    assert_eq!(settings(), of_gateway);
+    for pod in [&a, &b, &c] {
+        node.del(pod).success();
+    }
+}
