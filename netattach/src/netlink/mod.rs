@@ -6,7 +6,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `socket`, `lean`, `text`, `error` | several requests in one datagram; what of the answers is parsed; texts that are any bytes; the kernel's refusals as data |
+//! | `socket`, `answer`, `lean`, `text`, `error` | several requests in one datagram; what the answers say; what of them is parsed; texts that are any bytes; the kernel's refusals as data |
 //! | `blurred` | descriptions of links whose lengths have wrapped |
 //! | `receive` | what the kernel sends, whole however long it is |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
@@ -29,6 +29,7 @@
 
 mod above;
 mod address;
+mod answer;
 mod blurred;
 mod bridge;
 mod bridge_port;

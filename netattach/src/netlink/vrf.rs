@@ -72,10 +72,7 @@ impl Handle {
     /// # Errors
     /// The kernel cannot be asked.
     pub fn v6_addresses_to_keep(&mut self, index: u32) -> Result<KeptAddresses, Error> {
-        let mut all = AddressMessage::default();
-        all.header.family = AddressFamily::Inet6;
-        all.header.index = index;
-        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?.into_iter();
+        let found = self.list_addresses(AddressFamily::Inet6, index)?.into_iter();
         let kept = found.filter_map(|answer| match answer {
             RouteNetlinkMessage::NewAddress(address)
                 if address.header.index == index && address.header.family == AddressFamily::Inet6 =>
