@@ -167,8 +167,7 @@ impl Handle {
 
     /// All links of the namespace.
     pub fn links(&mut self) -> Result<Vec<LinkState>, Error> {
-        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
-        Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
+        Ok(self.all_links()?.into_iter().filter_map(observed).collect())
     }
 
     /// The bridges of the namespace that netattach has made, each with the number of its ports. The ports by which the

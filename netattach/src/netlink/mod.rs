@@ -10,6 +10,7 @@
 //! | `blurred` | descriptions of links whose lengths have wrapped |
 //! | `receive` | what the kernel sends, whole however long it is |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
+//! | `whole` | lists of links that end at none that has grown meanwhile |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
 //! | `names`, `trunks` | the names of a namespace's links; the devices beneath a VLAN |
 //! | `device`, `above`, `virtual_function` | devices that pods take; what is on one; what a card sets for its virtual functions |
@@ -71,6 +72,7 @@ mod trunks;
 mod virtual_function;
 mod vrf;
 mod watch;
+mod whole;
 mod xdp_links;
 mod xfrm;
 

@@ -67,6 +67,8 @@ pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
     receiver: Receiver,
+    /// Bytes of all answers so far.
+    received: u64,
     /// Most objects of a list, and the bytes of their messages: of one route there may be thousands of next hops.
     most: usize,
     most_bytes: usize,
@@ -88,7 +90,8 @@ impl Socket {
         // A bound: nothing is allocated. Where the kernel refuses it, for lack of privileges on the whole machine, more is lost,
         // and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, LONGEST);
-        Ok(Self { raw, sequence: 0, receiver: Receiver::new(), most: usize::MAX, most_bytes: usize::MAX })
+        let receiver = Receiver::new();
+        Ok(Self { raw, sequence: 0, receiver, received: 0, most: usize::MAX, most_bytes: usize::MAX })
     }
 
     /// Reads no list of more objects, or of more bytes, from now on.
@@ -234,6 +237,32 @@ impl Socket {
             }
         }
         Err(Error::Interrupted(name))
+    }
+
+    /// Adds what each request, for one object, is answered by to a list, of which no more is read than of any other. Left out is
+    /// what is gone, and what cannot be read, as in a list.
+    ///
+    /// # Errors
+    /// The kernel refuses one; [`Error::TooMany`].
+    pub(super) fn add_each(
+        &mut self,
+        found: &mut Vec<RouteNetlinkMessage>,
+        requests: impl Iterator<Item = RouteNetlinkMessage>,
+    ) -> Result<(), Error> {
+        let before = self.received;
+        for message in requests {
+            let name = request_name(&message);
+            let bytes = self.received.wrapping_sub(before);
+            if found.len() >= self.most || bytes > self.most_bytes as u64 {
+                return Err(Error::TooMany(name, found.len()));
+            }
+            match self.request(message, 0) {
+                Err(Error::Unreadable(_)) => {}
+                Err(error) if error.not_found() => {}
+                answers => found.extend(answers?),
+            }
+        }
+        Ok(())
     }
 
     /// Reads of each object of a list what `read` finds in its message behind the header: far cheaper than the whole of a
@@ -397,6 +426,7 @@ impl Socket {
 
     fn receive(&mut self, name: &'static str) -> Result<Vec<Received>, Error> {
         let datagram = self.receiver.answer(&self.raw, name)?;
+        self.received = self.received.wrapping_add(datagram.len() as u64);
         parse_datagram(datagram).map_err(|what| Error::Malformed { request: name, what })
     }
 }
