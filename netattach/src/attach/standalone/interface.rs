@@ -10,7 +10,7 @@ use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::status_verb::{check_node, lease_error};
 use crate::attach::undo::undo;
-use crate::attach::{AttachError, Doing, Node, StepError, bridges, facts};
+use crate::attach::{AttachError, Doing, Node, StepError, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
@@ -79,9 +79,6 @@ impl Interface<'_> {
         }
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let mut progress = Memory { kept: self.kept()?, ..Memory::default() };
-        let has_bridge = plan.steps().any(|(_, _, step)| matches!(step, Step::EnsureBridge(_)));
-        // Until it is a port there, or nobody's.
-        let held = has_bridge.then(bridges::hold).flatten();
         let carried_out =
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
@@ -90,7 +87,6 @@ impl Interface<'_> {
                 };
                 result.to_value(request.version)
             });
-        drop(held);
         let roll_back = || {
             undo(self.node, &plan, Some(&netns), &progress)?;
             progress.forget();
