@@ -122,14 +122,14 @@ impl Table {
             return if is_gone { Ok(()) } else { self.known(nat::uninstall()) };
         }
         if self.shape.is_none() {
-            return self.install(users);
+            return self.make(users, gone);
         }
         if gone.is_empty() && new.is_empty() {
             return Ok(());
         }
         match nat::change(gone, new) {
             // The table is gone, or an element to remove, or another has the place of one: somebody else has changed it.
-            Err(error) if error.not_found() || is_occupied(&error) => self.install(users),
+            Err(error) if error.not_found() || is_occupied(&error) => self.make(users, gone),
             other => self.known(other),
         }
     }
@@ -153,12 +153,12 @@ impl Table {
         }
         self.seen = None;
         if self.shape.is_none() {
-            self.install(users)?;
+            self.make(users, &[])?;
             return Ok(Repaired::PutBack);
         }
         if self.shape != Some(nat::shape()?) {
             allowed()?;
-            self.install(users)?;
+            self.make(users, &[])?;
             return Ok(Repaired::PutBack);
         }
         let found = nat::all_elements()?;
@@ -171,7 +171,7 @@ impl Table {
         allowed()?;
         match nat::change([], missing) {
             // Another element has the place of one.
-            Err(error) if error.not_found() || is_occupied(&error) => self.install(users)?,
+            Err(error) if error.not_found() || is_occupied(&error) => self.make(users, &[])?,
             other => self.known(other)?,
         }
         Ok(Repaired::PutBack)
@@ -190,6 +190,12 @@ impl Table {
             }
         }
         Ok(None)
+    }
+
+    /// Makes the table anew: with what is wanted, and with what is there but for `gone`, where that may be of somebody who is not
+    /// known.
+    fn make(&mut self, users: &Users, gone: &[Element]) -> Result<(), NatError> {
+        if self.has_strangers { self.begin_without(users, gone, false) } else { self.install(users) }
     }
 
     fn install(&mut self, users: &Users) -> Result<(), NatError> {
