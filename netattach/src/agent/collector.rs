@@ -20,7 +20,7 @@ use super::handler::Agent;
 use super::lanes::Class;
 use super::request_log;
 use super::scheduler::MOST_DELS;
-use super::waiting_dels::WaitingDels;
+use super::waiting_dels::{UnderWay, WaitingDels};
 use crate::attach::{Attached, inhabited};
 use crate::cni::CniError;
 use crate::cri;
@@ -301,7 +301,7 @@ impl Agent {
         let mut tick = ticks(interval(self.collector.after));
         // The start has gathered what was there.
         tick.tick().await;
-        let (mut waiting_dels, mut lost) = (JoinSet::new(), JoinSet::new());
+        let (mut waiting_dels, mut lost) = (UnderWay::default(), JoinSet::new());
         loop {
             tick.tick().await;
             self.carry_out_waiting(&mut waiting_dels).await;

@@ -771,7 +771,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::SeveralRepresentors { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
-        StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
+        StepError::Nat(NatError::PortTaken(_) | NatError::ManyPorts(_) | NatError::Busy) => {
+            code::TRY_AGAIN_LATER
+        }
         StepError::Firewall(FirewallError::Busy) => code::TRY_AGAIN_LATER,
         StepError::Firewall(
             FirewallError::Firewalld
@@ -780,9 +782,13 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             | FirewallError::NoAddress(_)
             | FirewallError::Many(_),
         ) => code::INVALID_CONFIG,
-        StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_) | NatError::AddressTaken { .. }) => {
-            code::INVALID_CONFIG
-        }
+        StepError::Nat(
+            NatError::NoAddress(_)
+            | NatError::Ambiguous(_)
+            | NatError::AddressTaken { .. }
+            | NatError::PortReserved { .. }
+            | NatError::ManyPortsOfPod(_),
+        ) => code::INVALID_CONFIG,
         StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
         StepError::Tuning(_)
         | StepError::Unlimited { .. }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::forgetting::{Stale, Which};
-use super::ports::overlap;
+use super::ports::{check_room, overlap};
 use super::wish::{self, HostPort, Wish};
 use super::{Holder, Key, NatError, Taken, forget, loopback};
 use crate::netlink::Error;
@@ -134,9 +134,12 @@ struct Change {
 /// What gives the attachment what it wants, and nothing else.
 ///
 /// # Errors
-/// Another attachment has one of its ports, or its address.
+/// Another attachment has one of its ports, or its address; or it would have a port too many.
 fn attached(table: &[Noted], whose: &Whose<'_>, wish: &Wish) -> Result<Change, NatError> {
     let own = whose.note();
+    let of_ports = table.iter().filter(|it| matches!(it.element.set, Set::Ports4 | Set::Ports6));
+    let others = of_ports.filter_map(Note::of).filter(|note| !note.is_of(&own)).map(|note| note.container);
+    check_room(others, &shortened(whose.container, MOST_CONTAINER), wish.ports.len())?;
     let wanted = wanted(&own, wish);
     let mut gone: Vec<Noted> = table
         .iter()
