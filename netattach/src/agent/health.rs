@@ -496,6 +496,7 @@ impl Health {
         note("network cannot be attached", &self.not_attachable, rows);
         pools.keep_most(MOST_POOLS);
         *locked(&self.pools) = pools;
+        self.engine.forget_unused_pools();
         self.look_at_files();
         Ok(String::new())
     }
