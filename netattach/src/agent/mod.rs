@@ -8,6 +8,7 @@
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation`, `after_add` | answers requests; carries out an operation, restarting it when necessary; what follows the answer to an ADD |
+//! | `required_status` | whether an ADD begins whose status has to be written while the API server does not answer |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
 //! | `drift` | puts back what others change of what attachments have on the node |
 //! | `in_pods` | reports what others change in pods |
@@ -73,6 +74,7 @@ mod reload;
 mod repair;
 mod report;
 mod request_log;
+mod required_status;
 mod run;
 mod runtime_conf;
 mod scheduler;
