@@ -26,6 +26,7 @@
 //! | `traces` | sends traces of requests to a collector |
 //! | `http`, `metrics` | serves probes and metrics; what is counted |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
+//! | `own_node` | this node's object, as looks have seen it |
 //! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `shares`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; what looks at attachments have found; the agent's status |
 
 mod after_add;
@@ -61,6 +62,7 @@ mod missed;
 mod node_check;
 mod node_network;
 mod operation;
+mod own_node;
 mod owned;
 mod packet_log;
 mod plugin_group;
