@@ -27,7 +27,7 @@ pub enum Resource {
     Pool(Pool),
     /// libcni's cache of results: its disk.
     Cache,
-    /// The journal's disk: a record has to be durable before a plugin runs.
+    /// The journal's disk: a record has to be durable before a plugin runs, and what is noted of a pool before it is leased from.
     Sync,
     /// A network on which the kernel asks whether another host has an IPv6 address, which takes seconds.
     Detection {
