@@ -27,7 +27,7 @@ pub enum Resource {
     Pool(Pool),
     /// libcni's cache of results: its disk.
     Cache,
-    /// The journal's disk: a record has to be durable before a plugin runs.
+    /// The journal's disk: a record has to be durable before a plugin runs, and what is noted of a pool before it is leased from.
     Sync,
     /// A network on which the kernel asks whether another host has an IPv6 address, which takes seconds.
     Detection {
@@ -41,6 +41,8 @@ pub enum Resource {
     },
     /// The node's packet filter, which other programs change meanwhile.
     PacketFilter,
+    /// Where pods' network-status is published: an ADD may have to wait until its own is.
+    Publication,
 }
 
 /// The resources that an operation needs.
@@ -56,6 +58,7 @@ impl fmt::Display for Resource {
             Self::Detection { network } => write!(f, "detection of duplicate addresses on network {network}"),
             Self::VfLocks { network } => write!(f, "sriov-cni's locks of VFs of network {network}"),
             Self::PacketFilter => f.write_str("packet filter of the node"),
+            Self::Publication => f.write_str("publication of network-status"),
         }
     }
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
+use super::drift::MOST_ROWS;
 use super::handler::Agent;
 use super::lanes::Class;
 use super::request_log;
@@ -178,8 +179,9 @@ impl Collector {
     /// The sandboxes that are about to be collected, those that cannot be, and a runtime that does not answer.
     pub(super) fn troubles(&self) -> Vec<Condition> {
         let state = locked(&self.state);
-        let mut troubles = self.waiting_dels.troubles();
-        troubles.extend(state.suspects.values().map(Suspect::condition));
+        let mut troubles = bounded(self.waiting_dels.troubles(), "recorded DELs");
+        let suspects = state.suspects.values().map(Suspect::condition).collect();
+        troubles.extend(bounded(suspects, "sandboxes that nobody asks for"));
         if let (Some(socket), Some(problem)) = (&self.runtime, &state.unlisted) {
             troubles.push(Condition {
                 object: format!("runtime {}", socket.display()),
@@ -280,6 +282,15 @@ impl Suspect {
         };
         Condition { object: format!("container {}", self.found.key.container_id), problem }
     }
+}
+
+/// Of very many rows the first [`MOST_ROWS`], and how many there are besides.
+fn bounded(mut rows: Vec<Condition>, of: &str) -> Vec<Condition> {
+    let more = rows.len().saturating_sub(MOST_ROWS);
+    rows.truncate(MOST_ROWS);
+    let row = || Condition { object: of.to_owned(), problem: format!("{more} more are not shown") };
+    rows.extend((more > 0).then(row));
+    rows
 }
 
 /// Those of `due` that are begun beside as many that are under way, each with its turn. One without is passed over: another

@@ -156,7 +156,10 @@ impl WaitingDels {
     /// So what belongs to one network that hangs does not keep all others waiting. Forgets the failures of files that are gone.
     fn due(&self, found: Vec<Pending>, now: Instant) -> Vec<(PathBuf, String)> {
         let mut failed = locked(&self.failed);
-        failed.retain(|path, _| found.iter().any(|pending| pending.path == *path));
+        // Thousands may have failed.
+        let mut paths: Vec<&Path> = found.iter().map(|pending| pending.path.as_path()).collect();
+        paths.sort_unstable();
+        failed.retain(|path, _| paths.binary_search(&path.as_path()).is_ok());
         let mut due = Vec::new();
         for Pending { path, container } in found {
             match container {

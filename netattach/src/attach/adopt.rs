@@ -292,6 +292,16 @@ impl Engine {
         Ok(None)
     }
 
+    /// Forgets the pools that nobody needs, where there are by now very many more than there were after the last look at them.
+    pub fn forget_unused_pools(&self) {
+        if !self.journal.has_many_pools() {
+            return;
+        }
+        let all = self.registry.all();
+        // Nobody has an address in those of the other records, or that is seen.
+        self.forget_pools(&all.iter().flat_map(|attached| leased_from(&attached.plan)).collect());
+    }
+
     /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.
     fn forget_pools(&self, named: &BTreeSet<Pool>) {
         // One that cannot be looked at may have some.

@@ -873,6 +873,7 @@ fn journal_code(error: &JournalError) -> u32 {
         JournalError::KeyTooLong(_) => code::INVALID_ENVIRONMENT,
         JournalError::Key(error) => error.code,
         JournalError::Version { .. } => code::INTERNAL,
+        JournalError::ManyPools(_) => code::TRY_AGAIN_LATER,
         _ => code::IO_FAILURE,
     }
 }

@@ -22,11 +22,6 @@ use crate::pace;
 use crate::rounds;
 use crate::ticks::ticks;
 
-/// How long a change waits for others that come with it: attaching a pod makes several.
-const GATHER: Duration = Duration::from_millis(50);
-/// The longest that one waits on a node whose looks take long: while pods come one after another, a tenth of a processor
-/// goes to the looks, and not all that is left of it.
-const LONGEST_GATHER: Duration = Duration::from_millis(500);
 /// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often programs are looked at too, which costs two questions for each device: at the [`pace`] of other looks, within
@@ -130,11 +125,6 @@ struct LastLook {
 }
 
 impl LastLook {
-    /// How long a change waits for others.
-    fn gather(&self) -> Duration {
-        (self.took * 10).clamp(GATHER, LONGEST_GATHER)
-    }
-
     /// Whether programs are to be looked at again.
     fn is_long_ago(&self) -> bool {
         let pause = pace::pause_between(PROGRAMS, PROGRAMS_AT_LEAST, self.worked);
@@ -253,7 +243,7 @@ impl FastPaths {
                 _ = tick.tick() => false,
             };
             if gather {
-                tokio::time::sleep(last.gather()).await;
+                tokio::time::sleep(pace::gather(last.took)).await;
             }
             let is_due = full_look.is_none_or(|last| last.is_long_ago());
             let observed_at = bpf::FastPath::now();

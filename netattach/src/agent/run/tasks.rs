@@ -214,20 +214,30 @@ async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String)
     }
 }
 
-/// Maintains the enforcement of traffic that the node routes: once a second, and when links change.
+/// Maintains the enforcement of traffic that the node routes: once a second, and when links change, which is gathered: whoever may
+/// change a pod's links could have it done all the time.
 async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::Result<()> {
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut checked = true;
+    let mut took = Duration::ZERO;
     loop {
         // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
         let is_told = tokio::select! {
             ready = watch.readable() => ready.map(|()| true)?,
             _ = tick.tick() => false,
         };
+        if is_told {
+            tokio::time::sleep(pace::gather(took)).await;
+        }
         let changes = watch.changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
         let enforcer = Arc::clone(&enforcer);
-        let keep = move || crate::upkeep(|| enforcer.keep_routed(&changes));
-        let kept = rounds::take(!is_told, keep).await;
+        let keep = move || {
+            let begun = Instant::now();
+            let kept = crate::upkeep(|| enforcer.keep_routed(&changes));
+            (kept, begun.elapsed())
+        };
+        let (kept, lasted) = rounds::take(!is_told, keep).await;
+        took = lasted;
         checked = kept.is_ok();
         if let Err(error) = kept {
             tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
