@@ -200,6 +200,7 @@ impl Engine {
             Ok(result) => {
                 let attached = Arc::new(Attached::from(record));
                 self.registry.insert(Arc::clone(&attached));
+                self.withdraw_lost(&attached);
                 Ok((result, attached))
             }
             Err(error) => {
@@ -247,7 +248,7 @@ impl Engine {
 
     /// A container in words, with its pod where that is known.
     pub fn describe(&self, container: &str) -> String {
-        let attached = self.registry.all().into_iter().find(|it| it.key.container_id == container);
+        let attached = self.registry.of_container(container).into_iter().next();
         let pod = attached.and_then(|it| it.plan.sandbox.pod.clone());
         let pod =
             pod.or_else(|| self.records_of(container).find_map(|record| record.plan.sandbox.pod.clone()));
@@ -289,6 +290,8 @@ impl Engine {
         if record.is_being_synced() {
             waits::at(&Resource::Sync, || record.wait_durable())?;
         }
+        // As late as it can still be rolled back.
+        self.check_leases(&plan)?;
         record.attached(kept)?;
         crate::crash_point!("add", "attached");
         Ok(reply)
