@@ -211,9 +211,12 @@ impl Agent {
     pub(super) async fn keep_as_made(self: Arc<Self>) {
         let mut tick = ticks(INTERVAL);
         let mut changes = ChangeWatch::open()
-            .inspect_err(
-                |error| tracing::warn!(%error, "changes of links are not told; they are looked at every 5 s"),
-            )
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = %Chain(error),
+                    "changes of links are not told; they are looked at every 5 s"
+                )
+            })
             .ok();
         // Since the last look, and before that one.
         let (mut changed, mut before) = (Changed::default(), Changed::default());

@@ -11,6 +11,7 @@ use super::JournalError;
 use super::files::{Appended, Files};
 use super::format::{self, Content, Damage, Line, Read, Writer};
 use crate::cni::identifier::{check_container_id, check_link_name};
+use crate::error_chain::Chain;
 use crate::moment::Moment;
 use crate::plan::Plan;
 use crate::step::{Claim, Home, Output, Outputs, Step, StepRef};
@@ -423,7 +424,10 @@ impl Record {
         let Err(error) = self.append(&Line::Removing) else { return Ok(()) };
         let Some(before) = self.before_attached.filter(|_| self.damage.is_empty()) else { return Err(error) };
         if let Err(unchanged) = self.go_back_to(before) {
-            tracing::debug!(record = %self.path.display(), error = %unchanged, "not marked as unfinished either");
+            tracing::debug!(
+                record = %self.path.display(), error = %Chain(&unchanged),
+                "not marked as unfinished either"
+            );
             return Err(error);
         }
         // There may be room where that line was, for what was written behind it too. Without these the record is unfinished all
