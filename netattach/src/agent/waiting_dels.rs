@@ -127,7 +127,7 @@ fn may_hang_at(needs: &Footprint) -> Footprint {
         Resource::Plugin { plugin, network: _ } => {
             Some(Resource::Plugin { plugin: plugin.clone(), network: String::new() })
         }
-        Resource::Pool(_) | Resource::VfLocks { .. } => Some(needed.clone()),
+        Resource::Pool(_) | Resource::VfLocks { .. } | Resource::Devices { .. } => Some(needed.clone()),
         Resource::Cache | Resource::Sync | Resource::Detection { .. } | Resource::PacketFilter => None,
     };
     needs.iter().filter_map(of_one).collect()
@@ -410,6 +410,7 @@ mod tests {
     fn what_all_dels_of_the_node_need_is_no_reason_to_keep_one_back() {
         let pool = Resource::Pool(crate::ipam::Pool::directory("/pools", "lan"));
         let locks = Resource::VfLocks { network: "sriov".to_owned() };
+        let devices = Resource::Devices { network: "sriov".to_owned() };
         let needs = [
             Resource::Cache,
             Resource::Sync,
@@ -417,9 +418,10 @@ mod tests {
             Resource::Detection { network: "lan".to_owned() },
             pool.clone(),
             locks.clone(),
+            devices.clone(),
             plugin("ovs", "a"),
             plugin("ovs", "b"),
         ];
-        assert_eq!(may_hang_at(&needs.into()), [pool, locks, plugin("ovs", "")].into());
+        assert_eq!(may_hang_at(&needs.into()), [pool, locks, devices, plugin("ovs", "")].into());
     }
 }
