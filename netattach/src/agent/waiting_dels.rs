@@ -273,7 +273,7 @@ impl Agent {
             return Ok(None);
         }
         match cni::Request::parse(&call.env, call.stdin.as_bytes()) {
-            Ok(asked) => self.blocking(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
+            Ok(asked) => self.call_engine(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
             // Nobody repeats it in another form, and the record has all that is needed.
             Err(error) => {
                 tracing::warn!(container = key.container_id, error = %Chain(&error), "the recorded DEL is not valid; carried out from the journal");

@@ -480,7 +480,7 @@ impl Devices {
     }
 
     /// Notes that a record is about to say which of its devices have gone back. Returns whether it was said that it could not.
-    pub(super) fn is_written(&self, key: &JournalKey) -> bool {
+    pub(super) fn take_unwritten(&self, key: &JournalKey) -> bool {
         self.records().remove(key).unwrap_or_default()
     }
 
@@ -515,7 +515,7 @@ impl Engine {
     /// Has a record say which of its devices have gone back, in the container's turn: the next agent is to leave them alone. What
     /// cannot be written is logged once, and is to be tried again.
     pub fn write_returned(&self, key: &JournalKey) {
-        let was_said = self.node.devices.is_written(key);
+        let was_said = self.node.devices.take_unwritten(key);
         let loaded = self.journal.load(key).map_err(AttachError::from);
         let written = loaded.and_then(|loaded| match loaded {
             Loaded::Whole(mut record) => Ok(self.note_returned(&mut record)?),

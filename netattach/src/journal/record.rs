@@ -343,7 +343,7 @@ impl Record {
     }
 
     /// Sets the namespace in which the steps are carried out. Written with the next line.
-    pub fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
+    pub fn note_namespace(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
         if netns_cookie == 0 {
             return Ok(());
         }
@@ -386,7 +386,7 @@ impl Record {
     /// It could not be written.
     pub(super) fn continue_from(&mut self, progress: Progress<'_>) -> Result<(), JournalError> {
         let Progress { netns_cookie, outputs, result } = progress;
-        self.is_in(netns_cookie)?;
+        self.note_namespace(netns_cookie)?;
         let plan = std::sync::Arc::clone(&self.plan);
         for (at, _, _) in plan.steps() {
             let Some(output) = outputs.get(&at) else { continue };
