@@ -242,7 +242,7 @@ fn to_dhcp_servers(skb: &Skb, scope: &Scope, packet: &Packet<Ip4>) -> Result<(),
         let is_all = !packet.kind.is_fragment() && skb.length() < end;
         return if is_all { Ok(()) } else { Err(DropReason::Malformed) };
     }
-    skb.is_settled(end)?;
+    skb.check_settled(end)?;
     let claim = dhcp::read(skb, packet.transport())?;
     let record = scope.record()?;
     if !claim.is_client {
@@ -296,7 +296,7 @@ fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropR
     if let icmpv6::ROUTER_SOLICITATION | icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT =
         packet.icmp_type
     {
-        skb.is_settled(packet.end)?;
+        skb.check_settled(packet.end)?;
     }
     let skipped = match packet.icmp_type {
         icmpv6::ROUTER_ADVERTISEMENT

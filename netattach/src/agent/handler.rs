@@ -206,7 +206,7 @@ impl Agent {
             Err(error) => Err(error),
         };
         let error = carried_out.err()?;
-        let took = self.has_ended(&answering, Some(&error));
+        let took = self.record_outcome(&answering, Some(&error));
         answering.asked.answered(&self.about(&answering.asked), Some(&error), took);
         if let Some(pod) = added {
             // It may have waited for long.
@@ -218,13 +218,13 @@ impl Agent {
 
     /// Answers a call that has succeeded, once it has been counted. What the log says of it, nobody waits for.
     fn answer(&self, answering: &Answering, stdout: String, made: impl FnOnce() -> Made) {
-        let took = self.has_ended(answering, None);
+        let took = self.record_outcome(answering, None);
         answering.reply.send(&Response::Cni(CniReply { stdout, exit: 0 }));
         answering.asked.answered(&made(), None, took);
     }
 
     /// Counts a call, and ends its trace. Returns how long it took.
-    fn has_ended(&self, answering: &Answering, error: Option<&CniError>) -> Duration {
+    fn record_outcome(&self, answering: &Answering, error: Option<&CniError>) -> Duration {
         let Answering { asked, trace, begun, reply: _ } = answering;
         let took = begun.elapsed();
         self.metrics.answered(asked.verb(), error, took);
@@ -287,7 +287,7 @@ impl Agent {
         // What has succeeded is never done again.
         let work = move |agent: &Self| {
             if class == Class::Add {
-                is_awaited(&answering.reply)?;
+                check_awaited(&answering.reply)?;
             }
             let Done { stdout, made } = agent.timed(&request, &devices, &answering.trace)?;
             agent.turns.finish(&request.container_id);
@@ -530,7 +530,7 @@ impl Agent {
 
     /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
     fn timed(&self, request: &cni::Request, devices: &Asked, trace: &Trace) -> Result<Done, CniError> {
-        let (done, times) = timing::operation(|| self.blocking(request, devices));
+        let (done, times) = timing::operation(|| self.call_engine(request, devices));
         trace.worked(&times);
         if request.command == Command::Add && done.is_ok() {
             self.metrics.added(&times);
@@ -544,7 +544,7 @@ impl Agent {
         done
     }
 
-    pub(super) fn blocking(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
+    pub(super) fn call_engine(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
         match request.command {
             Command::Add => {
                 self.admit_to_publish(request)?;
@@ -684,7 +684,7 @@ fn status_stays<'a>(
 ///
 /// # Errors
 /// Code 11, for the log.
-pub(super) fn is_awaited(reply: &Reply) -> Result<(), CniError> {
+pub(super) fn check_awaited(reply: &Reply) -> Result<(), CniError> {
     match reply.is_abandoned() {
         true => Err(CniError::new(code::TRY_AGAIN_LATER, "the client has hung up before it began")),
         false => Ok(()),

@@ -127,8 +127,12 @@ fn may_hang_at(needs: &Footprint) -> Footprint {
         Resource::Plugin { plugin, network: _ } => {
             Some(Resource::Plugin { plugin: plugin.clone(), network: String::new() })
         }
-        Resource::Pool(_) | Resource::VfLocks { .. } => Some(needed.clone()),
-        Resource::Cache | Resource::Sync | Resource::Detection { .. } | Resource::PacketFilter => None,
+        Resource::Pool(_) | Resource::VfLocks { .. } | Resource::Devices { .. } => Some(needed.clone()),
+        Resource::Cache
+        | Resource::Sync
+        | Resource::Detection { .. }
+        | Resource::PacketFilter
+        | Resource::Publication => None,
     };
     needs.iter().filter_map(of_one).collect()
 }
@@ -276,7 +280,7 @@ impl Agent {
             return Ok(None);
         }
         match cni::Request::parse(&call.env, call.stdin.as_bytes()) {
-            Ok(asked) => self.blocking(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
+            Ok(asked) => self.call_engine(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
             // Nobody repeats it in another form, and the record has all that is needed.
             Err(error) => {
                 tracing::warn!(container = key.container_id, error = %Chain(&error), "the recorded DEL is not valid; carried out from the journal");
@@ -413,6 +417,7 @@ mod tests {
     fn what_all_dels_of_the_node_need_is_no_reason_to_keep_one_back() {
         let pool = Resource::Pool(crate::ipam::Pool::directory("/pools", "lan"));
         let locks = Resource::VfLocks { network: "sriov".to_owned() };
+        let devices = Resource::Devices { network: "sriov".to_owned() };
         let needs = [
             Resource::Cache,
             Resource::Sync,
@@ -420,9 +425,10 @@ mod tests {
             Resource::Detection { network: "lan".to_owned() },
             pool.clone(),
             locks.clone(),
+            devices.clone(),
             plugin("ovs", "a"),
             plugin("ovs", "b"),
         ];
-        assert_eq!(may_hang_at(&needs.into()), [pool, locks, plugin("ovs", "")].into());
+        assert_eq!(may_hang_at(&needs.into()), [pool, locks, devices, plugin("ovs", "")].into());
     }
 }

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use super::StepError;
 use super::apply::ensure_if_present;
+use crate::error_chain::Chain;
 use crate::flock;
 use crate::link;
 use crate::netlink::{self, Handle, LinkState};
@@ -279,7 +280,7 @@ fn locked(lock: impl FnOnce(&File) -> io::Result<bool>) -> Option<File> {
     let namespace = File::open("/proc/thread-self/ns/net");
     let locked = namespace.and_then(|namespace| Ok(lock(&namespace)?.then_some(namespace)));
     locked.unwrap_or_else(|error| {
-        tracing::debug!(%error, "the node's network namespace cannot be locked");
+        tracing::debug!(error = %Chain(&error), "the node's network namespace cannot be locked");
         None
     })
 }

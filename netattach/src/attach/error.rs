@@ -339,6 +339,12 @@ pub enum StepError {
         /// The holder's container.
         container: String,
     },
+    /// Somebody gives a device back, and has not ended that in time.
+    #[error(
+        "device {0} is being given back to the node, which does not end: its card or driver may hang (see the \
+         kernel's log)"
+    )]
+    DeviceReturning(String),
     /// sriov-cni attaches or detaches a VF.
     #[error("device {0}: sriov-cni is at it and holds its lock")]
     SriovCniIsAtIt(String),
@@ -753,6 +759,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::NoDevice(_)
         | StepError::ParentOfPods(_)
         | StepError::DeviceTaken { .. }
+        | StepError::DeviceReturning(_)
         | StepError::SriovCniIsAtIt(_)
         | StepError::SriovCniHasIt { .. }
         | StepError::NoPhysicalFunction(_)

@@ -207,7 +207,7 @@ pub trait Progress {
     ///
     /// # Errors
     /// The cookie could not be recorded.
-    fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError>;
+    fn note_namespace(&mut self, netns_cookie: u64) -> Result<(), JournalError>;
     /// The cookie of the namespace that the steps were carried out in, if it is known.
     fn netns_cookie(&self) -> Option<u64>;
     /// The outputs of the finished steps.
@@ -235,8 +235,8 @@ impl Progress for Record {
         Record::has_begun(self, step)
     }
 
-    fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
-        Record::is_in(self, netns_cookie)
+    fn note_namespace(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
+        Record::note_namespace(self, netns_cookie)
     }
 
     fn netns_cookie(&self) -> Option<u64> {

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use super::apply::owner;
 use super::take_device::asked_mac;
 use super::{Attached, StepError};
+use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, RouteState, Station};
@@ -281,7 +282,17 @@ impl Occupied {
                 let _ = self.claim(segment, Address::Mac(mac), &plan.sandbox, attachment);
             }
             let Some(segment) = segment else { continue };
-            let leased = result::leased(attachment, outputs).unwrap_or_default();
+            let leased = match result::leased(attachment, outputs) {
+                Ok(leased) => leased,
+                Err(error) => {
+                    let (container, ifname) = (&plan.sandbox.container_id, &attachment.ifname);
+                    tracing::warn!(
+                        container, ifname, error = %Chain(&error),
+                        "the addresses of an attachment are not known: they are refused to no other pod"
+                    );
+                    continue;
+                }
+            };
             for address in leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr())) {
                 let _ = self.claim(segment, address, &plan.sandbox, attachment);
             }

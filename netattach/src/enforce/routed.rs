@@ -363,6 +363,8 @@ fn bridged() -> [bool; 2] {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
     use crate::netlink::Touched;
 
@@ -469,7 +471,9 @@ mod tests {
         state.gateways.insert(3, Gateway { device: 0, routed: true, link: 0, mac: None, found: 0 });
         let routed = Routed(Mutex::new(state));
         let keep = || routed.keep(&Changes::Anything, || panic!("nothing is put back"));
-        assert!(keep().is_err());
+        let refused = keep().unwrap_err();
+        let is_refused = |error: &netlink::Error| error.errno() == Some(Errno::INVAL);
+        assert!(matches!(&refused, EnforceError::Netlink(error) if is_refused(error)), "{refused}");
         assert_eq!(routed.missing(), Some(fought_over(5)));
         routed.lock().gateways.clear();
         assert_eq!([keep().unwrap(), keep().unwrap()], [true, false]);

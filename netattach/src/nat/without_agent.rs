@@ -289,12 +289,12 @@ pub fn difference(whose: &Whose<'_>, wish: &Wish) -> Result<Option<String>, NatE
     Ok(missing.next().map(said).or_else(|| wish.opened.as_deref().and_then(loopback::closed)))
 }
 
-/// Whether the kernel has what a table needs.
+/// Checks that the kernel has what a table needs.
 ///
 /// # Errors
 /// It has not.
-pub fn is_possible() -> Result<(), NatError> {
-    nat::table_is_possible().map_err(NatError::Shared)
+pub fn check_possible() -> Result<(), NatError> {
+    nat::check_table_possible().map_err(NatError::Shared)
 }
 
 fn remove(is_gone: impl Fn(&Note<'_>) -> bool) -> Result<(), NatError> {

@@ -12,6 +12,7 @@ use super::link::show;
 use super::nft::attribute_in;
 use super::socket::NetlinkRequest;
 use super::{Error, Handle};
+use crate::error_chain::Chain;
 
 /// `IFLA_LINK`, `IFLA_IFALIAS` and `IFLA_LINK_NETNSID` of `linux/if_link.h`.
 const LINK: u16 = 5;
@@ -106,7 +107,7 @@ impl Handle {
             let mut all = LinkMessage::default();
             all.attributes.push(group());
             if let Err(error) = self.socket.request(RouteNetlinkMessage::DelLink(all), 0) {
-                tracing::debug!(%error, "no deletion by group, deleting links one by one");
+                tracing::debug!(error = %Chain(&error), "no deletion by group, deleting links one by one");
             }
         }
         let delete = |index: &u32| {

@@ -17,6 +17,7 @@ use super::netkit::observed_ways;
 use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::tap::observed_access;
 use super::{Error, Handle};
+use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::spec;
 use crate::timing;
@@ -497,7 +498,7 @@ impl Handle {
             all.attributes.push(LinkAttribute::Group(group));
             match self.socket.request(RouteNetlinkMessage::DelLink(all), 0) {
                 Err(error) if !error.not_found() => {
-                    tracing::debug!(%error, "no deletion by group, deleting links one by one");
+                    tracing::debug!(error = %Chain(&error), "no deletion by group, deleting links one by one");
                 }
                 _ => {}
             }

@@ -41,7 +41,7 @@ macro_rules! subprograms {
             let answer = match exclusive(packet) {
                 Some(packet) => {
                     let read = $body(&skb, packet);
-                    read.and_then(|()| skb.is_settled(packet.judged())).map_err(Denied::from)
+                    read.and_then(|()| skb.check_settled(packet.judged())).map_err(Denied::from)
                 }
                 None => Err(NULL_ARGUMENT),
             };

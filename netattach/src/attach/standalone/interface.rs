@@ -265,11 +265,11 @@ impl Interface<'_> {
         };
         check_node(self.node, &attachment)?;
         if attachment.steps.iter().any(|step| matches!(step, Step::Translate(_))) {
-            without_agent::is_possible()
+            without_agent::check_possible()
                 .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))?;
         }
         if attachment.steps.contains(&Step::RestrictSender) {
-            senders::is_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
+            senders::check_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
         }
         self.forward(&sandbox, &attachment)
     }

@@ -234,7 +234,7 @@ impl Progress for Memory {
         self.begun.contains(&step)
     }
 
-    fn is_in(&mut self, _: u64) -> Result<(), JournalError> {
+    fn note_namespace(&mut self, _: u64) -> Result<(), JournalError> {
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use super::Error;
 use super::exchange::{Act, Exchange, Outcome, Outgoing};
 use super::terms::Server;
 use super::wire::{self, Socket, now};
+use crate::error_chain::Chain;
 
 /// Carries out an exchange, on the thread of who waits for it. `asks`: called before an address is first asked for.
 pub(super) fn converse(
@@ -48,6 +49,6 @@ pub(super) fn hear(exchange: &mut Exchange, socket: &Socket) -> Act {
 /// Sends a message. What cannot be sent now is sent again, as what is lost on the way.
 pub(super) fn send(socket: &Socket, outgoing: &Outgoing) {
     if let Err(error) = socket.send(outgoing) {
-        tracing::debug!(%error, "message of dhcp not sent");
+        tracing::debug!(error = %Chain(&error), "message of dhcp not sent");
     }
 }

@@ -389,7 +389,9 @@ impl Shared {
             match thread::Builder::new().name(name.into()).spawn(move || run(&shared)) {
                 Ok(_) => *has_begun = true,
                 // The next lease tries it again.
-                Err(error) => tracing::error!(%error, "no thread that renews and writes leases by dhcp"),
+                Err(error) => {
+                    tracing::error!(error = %Chain(&error), "no thread that renews and writes leases by dhcp")
+                }
             }
         }
     }
