@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use netattach_tests::api_server::{Fault, Options, Request, Verb, When};
-use netattach_tests::manifest::{NAMESPACE, policy};
+use netattach_tests::manifest::{NAMESPACE, network, policy};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Outcome, Pod};
 use serde_json::{Value, json};
@@ -98,22 +98,24 @@ fn lists_come_in_pages_and_watches_begin_where_they_end() {
     let mut rig = Rig::new(&Options::default());
     for number in 0..210 {
         rig.server.create(&object(&format!("p{number}"), NODE)).unwrap();
-        rig.server.create(&object(&format!("q{number}"), "another")).unwrap();
+        let config = json!({"cniVersion": "1.0.0", "type": "bridge"});
+        rig.server.create(&network(NAMESPACE, &format!("n{number}"), &config)).unwrap();
     }
     rig.start();
     let requests = rig.server.requests();
-    let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
-    let pages: Vec<_> = of_pods(Verb::List)
-        .map(|one| {
-            (
-                one.query["fieldSelector"].as_str(),
-                one.query["limit"].as_str(),
-                one.query.contains_key("continue"),
-            )
+    let of = |resource: &'static str| {
+        requests.iter().filter(move |one| one.verb == Verb::List && one.resource == resource).map(|one| {
+            let limit = one.query.get("limit").map(String::as_str);
+            (one.query.get("fieldSelector").map(String::as_str), limit, one.query.contains_key("continue"))
         })
-        .collect();
-    let page = |goes_on: bool| ("spec.nodeName=node-1", "100", goes_on);
+    };
+    let page = |goes_on: bool| (None, Some("100"), goes_on);
+    let pages: Vec<_> = of("network-attachment-definitions").collect();
     assert_eq!(pages, [page(false), page(true), page(true)]);
+    // Those of one node are asked for at once: older servers look through the pods of all nodes for each page.
+    let at_once: Vec<_> = of("pods").collect();
+    assert_eq!(at_once, [(Some("spec.nodeName=node-1"), None, false)]);
+    let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
     let watch = of_pods(Verb::Watch).next().unwrap();
     assert_eq!(watch.query["fieldSelector"], "spec.nodeName=node-1");
     assert_eq!(watch.query["allowWatchBookmarks"], "true");
@@ -151,6 +153,24 @@ fn the_older_version_of_policies_is_followed_where_the_newer_one_is_not_served()
     let watched =
         requests.iter().find(|one| one.verb == Verb::Watch && one.resource == "multi-networkpolicies");
     assert_eq!(watched.unwrap().api_version, "k8s.cni.cncf.io/v1beta1");
+}
+
+/// The definition of the kind gets a version while the agent runs: its watch goes on, and the next one is of the newer version.
+#[test]
+fn the_newer_version_of_policies_is_followed_once_it_is_served() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("kubernetes", json!({"watchSeconds": 1}));
+    rig.server.serve("multi-networkpolicies", Some("v1beta2"), false).unwrap();
+    rig.start();
+    let kind = "multi-networkpolicies";
+    rig.await_trouble(kind, PATIENCE, "serves v1beta1 alone");
+    let mark = rig.server.mark();
+    rig.server.serve(kind, Some("v1beta2"), true).unwrap();
+    let is_newer = |one: &Request| {
+        one.verb == Verb::Watch && one.resource == kind && one.api_version == "k8s.cni.cncf.io/v1beta2"
+    };
+    assert!(rig.server.wait_for(mark, |requests| requests.iter().any(is_newer)));
+    assert!(eventually(PATIENCE, || rig.trouble(kind).is_none()), "{:?}", rig.trouble(kind));
 }
 
 #[test]
