@@ -111,6 +111,8 @@ impl Follower {
         let mut room = ForRoom::new(tokio::time::Instant::now());
         // Whether the round before had nothing of its watch either.
         let mut again = false;
+        // Whether the server has said since then that it does not have the position any more.
+        let mut was_gone = false;
         let mut refusals = 0;
         let mut before_unserved = BEFORE_UNSERVED.into_iter();
         loop {
@@ -118,7 +120,7 @@ impl Follower {
             let mut had = Had::default();
             let ended = self.round(&mut position, &mut had, &mut room).await;
             if had.lives_since.is_some() {
-                (again, refusals) = (false, 0);
+                (again, was_gone, refusals) = (false, false, 0);
             }
             if position.is_some() {
                 before_unserved = BEFORE_UNSERVED.into_iter();
@@ -156,10 +158,13 @@ impl Follower {
                         backoff.reset();
                     }
                     let pause = backoff.next().max(error.asked_pause());
-                    // One server's history has ended for all agents at once.
-                    let is_shared = error.code() == Some(GONE) && !again;
                     again = true;
-                    if is_shared { pause.max(spread(self.resource.spread())) } else { pause }
+                    // One server's history has ended for all agents at once.
+                    if error.code() == Some(GONE) && !std::mem::replace(&mut was_gone, true) {
+                        pause.max(spread(self.resource.spread()))
+                    } else {
+                        pause
+                    }
                 }
             };
             tokio::time::sleep(pause).await;

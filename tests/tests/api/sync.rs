@@ -93,13 +93,38 @@ fn an_add_before_the_first_sync_fails_at_once_when_the_server_does_not_answer() 
     );
 }
 
+fn create_definition(rig: &Rig, number: usize) {
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge"});
+    rig.server.create(&network(NAMESPACE, &format!("n{number}"), &config)).unwrap();
+}
+
+#[test]
+fn a_page_that_an_overloaded_server_refuses_is_asked_for_again_in_its_place() {
+    let mut rig = Rig::new(&Options::default());
+    (0..210).for_each(|number| create_definition(&rig, number));
+    let kind = "network-attachment-definitions";
+    // The first page comes.
+    rig.server.faults().times(1, When::on(Verb::List, kind), Fault::Delay(Duration::ZERO));
+    rig.server.faults().times(2, When::on(Verb::List, kind), Fault::AnswerRetryAfter(503, 1));
+    rig.start();
+    let requests = rig.server.requests();
+    let lists: Vec<_> =
+        requests.iter().filter(|one| one.verb == Verb::List && one.resource == kind).collect();
+    let answers: Vec<_> = lists.iter().map(|one| one.answer).collect();
+    assert_eq!(answers, [200, 503, 503, 200, 200].map(Some));
+    let positions: Vec<_> = lists.iter().map(|one| one.query.get("continue")).collect();
+    let (second, third) = (positions[1], positions[4]);
+    assert!(second.is_some() && third.is_some() && second != third);
+    assert_eq!(positions, [None, second, second, second, third]);
+    assert!(lists[2].at - lists[1].at >= Duration::from_secs(1), "it asked for a pause");
+}
+
 #[test]
 fn lists_come_in_pages_and_watches_begin_where_they_end() {
     let mut rig = Rig::new(&Options::default());
     for number in 0..210 {
         rig.server.create(&object(&format!("p{number}"), NODE)).unwrap();
-        let config = json!({"cniVersion": "1.0.0", "type": "bridge"});
-        rig.server.create(&network(NAMESPACE, &format!("n{number}"), &config)).unwrap();
+        create_definition(&rig, number);
     }
     rig.start();
     let requests = rig.server.requests();
