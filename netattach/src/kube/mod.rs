@@ -4,7 +4,7 @@
 //! One thread talks to the server, so that reading a large cluster delays no CNI call. For each kind of
 //! [`resource`](self), `follow` reads all objects by `list` and their changes by `watch`, through `client`, with pauses
 //! of `backoff` after failures; `cache` turns them into the model, bounded by
-//! `weights` and `stand_ins`, and `view` publishes snapshots of it. `source`
+//! `weights` and `stand_ins`, and `view` publishes snapshots of it; `on_demand` says when what only some need is followed. `source`
 //! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
 //! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
 //! writes events, of those in `event_queue`, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others, `ranges` for the ranges of Services and of this
@@ -22,6 +22,7 @@ pub mod exec;
 mod follow;
 mod list;
 mod nodes;
+mod on_demand;
 mod patch;
 mod publish;
 mod queue;
