@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::on_demand::Want;
 pub(super) use super::refused::REMEMBERED;
 use super::refused::Refused;
 use super::resource::{ATTACHED_LABEL, Content};
@@ -528,9 +529,39 @@ impl Cache {
         if self.is_changed { None } else { self.versions.get(pod).copied() }
     }
 
-    /// Whether policies select pods as peers, so that those of other nodes have to be known.
-    pub(super) fn wants_remote_pods(&self) -> bool {
-        !self.with_pods.is_empty()
+    /// How much the pods of other nodes are wanted: at all where a policy with pods as peers is in the namespace of a pod of this
+    /// node, and now where it selects one. `tells_apart`: whether that matters, which takes a look at labels.
+    pub(super) fn wants_remote_pods(&self, tells_apart: bool) -> Want {
+        /// Most policies that are compared with pods; beyond that the answer is the safe one.
+        const LOOKED_AT: usize = 4096;
+        let mut looked_at = 0;
+        for pod in self.objects.pods.values().filter(|pod| !pod.host_network) {
+            for policy in self.with_pods_in(&pod.name.namespace) {
+                looked_at += 1;
+                if tells_apart && (looked_at > LOOKED_AT || policy.pods.matches(&pod.labels)) {
+                    return Want::Now;
+                }
+                if !tells_apart {
+                    return Want::Soon;
+                }
+            }
+        }
+        if looked_at > 0 { Want::Soon } else { Want::Not }
+    }
+
+    /// The policies of a namespace that have pods as peers.
+    fn with_pods_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Policy>> {
+        let of_kind = [
+            (Kind::MultiNetworkPolicy, &self.objects.policies),
+            (Kind::NetworkPolicy, &self.objects.network_policies),
+        ];
+        of_kind.into_iter().flat_map(move |(kind, policies)| {
+            let first = Key { kind: kind.word(), name: ObjectName::new(namespace, "") };
+            let there = self.with_pods.range(first..);
+            let there =
+                there.take_while(move |key| key.kind == kind.word() && key.name.namespace == namespace);
+            there.filter_map(move |key| policies.get(&key.name))
+        })
     }
 
     /// Whether a definition takes its range from the node, whose object has to be known then.

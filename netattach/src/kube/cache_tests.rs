@@ -121,16 +121,26 @@ fn a_policy_that_cannot_be_read_isolates_and_never_replaces_one_that_could() {
 }
 
 #[test]
-fn pods_of_other_nodes_are_wanted_while_a_policy_has_pods_as_peers() {
+fn pods_of_other_nodes_are_wanted_while_a_policy_with_pods_as_peers_can_select_a_pod_here() {
     let mut cache = Cache::default();
+    let wanted = |cache: &Cache| [true, false].map(|tells_apart| cache.wants_remote_pods(tells_apart));
+    let labelled = |namespace: &str, name: &str, role: &str| {
+        let labels = json!({"role": role});
+        raw(&json!({"metadata": {"namespace": namespace, "name": name, "uid": name, "labels": labels}}))
+    };
+    cache.put(Kind::Pod, &labelled("other", "o", "web"));
     let blocks = json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]});
-    let pods = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    let selected = json!({"matchLabels": {"role": "web"}});
+    let pods = json!({"podSelector": selected, "ingress": [{"from": [{"podSelector": {}}]}]});
     cache.put(Kind::MultiNetworkPolicy, &policy("blocks", &blocks));
-    assert!(!cache.wants_remote_pods());
     cache.put(Kind::MultiNetworkPolicy, &policy("pods", &pods));
-    assert!(cache.wants_remote_pods());
+    assert_eq!(wanted(&cache), [Want::Not; 2], "no pod of this node is in its namespace");
+    cache.put(Kind::Pod, &labelled("shop", "db", "db"));
+    assert_eq!(wanted(&cache), [Want::Soon; 2], "it selects no pod of this node");
+    cache.put(Kind::Pod, &labelled("shop", "web", "web"));
+    assert_eq!(wanted(&cache), [Want::Now, Want::Soon]);
     cache.remove(Kind::MultiNetworkPolicy, &policy("pods", &pods));
-    assert!(!cache.wants_remote_pods());
+    assert_eq!(wanted(&cache), [Want::Not; 2], "blocks alone want none");
 }
 
 #[test]

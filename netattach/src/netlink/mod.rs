@@ -30,6 +30,7 @@
 
 mod above;
 mod address;
+mod address_watch;
 mod answer;
 mod blurred;
 mod bridge;
@@ -77,6 +78,7 @@ mod xdp_links;
 mod xfrm;
 
 pub use above::Above;
+pub use address_watch::{AddressWatch, ToldAddress};
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::{ChangeWatch, Changed, ChangedLinks};

@@ -27,6 +27,7 @@ pub mod advice;
 mod by_kind;
 mod changes;
 mod claims;
+pub mod conditions;
 mod classes;
 pub mod desired;
 pub mod diff;

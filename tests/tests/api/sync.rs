@@ -150,9 +150,9 @@ fn lists_come_in_pages_and_watches_begin_where_they_end() {
     rig.add(&pod).success();
 }
 
-/// Blocks need no pods.
+/// Blocks need no pods, nor do policies that can select no pod of this node.
 #[test]
-fn pods_of_other_nodes_are_followed_once_a_policy_has_pods_as_peers() {
+fn pods_of_other_nodes_are_followed_once_a_policy_for_pods_of_this_node_has_pods_as_peers() {
     let rig = Rig::started();
     let are_others = |one: &Request| one.resource == "pods" && one.query.contains_key("labelSelector");
     let policy = |name: &str, peer: Value| {
@@ -162,10 +162,12 @@ fn pods_of_other_nodes_are_followed_once_a_policy_has_pods_as_peers() {
     policy("blocks", json!({"ipBlock": {"cidr": "10.61.0.0/24"}}));
     let source = || rig.node.whole_status().unwrap()["ready"][0]["detail"].clone();
     assert!(eventually(PATIENCE, || source().as_str().unwrap().contains("1 policy")), "{}", source());
+    policy("pods", json!({"podSelector": {"matchLabels": {"app": "friend"}}}));
+    assert!(eventually(PATIENCE, || source().as_str().unwrap().contains("2 policies")), "{}", source());
     rig.settle("settled");
     assert!(!rig.server.requests().iter().any(are_others));
     let mark = rig.server.mark();
-    policy("pods", json!({"podSelector": {"matchLabels": {"app": "friend"}}}));
+    rig.pod("a");
     assert!(rig.server.wait_for(mark, |requests| requests.iter().any(are_others)));
 }
 
