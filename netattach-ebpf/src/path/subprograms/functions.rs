@@ -124,10 +124,9 @@ macro_rules! subprograms {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
+        fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32, displaces: u32) -> u64 {
             let answer = match reference(key) {
-                // Copied: the kernel does not accept a function's argument as key or value of a map.
-                Some(key) => share::ask(attachment, place, &{ *key }, now).map_err(Denied::from),
+                Some(key) => share::ask(attachment, place, key, now, displaces != 0).map_err(Denied::from),
                 None => Err(NULL_ARGUMENT),
             };
             answer.encode()
@@ -223,8 +222,9 @@ macro_rules! subprograms {
                 place: u32,
                 key: &FlowKey<Self>,
                 now: u32,
+                displaces: bool,
             ) -> Result<u32, Denied> {
-                Encode::decode($ask(attachment, place, key, now))
+                Encode::decode($ask(attachment, place, key, now, displaces.into()))
             }
 
             #[inline(always)]

@@ -72,8 +72,15 @@ pub(crate) trait Subprograms: Family {
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
     /// Enters it in the entry and at the place of an expired flow. `false`: there is none that could be reused.
     fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool;
-    /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed.
-    fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
+    /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed. `displaces`: it
+    /// takes the place from that as well.
+    fn ask_for_place(
+        attachment: u32,
+        place: u32,
+        key: &FlowKey<Self>,
+        now: u32,
+        displaces: bool,
+    ) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
     fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
     /// Whether the attachment is an end of a packet, and the only one that can be.
