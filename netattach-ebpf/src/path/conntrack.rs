@@ -290,8 +290,20 @@ fn approve<A: Subprograms>(
     // Looked at when the policy has answered: the end may have written meanwhile.
     if is_end || !(keeps && entry.life().is_at_end(leg)) {
         entry.approve(leg, scope.policies.of(leg), is_end);
+        if !is_still(scope.zone, tuple, entry) {
+            entry.set_approved_by(leg, 0);
+        }
     }
     Ok(())
+}
+
+/// Whether an entry is still that of the flow of a packet. While a policy was asked another CPU may have displaced the flow, and
+/// its memory may be that of another flow by now ([`crate::path::entry`]), which the policy has not been asked about.
+///
+/// Out of line: a key is more than the frame of [`look_up`] has room for.
+#[inline(never)]
+fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bool {
+    A::flow(&FlowKey::new(zone, tuple, tuple.source_is_low())).is_some_and(|found| found.is_same(entry))
 }
 
 /// Notes at a leg's own end what was not noted of it when it was approved: that no policy refuses it any more; that it is

@@ -24,6 +24,12 @@ impl FlowEntry {
         Self(value)
     }
 
+    /// Whether both are one value of the map.
+    #[inline(always)]
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        self.0 == other.0
+    }
+
     /// [`Flow::attachment`].
     #[inline(always)]
     pub(crate) fn attachment(self) -> u32 {

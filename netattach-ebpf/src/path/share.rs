@@ -32,7 +32,7 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
         // the compiler takes the instruction that fetches nothing.
         let turn = unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::AcqRel }>(next, 1) };
         let place = turn as u32 % most;
-        match A::ask_for_place(attachment, place, key, now, false)? {
+        match A::ask_for_place(attachment, place, key, now)? {
             TAKEN => return Ok(place),
             // The bit goes along with the place: one word less on the stack, which is full.
             answer if answer >= least_missed => {
@@ -45,20 +45,19 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
         note_compared(attachment, now);
     }
     let chosen = chosen >> 1;
-    A::ask_for_place(attachment, chosen, key, now, true)?;
+    A::displace(attachment, chosen, key, now)?;
     Ok(chosen)
 }
 
 /// Takes a place unless a flow that goes on, or has only just ended, has it: [`TAKEN`], or else how little that flow
 /// would be missed, at least 2. In a second in which flows have been compared for nothing ([`Share`]'s `compared`), one
-/// that has only just ended does not keep it either. `displaces`: no flow does.
+/// that has only just ended does not keep it either. `DISPLACES`: no flow does; a constant, as the stack has no room for it.
 #[inline(always)]
-pub(crate) fn ask<A: Family>(
+pub(crate) fn ask<A: Family, const DISPLACES: bool>(
     attachment: u32,
     place: u32,
     key: &FlowKey<A>,
     now: u32,
-    displaces: bool,
 ) -> Result<u32, DropReason> {
     // Its fields are read from there: a word that is kept over a call is one more on the stack, which is full.
     let owned = PlaceKey { attachment, place };
@@ -75,7 +74,7 @@ pub(crate) fn ask<A: Family>(
         && u32::from(flow.place()) == owned.place
     {
         if !flow.life().is_expired(copy.protocol, now) {
-            if !displaces && stays(owned.attachment, flow.life(), copy.protocol, now) {
+            if !DISPLACES && stays(owned.attachment, flow.life(), copy.protocol, now) {
                 return Ok(missed(flow.life(), copy.protocol, now));
             }
             // Nobody would find one that is missed less. Looking at more places costs much: each is two entries of

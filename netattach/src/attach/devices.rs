@@ -15,7 +15,7 @@ use crate::ipam::Owner;
 use crate::journal::{JournalKey, Loaded, Record};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsId};
-use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
+use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::spec;
 use crate::step::{Claim, Home, Output, Step};
 use crate::waits;

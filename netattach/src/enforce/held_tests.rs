@@ -70,7 +70,9 @@ impl<'k> Agent<'k> {
 
     /// What attachments have once these objects are known.
     fn assigned<const N: usize>(&mut self, objects: &Objects, attachments: [u32; N]) -> [PolicyIds; N] {
-        self.with(objects, |state, sources, kernel| drop(state.bring_up_to_date(sources, kernel).unwrap()));
+        self.with(objects, |state, sources, kernel| {
+            state.bring_up_to_date(sources, kernel).unwrap();
+        });
         attachments.map(|id| Kernel::assigned(self.kernel, id).unwrap())
     }
 }

@@ -30,6 +30,7 @@ macro_rules! subprograms {
         $enter:ident,
         $renew:ident,
         $ask:ident,
+        $displace:ident,
         $answer:ident,
         $end:ident,
         $policy:ident
@@ -124,9 +125,19 @@ macro_rules! subprograms {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32, displaces: u32) -> u64 {
+        fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
             let answer = match reference(key) {
-                Some(key) => share::ask(attachment, place, key, now, displaces != 0).map_err(Denied::from),
+                Some(key) => share::ask::<_, false>(attachment, place, key, now).map_err(Denied::from),
+                None => Err(NULL_ARGUMENT),
+            };
+            answer.encode()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $displace(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
+            let answer = match reference(key) {
+                Some(key) => share::ask::<_, true>(attachment, place, key, now).map_err(Denied::from),
                 None => Err(NULL_ARGUMENT),
             };
             answer.encode()
@@ -222,9 +233,13 @@ macro_rules! subprograms {
                 place: u32,
                 key: &FlowKey<Self>,
                 now: u32,
-                displaces: bool,
             ) -> Result<u32, Denied> {
-                Encode::decode($ask(attachment, place, key, now, displaces.into()))
+                Encode::decode($ask(attachment, place, key, now))
+            }
+
+            #[inline(always)]
+            fn displace(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied> {
+                Encode::decode($displace(attachment, place, key, now))
             }
 
             #[inline(always)]
@@ -263,6 +278,7 @@ subprograms!(
     na_enter4,
     na_renew4,
     na_ask4,
+    na_displace4,
     na_answer4,
     na_end4,
     na_policy4
@@ -279,6 +295,7 @@ subprograms!(
     na_enter6,
     na_renew6,
     na_ask6,
+    na_displace6,
     na_answer6,
     na_end6,
     na_policy6

@@ -23,6 +23,7 @@
 //! | `na_enter4`, `na_enter6` | find a place for its flow among the attachment's own, and enter it | `functions` |
 //! | `na_renew4`, `na_renew6` | enter it where the table has one that is over | `functions` |
 //! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed | `functions` |
+//! | `na_displace4`, `na_displace6` | take one place from the flow that has it | `functions` |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about | `functions` |
 //! | `na_end4`, `na_end6` | ask whether a packet is of no other attachment | `functions` |
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
@@ -72,15 +73,10 @@ pub(crate) trait Subprograms: Family {
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
     /// Enters it in the entry and at the place of an expired flow. `false`: there is none that could be reused.
     fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool;
-    /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed. `displaces`: it
-    /// takes the place from that as well.
-    fn ask_for_place(
-        attachment: u32,
-        place: u32,
-        key: &FlowKey<Self>,
-        now: u32,
-        displaces: bool,
-    ) -> Result<u32, Denied>;
+    /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed.
+    fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
+    /// Takes a place from the flow that has it.
+    fn displace(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
     fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
     /// Whether the attachment is an end of a packet, and the only one that can be.
