@@ -590,6 +590,7 @@ mod tests {
     use crate::journal::Store;
     use crate::journal::full_disk::{Disk, Takes};
     use crate::moment::boot_id;
+    use crate::plan::Plan;
     use crate::plan::{Dynamic, fixtures};
     use crate::spec::DeviceId;
     use crate::step::StepRef;
@@ -654,7 +655,7 @@ mod tests {
         let (settings, physical, representor) = (None, None, None);
         let claim = Claim { device, generation, home, settings, physical, representor, is_back: false };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
-        devices.found(device, &claim);
+        devices.found(&device, &claim);
         Ok(claim)
     }
 
@@ -1068,7 +1069,7 @@ mod tests {
                 is_back: false,
             };
             let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
-            devices.found(device, &claim);
+            devices.found(&device, &claim);
             (plan, claim)
         });
         let said = RefCell::new(Vec::new());

@@ -13,7 +13,7 @@
 //! | `na_first4`, `na_first6` | judge those of them that may begin a flow | `plain` |
 //! | `na_tags` | walks over VLAN tags | `frame` |
 //! | `na_read4`, `na_read6` | read IP and transport headers | `functions` |
-//! | `na_options`, `na_neighbour`, `na_dhcp` | check IPv4 options, neighbour discovery and DHCP that a pod sends | `antispoof` |
+//! | `na_options`, `na_neighbour`, `na_dhcp`, `na_dhcp6`, `na_quoted`, `na_padding` | check IPv4 options, ICMPv6, DHCP, ICMP errors and the padding of ARP that a pod sends | `antispoof` |
 //! | `na_other` | judges a frame that is neither IP's nor ARP's | `antispoof` |
 //! | `na_on_link` | asks whether neighbour discovery is no more than that | `functions` |
 //! | `na_guard4`, `na_guard6` | ask whether a packet is judged behind the node's translation | `functions` |
