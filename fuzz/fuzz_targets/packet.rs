@@ -92,6 +92,11 @@ fn framed(read: &InMemory<'_>) {
     match payload.ethertype {
         ethertype::ARP => {
             assert_eq!(arp::fits(read.length(), payload.offset), read.bytes.len() <= offset + 50);
+            if arp::fits(read.length(), payload.offset) {
+                let padding = read.bytes.get(offset + 28..).unwrap_or_default();
+                let is_padded = arp::check_padding(read, arp::end(payload.offset)).is_ok();
+                assert_eq!(is_padded, padding.iter().all(|byte| *byte == 0));
+            }
             let claim = arp::read(read, !tagged, payload.offset);
             let said = reading::arp(&read.bytes[offset.min(read.bytes.len())..]);
             assert_eq!(claim.ok().map(|it| (it.mac.octets, wide(it.address))), said.map(in_ipv6));

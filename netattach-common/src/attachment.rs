@@ -63,6 +63,9 @@ pub mod flag {
     /// Never with [`PRESENT`]: the attachment is gone, and packets that were on their way may still be counted for it.
     /// For the agent, which gives the number to no other until they have ended; to the programs there is no record.
     pub const RESTING: u32 = 1 << 12;
+    /// The pod may send from addresses that others of its network may have as well, and so takes part in the protocols by
+    /// which routers agree on who has one and which way leads where ([`is_routers_protocol`](crate::link::is_routers_protocol)).
+    pub const SHARES_ADDRESSES: u32 = 1 << 13;
 }
 
 const _: () = {

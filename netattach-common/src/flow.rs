@@ -325,144 +325,6 @@ impl Flow {
         }
     }
 
-    /// The policy that approved a leg.
-    #[inline(always)]
-    pub const fn approved_by(&self, leg: Leg) -> u32 {
-        match leg {
-            Leg::Opener => self.opener_approved_by,
-            Leg::Responder => self.responder_approved_by,
-        }
-    }
-
-    /// Notes that a policy has approved a leg. `at_end`: at the end that the leg is of.
-    #[inline(always)]
-    pub const fn approve(&mut self, leg: Leg, policy: u32, at_end: bool) {
-        match leg {
-            Leg::Opener => self.opener_approved_by = policy,
-            Leg::Responder => self.responder_approved_by = policy,
-        }
-        let others = self.state & !leg.at_end();
-        self.state = if at_end { others | leg.at_end() } else { others };
-    }
-
-    /// Notes that a leg's end does not go on with the flow, until it approves it or sends on.
-    #[inline(always)]
-    pub const fn refuse(&mut self, leg: Leg) {
-        self.approve(leg, Self::REFUSED, false);
-    }
-
-    /// Whether a leg's end does not go on with the flow.
-    #[inline(always)]
-    pub const fn refuses(&self, leg: Leg) -> bool {
-        self.approved_by(leg) >= Self::REFUSED
-    }
-
-    /// Whether a packet that may pass prolongs the flow: the other end goes on as well. Its sender does, who has let it out,
-    /// also where it has no policy any more that could approve it.
-    #[inline(always)]
-    pub const fn is_prolonged(&mut self, forward: bool) -> bool {
-        let (sender, receiver) =
-            if forward { (Leg::Opener, Leg::Responder) } else { (Leg::Responder, Leg::Opener) };
-        if self.refuses(sender) {
-            self.approve(sender, 0, false);
-        }
-        !self.refuses(receiver)
-    }
-
-    /// Whether a leg's approval is of its own end.
-    #[inline(always)]
-    pub const fn is_at_end(&self, leg: Leg) -> bool {
-        self.state & leg.at_end() != 0
-    }
-
-    /// Whether a leg's own end has approved the flow, so that it may go on there when its policy changes.
-    #[inline(always)]
-    pub const fn is_kept(&self, leg: Leg) -> bool {
-        self.is_at_end(leg) && !matches!(self.approved_by(leg), 0 | Self::REFUSED..)
-    }
-
-    /// Whether a packet from this endpoint goes in the opener's direction.
-    #[inline(always)]
-    pub const fn is_forward(&self, from_low: bool) -> bool {
-        (self.opened_by_low != 0) == from_low
-    }
-
-    /// Whether the flow is expired. `now` in seconds of the same clock as `last_seen`.
-    #[inline(always)]
-    pub const fn is_expired(&self, protocol: u8, now: u32) -> bool {
-        // Another CPU may have stored a second that this one has not reached yet.
-        (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
-    }
-
-    /// Whether the flow has had a packet so lately that it is not expired, whatever its protocol and state. `now` as in
-    /// [`is_expired`](Self::is_expired).
-    #[inline(always)]
-    pub const fn is_in_use(&self, now: u32) -> bool {
-        (now.wrapping_sub(self.last_seen) as i32) <= SHORTEST_TIMEOUT as i32
-    }
-
-    /// Eviction priority within its attachment. Flows that both ends have confirmed and neither has ended are evicted
-    /// last; of the same kind, the one idle for longest goes first. `now` as in [`is_expired`](Self::is_expired).
-    #[inline(always)]
-    pub const fn readiness(&self, protocol: u8, now: u32) -> u32 {
-        const NOT_LASTING: u32 = 1 << 31;
-        let idle = now.wrapping_sub(self.last_seen);
-        // Another CPU's second, see `is_expired`.
-        let idle = if idle & NOT_LASTING == 0 { idle } else { 0 };
-        let lasting = match protocol {
-            protocol::TCP | protocol::SCTP => {
-                self.state & (state::ESTABLISHED | state::CLOSED | state::RST) == state::ESTABLISHED
-            }
-            _ => self.state & state::REPLIED != 0,
-        };
-        if lasting { idle } else { idle | NOT_LASTING }
-    }
-
-    /// Whether the flow is of a connection that both ends have finished, or one has aborted, so long ago that whatever
-    /// was under way then has arrived: its place may go to another flow although the entry is not expired. `now` as in
-    /// [`is_expired`](Self::is_expired).
-    #[inline(always)]
-    pub const fn is_over(&self, protocol: u8, now: u32) -> bool {
-        /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
-        /// (RFC 6298; Linux after 0.2 s and a round trip).
-        const LINGERS: i32 = 2;
-        self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
-    }
-
-    /// Whether its responder has sent a packet that could pass.
-    #[inline(always)]
-    pub const fn is_answered(&self) -> bool {
-        self.state & state::REPLIED != 0
-    }
-
-    /// Whether it is of a connection whose handshake is complete.
-    #[inline(always)]
-    pub const fn is_established(&self) -> bool {
-        self.state & state::ESTABLISHED != 0
-    }
-
-    /// Whether an end does not go on with it.
-    #[inline(always)]
-    pub const fn is_refused(&self) -> bool {
-        self.refuses(Leg::Opener) || self.refuses(Leg::Responder)
-    }
-
-    /// Whether the flow is of a connection that both ends have finished, or one has aborted.
-    #[inline(always)]
-    pub const fn has_ended(&self, protocol: u8) -> bool {
-        matches!(protocol, protocol::TCP | protocol::SCTP)
-            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED)
-    }
-
-    /// Whether a packet belongs to this flow, or opens another one between the same ports.
-    ///
-    /// A SYN against the flow's direction must never be accepted as part of it: a bare ACK sent to a peer would then
-    /// let that peer in. A SYN on a closing flow is a reused port.
-    #[inline(always)]
-    pub const fn admits(&self, signal: Signal, forward: bool) -> bool {
-        !signal.opens() || (forward && self.state & (state::CLOSED | state::RST) == 0)
-    }
-
     /// State bits after a packet.
     #[inline(always)]
     pub const fn state_after(current: u8, signal: Signal, forward: bool) -> u8 {
@@ -487,7 +349,7 @@ impl Flow {
 }
 
 /// No flow expires earlier, in seconds.
-const SHORTEST_TIMEOUT: u32 = 10;
+pub(crate) const SHORTEST_TIMEOUT: u32 = 10;
 
 /// Idle time in seconds after which a flow expires.
 #[inline(always)]
@@ -559,58 +421,7 @@ mod tests {
         ];
         for (protocol, state, seconds) in cases {
             assert_eq!(timeout(protocol, state), seconds, "protocol {protocol} state {state:#b}");
-            let flow = Flow { last_seen: u32::MAX - 5, state, ..Flow::default() };
-            assert!(!flow.is_expired(protocol, flow.last_seen.wrapping_add(seconds)));
-            assert!(flow.is_expired(protocol, flow.last_seen.wrapping_add(seconds + 1)));
-            assert!(!flow.is_expired(protocol, flow.last_seen - 1));
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn a_flow_in_use_is_not_expired(protocol: u8, state: u8, last_seen: u32, idle in -2_i32..20) {
-            let flow = Flow { last_seen, state, ..Flow::default() };
-            let now = last_seen.wrapping_add_signed(idle);
-            prop_assert_eq!(flow.is_in_use(now), idle <= 10);
-            prop_assert!(!(flow.is_in_use(now) && flow.is_expired(protocol, now)));
-        }
-    }
-
-    #[test]
-    fn what_is_confirmed_and_not_ended_is_missed_most_and_then_what_had_a_packet_last() {
-        let flow = |seen, state| Flow { last_seen: seen, state, ..Flow::default() };
-        let now = 10_000;
-        let of = |protocol, seen, state| flow(seen, state).readiness(protocol, now);
-        let by_readiness = [
-            of(protocol::TCP, now + 1, ESTABLISHED),
-            of(protocol::SCTP, now - 7000, ESTABLISHED),
-            of(protocol::UDP, now - 7001, state::REPLIED),
-            of(protocol::TCP, now - 1, 0),
-            of(protocol::TCP, now - 2, state::REPLIED),
-            of(protocol::TCP, now - 3, ESTABLISHED | state::OPENER_FIN),
-            of(protocol::UDP, now - 4, 0),
-            of(protocol::TCP, now - 5, ESTABLISHED | state::RST),
-        ];
-        assert!(by_readiness.is_sorted_by(|one, next| one < next), "{by_readiness:?}");
-    }
-
-    #[test]
-    fn a_connection_is_over_a_second_after_both_ends_have_finished_or_one_has_aborted() {
-        let now = 10_000;
-        let over =
-            |protocol, state, seen| Flow { last_seen: seen, state, ..Flow::default() }.is_over(protocol, now);
-        for state in [ESTABLISHED | state::CLOSED, state::CLOSED, state::RST, ESTABLISHED | state::RST] {
-            for protocol in [protocol::TCP, protocol::SCTP] {
-                let found =
-                    [now - 30, now - 2, now - 1, now, now + 1].map(|seen| over(protocol, state, seen));
-                assert_eq!(found, [true, true, false, false, false], "{state:#b}");
-                assert!(Flow { state, ..Flow::default() }.has_ended(protocol), "{state:#b}");
-            }
-            assert!(!over(protocol::UDP, state, now - 30), "{state:#b}");
-        }
-        for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
-            assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
-            assert!(!Flow { state, ..Flow::default() }.has_ended(protocol::TCP), "{state:#b}");
+            assert!(seconds >= SHORTEST_TIMEOUT);
         }
     }
 
@@ -623,74 +434,6 @@ mod tests {
     }
 
     #[test]
-    fn a_leg_is_kept_where_its_own_end_has_approved_it() {
-        for (leg, other) in [(Leg::Opener, Leg::Responder), (Leg::Responder, Leg::Opener)] {
-            let mut flow = Flow { state: ESTABLISHED, ..Flow::default() };
-            let said = |flow: &Flow, leg| (flow.approved_by(leg), flow.is_at_end(leg), flow.is_kept(leg));
-            flow.approve(leg, 7, false);
-            assert_eq!(said(&flow, leg), (7, false, false));
-            flow.approve(leg, 8, true);
-            assert_eq!(said(&flow, leg), (8, true, true));
-            assert_eq!(said(&flow, other), (0, false, false));
-            flow.approve(other, 9, true);
-            flow.approve(leg, 10, false);
-            assert_eq!(said(&flow, leg), (10, false, false));
-            assert_eq!(said(&flow, other), (9, true, true));
-            flow.approve(other, 11, false);
-            assert_eq!(flow.state, ESTABLISHED);
-            // No policy isolated the pod then: there is nothing to keep.
-            assert_eq!(said(&Flow::entered(1, true, leg, 0, leg.at_end()), leg), (0, true, false));
-            assert_eq!(said(&Flow::entered(1, true, leg, 7, leg.at_end()), leg), (7, true, true));
-            // Of an earlier version, under complete isolation: that has never approved anything.
-            assert_eq!(
-                said(&Flow::entered(1, true, leg, u32::MAX, leg.at_end()), leg),
-                (u32::MAX, true, false)
-            );
-        }
-    }
-
-    #[test]
-    fn a_flow_is_refused_until_that_end_approves_it_again_or_sends_on() {
-        for (leg, other, forward) in
-            [(Leg::Opener, Leg::Responder, true), (Leg::Responder, Leg::Opener, false)]
-        {
-            let mut flow = Flow { state: state::REPLIED, ..Flow::default() };
-            assert_eq!((flow.is_answered(), flow.is_established(), flow.is_refused()), (true, false, false));
-            flow.approve(leg, 7, true);
-            flow.approve(other, 9, true);
-            let said = |flow: &Flow| {
-                [leg, other].map(|leg| (flow.approved_by(leg), flow.is_at_end(leg), flow.refuses(leg)))
-            };
-            let refused = [(Flow::REFUSED, false, true), (9, true, false)];
-            flow.refuse(leg);
-            assert_eq!((said(&flow), flow.is_refused()), (refused, true));
-            assert!(!flow.is_prolonged(!forward));
-            flow.approve(other, 9, true);
-            assert_eq!(
-                (said(&flow), flow.is_refused()),
-                (refused, true),
-                "the other end says nothing about it"
-            );
-            let mut approved = flow;
-            approved.approve(leg, 8, false);
-            assert_eq!((said(&approved)[0], approved.is_refused()), ((8, false, false), false));
-            assert!(flow.is_prolonged(forward) && flow.is_prolonged(!forward));
-            assert_eq!(said(&flow), [(0, false, false), (9, true, false)]);
-            // Both ends.
-            flow.refuse(leg);
-            flow.refuse(other);
-            assert!(!flow.is_prolonged(forward) && flow.is_prolonged(!forward) && !flow.is_refused());
-            assert_eq!(flow.state, state::REPLIED);
-            // By the number that an earlier version had for it.
-            flow.approve(leg, u32::MAX, false);
-            assert_eq!((flow.refuses(leg), flow.refuses(other), flow.is_refused()), (true, false, true));
-        }
-        let open = Flow { state: ESTABLISHED, ..Flow::default() };
-        assert_eq!((open.is_answered(), open.is_established()), (true, true));
-        assert_eq!((Flow::default().is_answered(), Flow::default().is_established()), (false, false));
-    }
-
-    #[test]
     fn packets_leave_what_is_said_of_the_ends() {
         let ends = state::OPENER_AT_END | state::RESPONDER_AT_END;
         for flags in 0..=u8::MAX {
@@ -699,25 +442,6 @@ mod tests {
                 assert_eq!(after(ends), after(0) | ends, "{flags:#b}");
                 assert_eq!(signal(flags).first_state(forward) & ends, 0, "{flags:#b}");
             }
-        }
-    }
-
-    #[test]
-    fn a_syn_rides_only_forward_on_a_flow_that_is_not_closing() {
-        let open = Flow { state: state::REPLIED, ..Flow::default() };
-        let closing = Flow { state: ESTABLISHED | state::OPENER_FIN, ..Flow::default() };
-        let reset = Flow { state: state::RST, ..Flow::default() };
-        let (syn, syn_ack) = (signal(tcp::SYN), signal(tcp::SYN | tcp::ACK));
-        let cases = [
-            (open, syn, true, true),
-            (open, syn, false, false),
-            (closing, syn, true, false),
-            (reset, syn, false, false),
-            (closing, syn_ack, false, true),
-            (closing, signal(tcp::ACK), true, true),
-        ];
-        for (flow, signal, forward, expected) in cases {
-            assert_eq!(flow.admits(signal, forward), expected, "{flow:?} {signal:?} forward {forward}");
         }
     }
 

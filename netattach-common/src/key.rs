@@ -75,10 +75,16 @@ impl PortKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct PortRule {
-    /// Rule id within the policy.
+    /// Rule id within the policy, with or without [`PortRule::AS_ROUTED`].
     pub rule: u32,
     /// The entry's own prefix length: the kernel does not report which entry matched.
     pub prefix_len: u32,
+}
+
+impl PortRule {
+    /// Beside the id: of a pod's flows the rule allows only those from or to an address of it by which the node's packet
+    /// filter judges them again, behind the node's translation (`na_guard`). No policy has so many rules.
+    pub const AS_ROUTED: u32 = 1 << 31;
 }
 
 /// Key of `na_vlan`: a VLAN that an attachment may use.

@@ -7,7 +7,7 @@
 //!
 //! The decisions of the packet path are here as well, free of maps and of the kernel's buffers, so that the kernel and
 //! the tests run the same code: [`parse`] (reads a packet), [`decide`] (is this peer and port allowed by a policy),
-//! [`flow`] (the state of the packet's flow) and [`limit`] (is it over the limit).
+//! [`flow`] and [`entry`] (the state of the packet's flow) and [`limit`] (is it over the limit).
 //!
 //! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies,
 //! [`fragment`], [`share`] and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`].
@@ -18,6 +18,7 @@
 pub mod address;
 pub mod attachment;
 pub mod decide;
+pub mod entry;
 pub mod fast;
 pub mod flow;
 pub mod fragment;

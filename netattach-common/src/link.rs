@@ -4,7 +4,7 @@
 //! So their form is checked strictly: they must go to hosts on the link, and have no room for other data. Messages of
 //! another form are treated as ordinary ICMPv6.
 
-use crate::address::{Address, Ip6, Mac};
+use crate::address::{Address, Ip4, Ip6, Mac};
 
 /// A prefix of IPv6 addresses that an attachment's link has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,9 +200,24 @@ fn is_query(length: u32) -> bool {
     length == 24 || length >= 28 && (length - 28).is_multiple_of(16)
 }
 
-/// Types of IGMP messages (RFC 3376, RFC 4286) that only routers send.
+/// Types of IGMP messages (RFC 3376, RFC 4286) that only routers send: queries, DVMRP, PIM in its first version, and router
+/// advertisements.
 pub const fn is_routers_igmp(message: u8) -> bool {
-    matches!(message, 0x11 | 0x30)
+    matches!(message, 0x11 | 0x13 | 0x14 | 0x30)
+}
+
+/// IP protocols in which routers agree on ways, and on who has an address: EIGRP (RFC 7868), OSPF (RFC 2328), PIM (RFC
+/// 7761), VRRP (RFC 9568) and CARP.
+#[inline(always)]
+pub const fn is_routers_protocol(number: u8) -> bool {
+    matches!(number, 88 | 89 | 103 | 112)
+}
+
+/// Ports of UDP on which routers agree on who has an address, in groups of theirs: HSRP (RFC 2281), the same by IPv6, and
+/// GLBP. Sent to one host they are as good as any other port.
+#[inline(always)]
+pub const fn is_standby_port(number: u16) -> bool {
+    matches!(number, 1985 | 2029 | 3222)
 }
 
 /// Types of ICMP messages (RFC 792, RFC 1256) that only routers send: redirect and router advertisement. A packet that is no
@@ -230,6 +245,13 @@ fn asks(destination: &Ip6, target: &Ip6) -> bool {
     let ([high, low], [_, target_low]) = (destination.halves(), target.halves());
     let solicited = high == 0xff02 << 48 && low == 1 << 32 | 0xff << 24 | target_low & 0xff_ffff;
     solicited || destination.same(target)
+}
+
+/// Whether an address is an IPv4 multicast group's (RFC 5771).
+#[inline(always)]
+pub const fn is_ipv4_multicast(address: &Ip4) -> bool {
+    let [first, ..] = address.octets;
+    first >> 4 == 0xe
 }
 
 /// Whether an address is a multicast group's (RFC 4291, 2.7).
@@ -293,6 +315,18 @@ mod tests {
         assert_eq!(found("febf::1"), (false, false, true));
         assert_eq!(found("fec0::1"), (false, false, false));
         assert_eq!(found("fd00::1"), (false, false, false));
+    }
+
+    #[test]
+    fn what_routers_say_to_each_other_is_told_apart() {
+        let all = |is: fn(u8) -> bool| (0..=u8::MAX).filter(|number| is(*number)).collect::<Vec<_>>();
+        assert_eq!(all(is_routers_protocol), [88, 89, 103, 112]);
+        assert_eq!(all(is_routers_igmp), [0x11, 0x13, 0x14, 0x30]);
+        let ports: Vec<u16> = (0..=u16::MAX).filter(|port| is_standby_port(*port)).collect();
+        assert_eq!(ports, [1985, 2029, 3222]);
+        let groups = [[223, 255, 255, 255], [224, 0, 0, 2], [239, 255, 255, 255], [240, 0, 0, 1]]
+            .map(|octets| is_ipv4_multicast(&Ip4 { octets }));
+        assert_eq!(groups, [false, true, true, false]);
     }
 
     #[test]

@@ -52,9 +52,9 @@ drop_reasons! {
     9 NdLinkLayer "nd-link-layer" "the pod sent neighbour discovery with a link-layer option that is not its own MAC address",
     /// A neighbour advertisement claims another address.
     10 NdTarget "nd-target" "the pod advertised, or looked for duplicates of, an IPv6 address that is not its own",
-    /// Router advertisement, redirect or multicast query from a pod.
-    11 RouterMessage "router-message" "the pod sent a router advertisement, a redirect, a multicast query or a multicast router advertisement",
-    /// Something to the port of DHCP or DHCPv6 clients from a pod, or a message of DHCP that no client sends.
+    /// Router advertisement, redirect, multicast query or a protocol among routers from a pod.
+    11 RouterMessage "router-message" "the pod sent a router advertisement, a redirect, a multicast query or router advertisement, or a protocol among routers (VRRP, CARP, OSPF, EIGRP, PIM, DVMRP, HSRP, GLBP)",
+    /// Something to the port of DHCP or DHCPv6 clients from a pod, or a message of either that no client sends.
     12 DhcpServer "dhcp-server" "the pod spoke as a server or relay of DHCP: to the port of clients, or to servers otherwise than a client",
     /// A VLAN tag where none is allowed.
     13 VlanTagged "vlan-tagged" "the frame carries a VLAN tag",
@@ -72,8 +72,8 @@ drop_reasons! {
     19 IngressPeer "ingress-peer" "ingress policy selects this pod and no rule allows the source",
     /// Ingress policy: the peer is known, not the port.
     20 IngressPort "ingress-port" "ingress policy allows the source but not this protocol and port",
-    /// An ICMP error about a flow that is not known.
-    21 IcmpUnrelated "icmp-unrelated" "an ICMP error about no known flow",
+    /// An ICMP error about a flow that is not known, or from a pod about a packet that was not sent to it.
+    21 IcmpUnrelated "icmp-unrelated" "an ICMP error about no known flow, or from the pod about a packet that was not sent to it",
     /// A first fragment without the whole transport header, or a later one that overlaps it.
     22 FragmentTiny "frag-tiny" "a fragment that splits or overlaps the transport header",
     /// The attachment opens flows faster than it may.
@@ -88,8 +88,8 @@ drop_reasons! {
     27 SourceNamespace "source-namespace" "sent from an attachment's MAC address, but not by its pod",
     /// On an uplink: from the address of an attachment of this node.
     28 WireSource "wire-source" "came in by an uplink with the address of a pod that is on this node",
-    /// Neither IP nor ARP, from or to a pod that is isolated.
-    29 Ethertype "ethertype" "neither IP nor ARP, which no rule can allow, and policy isolates the pod in this direction",
+    /// Neither IP nor ARP, from or to a pod that is isolated; or a carrier of packets whose addresses are not checked, from a pod.
+    29 Ethertype "ethertype" "neither IP nor ARP, which no rule can allow, and policy isolates the pod in this direction; or the pod sent packets in SNAP, MPLS or PPPoE, where their addresses are not checked",
     /// A protocol of bridges, switches and cards from a pod.
     30 LinkProtocol "link-protocol" "the pod spoke as a bridge or switch: spanning tree, LACP, LLDP, 802.1X, pause frames",
     /// The flow table is full, beyond what attachments have places for.

@@ -2,7 +2,7 @@
 //!
 //! The table never evicts. Each attachment has its own places, numbered from 0; a flow takes the next place of the
 //! attachment at whose hook it is entered and evicts the flow there: an ended one at once (an expired one, or a
-//! connection that is over, [`Flow::is_over`](crate::Flow::is_over)), otherwise, of [`Share::TRIED`] places, the one
+//! connection that is over, [`Life::is_over`](crate::entry::Life::is_over)), otherwise, of [`Share::TRIED`] places, the one
 //! with the lowest priority. Where that is a connection that has ended, it is as a rule one of many, and to compare them
 //! is two entries of large tables for each: for the rest of the second the first that has ended is taken. So an attachment that enters more flows than it has places loses only its own, whether
 //! the agent runs or not. The agent sets the number of places of each.
@@ -55,10 +55,11 @@ impl Share {
     /// Places that a new flow examines before it displaces another flow.
     pub const TRIED: u32 = 8;
 
-    /// Whether a segment without a known connection may be an answer. `now`: seconds of the monotonic clock.
+    /// Whether a segment without a known connection may be an answer. `until`: [`Share::answers_until`]; `now`: seconds of
+    /// the monotonic clock.
     #[inline(always)]
-    pub const fn takes_answers(&self, now: u32) -> bool {
-        self.answers_until != 0 && (self.answers_until.wrapping_sub(now) as i32) > 0
+    pub const fn takes_answers(until: u32, now: u32) -> bool {
+        until != 0 && (until.wrapping_sub(now) as i32) > 0
     }
 
     /// The number of places for the agent's setting `most`.
@@ -74,9 +75,8 @@ mod tests {
 
     #[test]
     fn answers_are_taken_until_the_deadline_and_never_without_one() {
-        let share = Share { answers_until: 100, ..Share::default() };
-        let taken = [0, 40, 99, 100, 101, 1 << 20].map(|now| share.takes_answers(now));
+        let taken = [0, 40, 99, 100, 101, 1 << 20].map(|now| Share::takes_answers(100, now));
         assert_eq!(taken, [true, true, true, false, false, false]);
-        assert_eq!([0, 1, u32::MAX].map(|now| Share::default().takes_answers(now)), [false; 3]);
+        assert_eq!([0, 1, u32::MAX].map(|now| Share::takes_answers(0, now)), [false; 3]);
     }
 }

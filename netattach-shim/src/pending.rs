@@ -10,10 +10,12 @@
 //!
 //! There is one file for each container and interface, so that a runtime that repeats a request does not add files.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -164,11 +166,35 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
         }
     }
     found.sort();
-    let of_file = |(_, path): (SystemTime, PathBuf)| {
-        let container = read(&path).map(|request| variable(&request.call, "CNI_CONTAINERID").to_owned());
+    let known = std::mem::take(&mut *KNOWN.lock().unwrap_or_else(PoisonError::into_inner));
+    let (found, known) = with_containers(found, known);
+    *KNOWN.lock().unwrap_or_else(PoisonError::into_inner) = known;
+    Ok(found)
+}
+
+/// The container of each file that [`list`] has read, and when that was written: thousands may wait, and an agent looks for more
+/// every half minute. Of the files of the last look alone.
+static KNOWN: Mutex<Containers> = Mutex::new(Containers::new());
+
+type Containers = BTreeMap<PathBuf, (SystemTime, String)>;
+
+/// The containers of these files, of which those are read that are not `known` as they are. Returns what is known now as well.
+fn with_containers(found: Vec<(SystemTime, PathBuf)>, mut known: Containers) -> (Vec<Pending>, Containers) {
+    let mut now = Containers::new();
+    let of_file = |(written, path): (SystemTime, PathBuf)| {
+        // A file is replaced as a whole, by one of the same container.
+        let same = known.remove(&path).filter(|(then, _)| *then == written);
+        let container = match same {
+            Some((_, container)) => Ok(container),
+            None => read(&path).map(|request| variable(&request.call, "CNI_CONTAINERID").to_owned()),
+        };
+        if let Ok(container) = &container {
+            now.insert(path.clone(), (written, container.clone()));
+        }
         Pending { path, container }
     };
-    Ok(found.into_iter().map(of_file).collect())
+    let found = found.into_iter().map(of_file).collect();
+    (found, now)
 }
 
 /// A recorded request as it is now: a newer one may have replaced it since [`list`].
@@ -291,6 +317,29 @@ mod tests {
         remove(&paths[1]).unwrap();
         assert_eq!(calls(&state_dir), [call("b"), again]);
         assert!(read(&paths[1]).unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn files_that_are_known_as_they_are_are_not_read_again_and_those_that_are_gone_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|id| record(dir.path(), &call(id)).unwrap());
+        let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let look = |found: &[(u64, &PathBuf)], known| {
+            let found = found.iter().map(|(written, path)| (at(*written), (*path).clone())).collect();
+            let (found, known) = with_containers(found, known);
+            let containers: Vec<Option<String>> = found.into_iter().map(|it| it.container.ok()).collect();
+            (containers, known)
+        };
+        let is = |ids: &[&str]| ids.iter().map(|id| Some((*id).to_owned())).collect::<Vec<_>>();
+        let (found, known) = look(&[(1, &a), (1, &b)], Containers::new());
+        assert_eq!(found, is(&["a", "b"]));
+        fs::write(&a, "no request").unwrap();
+        let (found, known) = look(&[(1, &a)], known);
+        assert_eq!((found, known.len()), (is(&["a"]), 1));
+        // Written anew.
+        let (found, known) = look(&[(2, &a), (1, &b)], known);
+        assert_eq!(found, [None, Some("b".to_owned())]);
+        assert_eq!(known, Containers::from([(b, (at(1), "b".to_owned()))]));
     }
 
     #[test]

@@ -50,6 +50,15 @@ pub const IPS: Budget = of("addresses asked for", 32, "addresses", POD);
 pub const GATEWAYS: Budget = of("default-route", 8, "gateways", POD);
 /// `portMappings` of a selection.
 pub const PORT_MAPPINGS: Budget = of("portMappings", 256, "mappings", POD);
+/// Ports of the node that lead to one pod by all its interfaces. A mapping in both families is two.
+pub const HOST_PORTS_OF_POD: Budget = of("ports of the node that lead to one pod", 1024, "ports", POD);
+/// Those that lead to all pods of the node: each takes about 1 KiB of the agent's memory, up to two elements of the table in the
+/// kernel, and its part of the one transaction that makes this table anew. More than its pods need; eight pods of one author
+/// get that many.
+pub const HOST_PORTS: Budget = Budget {
+    code: Some(code::TRY_AGAIN_LATER),
+    ..of("ports of the node that lead to pods", 8192, "ports", POD)
+};
 /// `cni-args` of a selection, as JSON.
 pub const ARGUMENTS: Budget = of("cni-args", 8 << 10, "bytes", POD);
 /// A name or namespace of a network.
@@ -211,7 +220,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 61] = [
+pub const TABLE: [&Budget; 63] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -221,6 +230,8 @@ pub const TABLE: [&Budget; 61] = [
     &IPS,
     &GATEWAYS,
     &PORT_MAPPINGS,
+    &HOST_PORTS_OF_POD,
+    &HOST_PORTS,
     &ARGUMENTS,
     &CONFIG,
     &CONFIG_VALUES,

@@ -16,6 +16,7 @@ use std::path::{Component, Path, PathBuf};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use serde::{Deserialize, Serialize};
 
+use crate::error_chain::Chain;
 use crate::{bounded, timing};
 
 /// `f_type` of the filesystem that namespaces live on (`NSFS_MAGIC`, linux/magic.h).
@@ -327,7 +328,7 @@ struct Back<'a>(&'a Netns);
 impl Drop for Back<'_> {
     fn drop(&mut self) {
         if let Err(error) = move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)) {
-            tracing::error!(%error, "cannot leave a pod's network namespace; ending");
+            tracing::error!(error = %Chain(&error), "cannot leave a pod's network namespace; ending");
             std::process::abort();
         }
     }

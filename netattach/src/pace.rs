@@ -12,6 +12,12 @@ const PART: u32 = 10_000;
 const PARTS_OF_CONTINUED: u32 = 2;
 /// However much work a look is, it is taken again after so many times its interval.
 const MOST: u32 = 6;
+/// How long a change waits for others that come with it: attaching a pod makes several.
+const GATHER: Duration = Duration::from_millis(50);
+/// The longest that one waits on a node whose looks take long.
+const LONGEST_GATHER: Duration = Duration::from_millis(500);
+/// While changes come one after another, one part in so many of the time goes to looks at them, and not all that is left of it.
+const PART_OF_CHANGES: u32 = 10;
 
 /// Does a look, and returns for how long a processor has worked for it: on a busy machine it takes longer, and costs no more.
 pub fn measured<T>(look: impl FnOnce() -> T) -> (T, Duration) {
@@ -41,6 +47,11 @@ pub fn pause_of_continued(every: Duration, worked: Duration) -> Duration {
 /// The pause after a look of a kind with bounds of its own.
 pub fn pause_between(least: Duration, most: Duration, worked: Duration) -> Duration {
     worked.saturating_mul(PART).clamp(least, most)
+}
+
+/// How long a change waits for others before it is looked at. `took`: the last such look.
+pub fn gather(took: Duration) -> Duration {
+    took.saturating_mul(PART_OF_CHANGES).clamp(GATHER, LONGEST_GATHER)
 }
 
 /// The longest [`pause`].
@@ -74,6 +85,14 @@ mod tests {
         assert_eq!(pause(Duration::from_secs(5), Duration::MAX), Duration::from_secs(30));
         assert_eq!(longest_look(Duration::from_secs(5)), Duration::from_millis(6));
         assert_eq!(pause(Duration::ZERO, Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn changes_that_come_one_after_another_take_a_tenth_of_the_time() {
+        for (took, expected) in [(0, 50), (5, 50), (7, 70), (50, 500), (9_000, 500)] {
+            assert_eq!(gather(Duration::from_millis(took)), Duration::from_millis(expected), "{took} ms");
+        }
+        assert_eq!(gather(Duration::MAX), LONGEST_GATHER);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub enum Resource {
     Pool(Pool),
     /// libcni's cache of results: its disk.
     Cache,
-    /// The journal's disk: a record has to be durable before a plugin runs.
+    /// The journal's disk: a record has to be durable before a plugin runs, and what is noted of a pool before it is leased from.
     Sync,
     /// A network on which the kernel asks whether another host has an IPv6 address, which takes seconds.
     Detection {
@@ -39,8 +39,15 @@ pub enum Resource {
         /// `name` of the network's configuration.
         network: String,
     },
+    /// A network's devices: of one that somebody else gives back, the card or its driver may hang.
+    Devices {
+        /// `name` of the network's configuration.
+        network: String,
+    },
     /// The node's packet filter, which other programs change meanwhile.
     PacketFilter,
+    /// Where pods' network-status is published: an ADD may have to wait until its own is.
+    Publication,
 }
 
 /// The resources that an operation needs.
@@ -55,7 +62,9 @@ impl fmt::Display for Resource {
             Self::Sync => f.write_str("disk of the journal"),
             Self::Detection { network } => write!(f, "detection of duplicate addresses on network {network}"),
             Self::VfLocks { network } => write!(f, "sriov-cni's locks of VFs of network {network}"),
+            Self::Devices { network } => write!(f, "device of network {network} that is being given back"),
             Self::PacketFilter => f.write_str("packet filter of the node"),
+            Self::Publication => f.write_str("publication of network-status"),
         }
     }
 }
@@ -71,8 +80,11 @@ pub fn footprint(plan: &Plan) -> Footprint {
             Step::Lease(config) => needed.extend(of_lease(attachment, config)),
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
             Step::Admit(_) => drop(needed.insert(Resource::PacketFilter)),
-            Step::ClaimDevice(device) if device.function.is_some() => {
-                needed.insert(vf_locks(attachment));
+            Step::ClaimDevice(device) => {
+                needed.insert(devices(attachment));
+                if device.function.is_some() {
+                    needed.insert(vf_locks(attachment));
+                }
             }
             Step::Configure(configure) if configure.detect_duplicates => {
                 needed.insert(detection(attachment));
@@ -80,7 +92,6 @@ pub fn footprint(plan: &Plan) -> Footprint {
             Step::TakeMade(_)
             | Step::EnsureBridge(_)
             | Step::CreateLink(_)
-            | Step::ClaimDevice(_)
             | Step::SetDevice(_)
             | Step::MoveDevice
             | Step::RaiseLoopback
@@ -132,6 +143,11 @@ pub(crate) fn detection(attachment: &AttachmentPlan) -> Resource {
 /// Where an attachment waits for sriov-cni.
 pub(crate) fn vf_locks(attachment: &AttachmentPlan) -> Resource {
     Resource::VfLocks { network: attachment.config_name.clone() }
+}
+
+/// Where an attachment waits for its device to be back, if another gives it back.
+pub(crate) fn devices(attachment: &AttachmentPlan) -> Resource {
+    Resource::Devices { network: attachment.config_name.clone() }
 }
 
 /// A needed resource is crowded: the operation gives up without effect and is retried later.
@@ -279,12 +295,14 @@ pub(crate) mod tests {
         };
         let configure =
             |detects| Step::Configure(Configure { detect_duplicates: detects, ..Configure::default() });
+        let (locks, devices) =
+            (Resource::VfLocks { network: network() }, Resource::Devices { network: network() });
         for (step, expected) in [
-            (configure(true), Some(Resource::Detection { network: network() })),
-            (configure(false), None),
-            (device(true), Some(Resource::VfLocks { network: network() })),
-            (device(false), None),
-            (Step::Admit(Admit::default()), Some(Resource::PacketFilter)),
+            (configure(true), vec![Resource::Detection { network: network() }]),
+            (configure(false), Vec::new()),
+            (device(true), vec![locks, devices.clone()]),
+            (device(false), vec![devices]),
+            (Step::Admit(Admit::default()), vec![Resource::PacketFilter]),
         ] {
             let attachments = vec![attachment("bridge", vec![step.clone()])];
             let plan = Plan { sandbox: sandbox("c1"), attachments, dynamic: None };

@@ -87,6 +87,9 @@ pub(super) fn measure(
     for number in 0..peers {
         cluster.server.create(&objects::far(number, subnet))?;
     }
+    if peers > 0 {
+        cluster.knows_attached(peers)?;
+    }
     let known = Memory::of(cluster)?;
     for number in 0..POLICIES {
         cluster.server.apply(&objects::policy(number, Peers::Pods))?;

@@ -68,6 +68,17 @@ impl Cluster {
         source.cloned().context("the status says nothing of the source")
     }
 
+    /// Waits until the agent knows so many attached pods of the cluster, or more: where nothing waits for them it reads them a few
+    /// seconds later.
+    pub(crate) fn knows_attached(&self, least: u32) -> anyhow::Result<()> {
+        let count = |part: &str| part.strip_suffix(" attached pods of the cluster")?.parse::<u32>().ok();
+        self.wait_until("the pods of other nodes are known", || {
+            let source = self.source()?;
+            let mut counts = source["detail"].as_str().unwrap_or_default().split(", ").filter_map(count);
+            Ok(counts.any(|count| count >= least))
+        })
+    }
+
     /// One call after another until it is so.
     pub(super) fn wait_until(
         &self,

@@ -31,12 +31,40 @@ pub struct Claim {
     pub address: Ip4,
 }
 
+/// Ethernet pads to 46 bytes (50 with the trailer that some cards leave); more is not padding.
+const MOST: u32 = 50;
+
+/// Where an ARP packet ends that begins at `offset`.
+#[inline(always)]
+pub fn end(offset: u16) -> u32 {
+    u32::from(offset) + size_of::<ArpPacket>() as u32
+}
+
 /// Whether a frame of this length has nothing after its Ethernet header but an ARP packet and padding.
 #[inline(always)]
 pub fn fits(length: u32, offset: u16) -> bool {
-    /// Ethernet pads to 46 bytes (50 with the trailer that some cards leave); more is not padding.
-    const MOST: u32 = 50;
     length <= u32::from(offset) + MOST
+}
+
+/// Checks that a frame that [`fits`] has nothing but zeros from the [`end`] of its ARP packet on, as a host pads (RFC 1042).
+///
+/// # Errors
+/// There is something else.
+#[inline(always)]
+pub fn check_padding<B: Bytes>(bytes: &B, end: u32) -> Result<(), DropReason> {
+    const PADDING: u32 = MOST - size_of::<ArpPacket>() as u32;
+    let length = bytes.length();
+    for at in 0..PADDING {
+        let at = end + at;
+        if at >= length {
+            break;
+        }
+        let [byte]: [u8; 1] = bytes.load(at as usize)?;
+        if byte != 0 {
+            return Err(DropReason::Malformed);
+        }
+    }
+    Ok(())
 }
 
 /// Parses an ARP packet. `plain`: it directly follows an Ethernet header without tags.
@@ -58,4 +86,28 @@ pub fn read<B: Bytes>(bytes: &B, plain: bool, offset: u16) -> Result<Claim, Drop
     let probe = request && sender.same(&Ip4::UNSPECIFIED);
     let address = if probe { Ip4 { octets: arp.target_ip } } else { sender };
     Ok(Claim { mac: arp.sender_mac, address })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bytes::InMemory;
+    use super::*;
+
+    #[test]
+    fn nothing_but_zeros_follows_a_packet() {
+        let judged = |bytes: &[u8]| {
+            let read = InMemory { bytes, in_place: 0, is_uncut: false, tag_beside: None };
+            check_padding(&read, end(14))
+        };
+        for padding in [0, 1, 18, 22] {
+            let mut frame = vec![0xff; 42];
+            frame.resize(42 + padding, 0);
+            assert_eq!(judged(&frame), Ok(()), "{padding}");
+            for at in 42..42 + padding {
+                let mut other = frame.clone();
+                other[at] = 1;
+                assert_eq!(judged(&other), Err(DropReason::Malformed), "{at} of {padding}");
+            }
+        }
+    }
 }

@@ -14,6 +14,21 @@ pub const READ: u32 = UDP_LEN + 34;
 
 const UDP_LEN: u32 = 8;
 
+/// The port of clients of DHCPv6 (RFC 8415, 7.2).
+pub const CLIENTS_V6: u16 = 546;
+/// The port of its servers and relays.
+pub const SERVERS_V6: u16 = 547;
+/// Where the type of a message of DHCPv6 is, in bytes from its UDP header on.
+pub const TYPE_V6: u32 = UDP_LEN;
+
+/// Types of DHCPv6 messages (RFC 8415, 7.3) that clients send: solicit, request, confirm, renew, rebind, release, decline,
+/// information-request, and the question by DHCPv4 (RFC 7341). All others are of servers, of relays, or of those who ask what
+/// a client has.
+#[inline(always)]
+pub const fn is_of_client_v6(message: u8) -> bool {
+    matches!(message, 1 | 3..=6 | 8 | 9 | 11 | 20)
+}
+
 /// What the sender of a message says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
@@ -69,5 +84,12 @@ mod tests {
             assert_eq!(read(&other), Ok(Claim { is_client: false, ..claim }), "{at}");
         }
         assert_eq!(read(&bytes[..bytes.len() - 1]), Err(DropReason::Malformed));
+    }
+
+    /// Advertise 2, reply 7, reconfigure 10, relay-forward 12, relay-reply 13, leasequery 14, answer by DHCPv4 21.
+    #[test]
+    fn clients_send_no_message_of_servers_or_relays() {
+        let of_clients: Vec<u8> = (0..=u8::MAX).filter(|message| is_of_client_v6(*message)).collect();
+        assert_eq!(of_clients, [1, 3, 4, 5, 6, 8, 9, 11, 20]);
     }
 }

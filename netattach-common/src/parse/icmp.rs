@@ -1,7 +1,7 @@
 //! ICMP: which messages are errors, and which belong to the link.
 
 use super::bytes::Bytes;
-use super::header::Part;
+use super::header::{IPV4_LEN, IPV6_LEN, Part};
 use super::packet::{Kind, Packet, Place};
 use super::version::Version;
 use crate::link::{Message, icmpv6};
@@ -37,6 +37,24 @@ pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, D
     })
 }
 
+/// The destination of the packet that an ICMP error is about.
+///
+/// # Errors
+/// The error ends before it.
+#[inline(always)]
+pub fn quoted_destination<A: Version, B: Bytes>(bytes: &B, packet: &Packet<A>) -> Result<A, DropReason> {
+    /// Of the error itself, in either family.
+    const HEADER: u32 = 8;
+    // Both IP headers have it last.
+    let quoted = if A::ICMP == ICMP { IPV4_LEN } else { IPV6_LEN };
+    let end = packet.transport + HEADER + quoted as u32;
+    // What is behind the packet's end is nothing that its receiver reads.
+    if end > packet.end {
+        return Err(DropReason::Malformed);
+    }
+    bytes.load(end as usize - size_of::<A>())
+}
+
 /// The type of a message needed for the link to work ([`Kind::LinkControl`]), if it has the exact form of such a
 /// message.
 ///
@@ -69,4 +87,65 @@ pub fn form<B: Bytes>(bytes: &B, packet: &Packet<Ip6>) -> Result<Option<u8>, Dro
         offset += 8;
     }
     Ok(Some(kind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bytes::InMemory;
+    use super::super::frame::{Payload, ethertype};
+    use super::super::packet::Room;
+    use super::super::walk;
+    use super::*;
+    use crate::Ip4;
+    use crate::flow::Lane;
+
+    fn read(bytes: &[u8]) -> InMemory<'_> {
+        InMemory { bytes, in_place: bytes.len(), is_uncut: false, tag_beside: None }
+    }
+
+    /// A frame with an IP header of that many bytes, an error, and so many bytes quoted, which count from 0.
+    fn error(header: [u8; 2], ip_len: usize, quoted: u8) -> Vec<u8> {
+        let [protocol_at, protocol] = header;
+        let mut frame = vec![0; 14 + ip_len + 8];
+        frame[14 + usize::from(protocol_at)] = protocol;
+        frame.extend(0..quoted);
+        let payload = 8 + quoted;
+        match ip_len {
+            40 => (frame[14], frame[19], frame[14 + 40]) = (0x60, payload, 1),
+            _ => (frame[14], frame[17], frame[14 + 20]) = (0x45, 20 + payload, 3),
+        }
+        frame
+    }
+
+    #[test]
+    fn an_error_names_whom_its_packet_was_sent_to() {
+        let payload = |ethertype| Payload { ethertype, offset: 14, lane: Lane::NONE };
+        let four = |bytes: &[u8]| {
+            let mut room = Room::default();
+            let packet = room.begin::<Ip4>(&payload(ethertype::IPV4), false);
+            walk::ipv4(&read(bytes), packet).unwrap();
+            assert_eq!(packet.kind, Kind::IcmpError);
+            quoted_destination(&read(bytes), packet)
+        };
+        let six = |bytes: &[u8]| {
+            let mut room = Room::default();
+            let packet = room.begin::<Ip6>(&payload(ethertype::IPV6), false);
+            walk::ipv6(&read(bytes), packet).unwrap();
+            assert_eq!(packet.kind, Kind::IcmpError);
+            quoted_destination(&read(bytes), packet)
+        };
+        let (in_four, in_six) = ([9, 1], [6, 58]);
+        assert_eq!(four(&error(in_four, 20, 20)), Ok(Ip4 { octets: [16, 17, 18, 19] }));
+        let octets = core::array::from_fn(|at| 24 + at as u8);
+        assert_eq!(six(&error(in_six, 40, 40)), Ok(Ip6 { octets }));
+        // The rest of the header is behind the packet, or nowhere.
+        for behind in [0, 30] {
+            let beyond = |mut frame: Vec<u8>| {
+                frame.resize(frame.len() + behind, 7);
+                frame
+            };
+            assert_eq!(four(&beyond(error(in_four, 20, 19))), Err(DropReason::Malformed), "{behind}");
+            assert_eq!(six(&beyond(error(in_six, 40, 39))), Err(DropReason::Malformed), "{behind}");
+        }
+    }
 }

@@ -6,12 +6,13 @@
 //! Every function is inlined where it is called: the programs' stack is small, and cut where the kernel's verifier
 //! needs it.
 //!
-//! In the order of a frame: `bytes` for access, `frame`, then `arp` or an IP packet. Its `header`s are read by `walk` into
+//! In the order of a frame: `bytes` for access, `frame`, then `arp`, a `carrier` of others' packets, or an IP packet. Its `header`s are read by `walk` into
 //! a `packet`, with the differences of each `version`, the ports that an `echo` has instead, the kinds of `icmp` and the
 //! `options` of IPv4; behind them lies what a client of `dhcp` says. Most packets are `plain`, and need none of that.
 
 pub mod arp;
 pub mod bytes;
+pub mod carrier;
 pub mod dhcp;
 mod echo;
 pub mod frame;

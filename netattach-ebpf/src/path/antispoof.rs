@@ -3,9 +3,9 @@
 //! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of ARP and
 //! neighbour discovery, the client of DHCP, and roles reserved to infrastructure: bridge, router, multicast querier, server
 //! and relay of DHCP, source routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, what a client of DHCP has,
-//! advertised neighbour, and the target of duplicate address detection: a pod free to probe any address could make every
-//! newcomer give up its own. Packets from others must not use the pod's addresses as source either, where a policy isolates
-//! the pod from them.
+//! advertised neighbour, whom an ICMP error is about, and the target of duplicate address detection: a pod free to probe any
+//! address could make every newcomer give up its own. Packets from others must not use the pod's addresses as source either,
+//! where a policy isolates the pod from them.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -13,7 +13,13 @@ use netattach_common::{
     attachment::flag,
     flow::Tuple,
     link::{self, icmpv6},
-    parse::{Bytes, Kind, Packet, Payload, arp, dhcp, header::IPV4_LEN, options},
+    parse::{
+        Bytes, Kind, Packet, Payload, arp,
+        carrier::{self, SnapHead},
+        dhcp,
+        header::IPV4_LEN,
+        icmp, options,
+    },
     protocol,
 };
 
@@ -90,8 +96,9 @@ fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropRe
     }
     let from_pod = scope.side == Side::FromPod;
     if from_pod {
-        // What such a frame is: its ethertype, or the first byte behind its length. Of one that passes by its ethertype too.
-        unfinished::check_frame(ctx, u32::from(payload.offset) + 1)?;
+        // What such a frame is: its ethertype, or what is behind its length. Of one that passes by its ethertype too.
+        let judged = if ethertype < link::FIRST_ETHERTYPE { size_of::<SnapHead>() as u32 } else { 1 };
+        unfinished::check_frame(ctx, u32::from(payload.offset) + judged)?;
     }
     if scope.record()?.passes(ethertype) {
         return Ok(());
@@ -108,20 +115,36 @@ fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropRe
             }
         }
     }
+    if from_pod && scope.has(flag::CHECK_ADDRESS) && carrier::has_addresses(carried(ctx, payload)) {
+        return Err(DropReason::Ethertype);
+    }
     let policy = if from_pod { scope.policies.egress } else { scope.policies.ingress };
     if policy == 0 { Ok(()) } else { Err(DropReason::Ethertype) }
 }
 
-/// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227).
+/// The ethertype of a frame, behind its length if it has one in place of that. 0: it has none.
+#[inline(always)]
+fn carried(ctx: &TcContext, payload: &Payload) -> u16 {
+    if payload.ethertype >= link::FIRST_ETHERTYPE {
+        return payload.ethertype;
+    }
+    match frame::load::<SnapHead>(ctx, payload.offset.into()) {
+        Ok(head) => carrier::in_snap(head),
+        Err(_) => 0,
+    }
+}
+
+/// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227). No policy is asked about
+/// ARP, so what a pod sends has no room for other data.
 #[inline(always)]
 pub(crate) fn arp(
     ctx: &TcContext,
     scope: &Scope,
     record: &AttachmentRecord,
     frame: &Frame,
-) -> Result<(), DropReason> {
+) -> Result<(), Denied> {
     if !arp::fits(ctx.len(), frame.payload.offset) {
-        return Err(DropReason::Malformed);
+        return Err(DropReason::Malformed.into());
     }
     let checked = scope.has(flag::CHECK_MAC) || scope.has(flag::CHECK_ADDRESS);
     if scope.side == Side::ToPod || !checked {
@@ -130,12 +153,23 @@ pub(crate) fn arp(
     unfinished::check_frame(ctx, u32::MAX)?;
     let claim = arp::read(&Skb::of(ctx), !frame.tagged, frame.payload.offset)?;
     if scope.has(flag::CHECK_MAC) && !claim.mac.same(&record.mac) {
-        return Err(DropReason::ArpSenderMac);
+        return Err(DropReason::ArpSenderMac.into());
     }
     if scope.has(flag::CHECK_ADDRESS) && !is_own(scope, record, &claim.address) {
-        return Err(DropReason::ArpSenderIp);
+        return Err(DropReason::ArpSenderIp.into());
+    }
+    let end = arp::end(frame.payload.offset);
+    // The kernel's own has no padding here: the card adds it.
+    if ctx.len() > end {
+        return Encode::decode(na_padding(ctx.skb.skb, end));
     }
     Ok(())
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_padding(skb: *mut __sk_buff, end: u32) -> u32 {
+    arp::check_padding(&Skb::new(skb), end).map_err(Denied::from).encode()
 }
 
 /// Checks that an incoming packet does not claim to come from the pod itself.
@@ -184,6 +218,7 @@ fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4
         }
     }
     if scope.has(flag::CHECK_MAC) {
+        among_routers(scope, packet, link::is_ipv4_multicast)?;
         if link::is_routers_icmp(packet.icmp_type) {
             return Err(DropReason::RouterMessage.into());
         }
@@ -205,8 +240,52 @@ fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4
         }
         if packet.has_options {
             let from = packet.network() as u32 + IPV4_LEN as u32;
-            return Encode::decode(na_options(skb.raw(), from, packet.transport));
+            let sound: Result<(), Denied> = Encode::decode(na_options(skb.raw(), from, packet.transport));
+            sound?;
         }
+    }
+    if packet.kind == Kind::IcmpError && scope.has(flag::CHECK_ADDRESS) {
+        return Encode::decode(na_quoted(skb.raw(), scope, packet));
+    }
+    Ok(())
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_quoted(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip4>) -> u32 {
+    let answer = match (reference(scope), reference(packet)) {
+        (Some(scope), Some(packet)) => quoted(&Skb::new(skb), scope, packet).map_err(Denied::from),
+        _ => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// Checks that an ICMP error is about a packet that was sent to the pod, as a host's is: a receiver ends a connection, or sends
+/// smaller packets in it, for what an error quotes, whoever has sent the error.
+#[inline(always)]
+fn quoted<A: Family>(skb: &Skb, scope: &Scope, packet: &Packet<A>) -> Result<(), DropReason> {
+    let destination: A = icmp::quoted_destination(skb, packet)?;
+    if is_own(scope, scope.record()?, &destination) { Ok(()) } else { Err(DropReason::IcmpUnrelated) }
+}
+
+/// Refuses protocols in which routers agree on ways, and on who has an address, to a pod that has none but its own.
+#[inline(always)]
+fn among_routers<A: Family>(
+    scope: &Scope,
+    packet: &Packet<A>,
+    is_group: impl FnOnce(&A) -> bool,
+) -> Result<(), Denied> {
+    let tuple = &packet.tuple;
+    let protocol = tuple.lane.protocol();
+    let is_one = if protocol == protocol::UDP {
+        packet.has_ports
+            && link::is_standby_port(tuple.ports.destination().number())
+            && is_group(&tuple.destination)
+    } else {
+        link::is_routers_protocol(protocol)
+    };
+    if is_one && scope.has(flag::CHECK_ADDRESS) && !scope.has(flag::SHARES_ADDRESSES) {
+        return Err(DropReason::RouterMessage.into());
     }
     Ok(())
 }
@@ -242,7 +321,7 @@ fn to_dhcp_servers(skb: &Skb, scope: &Scope, packet: &Packet<Ip4>) -> Result<(),
         let is_all = !packet.kind.is_fragment() && skb.length() < end;
         return if is_all { Ok(()) } else { Err(DropReason::Malformed) };
     }
-    skb.is_settled(end)?;
+    skb.check_settled(end)?;
     let claim = dhcp::read(skb, packet.transport())?;
     let record = scope.record()?;
     if !claim.is_client {
@@ -269,13 +348,46 @@ fn ipv6(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip6
             return Err(Ip6::SPOOFED.into());
         }
     }
-    if scope.has(flag::CHECK_MAC) && packet.is_udp_to(546) {
-        return Err(DropReason::DhcpServer.into());
+    if scope.has(flag::CHECK_MAC) {
+        among_routers(scope, packet, link::is_multicast)?;
+        if packet.is_udp_to(dhcp::CLIENTS_V6) {
+            return Err(DropReason::DhcpServer.into());
+        }
+        if packet.is_udp_to(dhcp::SERVERS_V6) {
+            return Encode::decode(na_dhcp6(skb.raw(), packet));
+        }
     }
     if is_icmp && packet.kind != Kind::LaterFragment {
         return Encode::decode(na_neighbour(skb.raw(), scope, packet));
     }
     Ok(())
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_dhcp6(skb: *mut __sk_buff, packet: *const Packet<Ip6>) -> u32 {
+    let answer = match reference(packet) {
+        Some(packet) => to_dhcpv6_servers(&Skb::new(skb), packet).map_err(Denied::from),
+        None => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// Checks a datagram to servers of DHCPv6: a relay names the link of a client, and a server takes its word. Which client a
+/// message is of, an identifier says that no address follows from.
+#[inline(always)]
+fn to_dhcpv6_servers(skb: &Skb, packet: &Packet<Ip6>) -> Result<(), DropReason> {
+    let at = packet.transport + dhcp::TYPE_V6;
+    // As in `to_dhcp_servers`.
+    if skb.is_uncut() {
+        return Err(DropReason::Malformed);
+    }
+    if packet.end <= at {
+        let is_all = !packet.kind.is_fragment() && skb.length() <= at;
+        return if is_all { Ok(()) } else { Err(DropReason::Malformed) };
+    }
+    let [message]: [u8; 1] = skb.load(at as usize)?;
+    if dhcp::is_of_client_v6(message) { Ok(()) } else { Err(DropReason::DhcpServer) }
 }
 
 #[unsafe(no_mangle)]
@@ -288,15 +400,18 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
     answer.encode()
 }
 
-/// Checks a neighbour discovery message.
+/// Checks a message of ICMPv6: an error, or neighbour discovery.
 #[inline(always)]
 fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
+    if packet.kind == Kind::IcmpError {
+        return if scope.has(flag::CHECK_ADDRESS) { quoted(skb, scope, packet) } else { Ok(()) };
+    }
     let check_mac = scope.has(flag::CHECK_MAC);
     let record = scope.record()?;
     if let icmpv6::ROUTER_SOLICITATION | icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT =
         packet.icmp_type
     {
-        skb.is_settled(packet.end)?;
+        skb.check_settled(packet.end)?;
     }
     let skipped = match packet.icmp_type {
         icmpv6::ROUTER_ADVERTISEMENT

@@ -2,14 +2,16 @@
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    DropReason, Flow, FlowKey, PolicyIds, Side, Traffic,
+    DropReason, Flow, FlowKey, PolicyIds, Share, Side, Traffic,
     attachment::flag,
-    flow::{Leg, Signal, Tuple},
+    entry::{Entry, InPlace, Life},
+    flow::{Leg, Tuple},
     parse::{Packet, plain::Headers},
 };
 
 use crate::path::{
     antispoof, clock, count,
+    entry::FlowEntry,
     family::Family,
     frame::Skb,
     limit, maps, policy, record,
@@ -31,19 +33,23 @@ pub(crate) fn look_up<A: Subprograms>(
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else {
         return Ok(Known::ABSENT);
     };
-    // SAFETY: a map's values stay mapped while the program runs, even after removal: the map is not preallocated. Other
-    // CPUs may change the entry meanwhile, each word as a whole.
-    let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
     let now = clock::seconds();
-    if entry.is_expired(tuple.lane.protocol(), now) || !entry.admits(packet.signal, forward) {
+    let life = entry.life();
+    if life.is_expired(tuple.lane.protocol(), now) || !life.admits(packet.signal, forward) {
         return Ok(Known::OVER);
     }
-    if let Err(denied) = approve(scope, tuple, entry, forward) {
+    if let Err(denied) = approve(scope, tuple, (entry, life), forward) {
         return if forward { Err(denied) } else { Encode::decode(refuse(scope, tuple, entry, denied)) };
     }
-    let seen = if entry.is_prolonged(forward) { now } else { entry.last_seen };
-    note(entry.attachment == scope.id, packet.signal, entry, forward, seen, ctx.len());
+    let goes_on = entry.go_on(forward);
+    // Where its traffic is counted.
+    if entry.attachment() == scope.id {
+        entry.count(forward, ctx.len());
+    }
+    // Read again: to ask a policy takes long, and what other CPUs have written meanwhile is to stay.
+    let life = entry.life();
+    entry.note(life, packet.signal, forward, if goes_on { now } else { life.last_seen });
     Ok(Known::PASSES)
 }
 
@@ -51,8 +57,8 @@ pub(crate) fn look_up<A: Subprograms>(
 #[inline(always)]
 pub(crate) fn goes_on<A: Family>(ctx: &TcContext, scope: &Scope, headers: &Headers<A>) -> bool {
     let now = clock::seconds();
-    let lives = |entry: &Flow| !entry.is_expired(headers.tuple.lane.protocol(), now);
-    let is_noted = |entry: &Flow, forward| is_noted(scope, entry, Leg::of(scope.side, forward));
+    let lives = |life: Life| !life.is_expired(headers.tuple.lane.protocol(), now);
+    let is_noted = |life: Life, forward| is_noted(scope, life, Leg::of(scope.side, forward));
     continues([scope], headers, (lives, is_noted), now, ctx.len())
 }
 
@@ -67,33 +73,35 @@ pub(crate) fn goes_on_between<A: Family>(
     bytes: u32,
 ) -> bool {
     // Which legs are noted is asked once a second by who comes next, not here.
-    let is_noted = |_: &Flow, _| !sends.has(flag::KEEP_ESTABLISHED) && !receives.has(flag::KEEP_ESTABLISHED);
-    continues([sends, receives], headers, (|entry: &Flow| entry.is_in_use(now), is_noted), now, bytes)
+    let is_noted = |_: Life, _| !sends.has(flag::KEEP_ESTABLISHED) && !receives.has(flag::KEEP_ESTABLISHED);
+    continues([sends, receives], headers, (|life: Life| life.is_in_use(now), is_noted), now, bytes)
 }
 
 #[inline(always)]
 fn continues<A: Family, const N: usize>(
     ends: [&Scope; N],
     headers: &Headers<A>,
-    (lives, is_noted): (impl FnOnce(&Flow) -> bool, impl FnOnce(&Flow, bool) -> bool),
+    (lives, is_noted): (impl FnOnce(Life) -> bool, impl FnOnce(Life, bool) -> bool),
     now: u32,
     bytes: u32,
 ) -> bool {
     let tuple = &headers.tuple;
     let source_is_low = tuple.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(ends[0].zone, tuple, source_is_low)) else { return false };
-    // SAFETY: as in `look_up`.
-    let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
-    let is_certain = lives(entry)
-        && entry.admits(headers.signal, forward)
+    let life = entry.life();
+    let is_certain = lives(life)
+        && life.admits(headers.signal, forward)
         && ends.iter().all(|scope| is_approved(scope, entry, Leg::of(scope.side, forward)))
         // Only what prolongs the flow has to be looked at more closely.
-        && (entry.last_seen == now || is_noted(entry, forward) && !entry.is_refused());
+        && (life.last_seen == now || is_noted(life, forward) && !entry.is_refused());
     if is_certain {
-        // An end that no policy isolates has no flows.
-        let counted = ends.iter().any(|scope| !scope.policies.none() && entry.attachment == scope.id);
-        note(counted, headers.signal, entry, forward, now, bytes);
+        let attachment = entry.attachment();
+        // Where its traffic is counted. An end that no policy isolates has no flows.
+        if ends.iter().any(|scope| !scope.policies.none() && attachment == scope.id) {
+            entry.count(forward, bytes);
+        }
+        entry.note(life, headers.signal, forward, now);
     }
     is_certain
 }
@@ -155,13 +163,11 @@ pub(crate) fn renew<A: Subprograms>(
 ) -> bool {
     let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
     let Some(entry) = A::flow(&key) else { return false };
-    // SAFETY: as in `look_up`.
-    let entry = unsafe { &mut *entry };
-    if !share::is_own::<A>(scope.id, entry) {
+    let place = entry.place();
+    if !share::is_own::<A>(scope.id, entry.attachment(), place) {
         return false;
     }
-    let place = entry.place;
-    *entry = Flow { place, ..new_flow(ctx, scope, packet, opening, clock::seconds()) };
+    entry.begin(&Flow { place, ..new_flow(ctx, scope, packet, opening, clock::seconds()) });
     count_and_record(ctx, scope, packet, opening);
     true
 }
@@ -222,7 +228,7 @@ fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>, known: Known) -> Res
 /// Whether the attachment recently had flows that are now missing from the table.
 #[inline(always)]
 fn has_lost_flows(scope: &Scope) -> bool {
-    maps::share(scope.id).is_some_and(|share| share.takes_answers(clock::seconds()))
+    Share::takes_answers(maps::answers_until(scope.id), clock::seconds())
 }
 
 /// Judges a packet that opens no flow by the rules without ports; `missed` is the drop reason when none allows it.
@@ -250,10 +256,9 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
     }
     let source_is_low = answer.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, &answer, source_is_low)) else { return false };
-    // SAFETY: as in `look_up`.
-    let entry = unsafe { &*entry };
     let leg = Leg::of(scope.side, entry.is_forward(source_is_low));
-    !entry.is_expired(answer.lane.protocol(), clock::seconds())
+    let now = clock::seconds();
+    !entry.life().is_expired(answer.lane.protocol(), now)
         && (is_approved(scope, entry, leg)
             || policy::allows(scope, &answer, leg).is_ok()
             || scope.has(flag::KEEP_ESTABLISHED) && entry.is_kept(leg) && A::is_end(scope, &answer))
@@ -267,32 +272,44 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
 fn approve<A: Subprograms>(
     scope: &Scope,
     tuple: &Tuple<A>,
-    entry: &mut Flow,
+    (entry, life): (FlowEntry, Life),
     forward: bool,
 ) -> Result<(), Denied> {
     let leg = Leg::of(scope.side, forward);
     if is_approved(scope, entry, leg) {
-        if entry.refuses(leg) || !is_noted(scope, entry, leg) {
+        if entry.refuses(leg) || !is_noted(scope, life, leg) {
             confirm(scope, tuple, entry, leg);
         }
         return Ok(());
     }
     let keeps = scope.has(flag::KEEP_ESTABLISHED);
     let is_end = keeps && A::is_end(scope, tuple);
-    let at_end = keeps && entry.is_at_end(leg);
     if let Err(denied) = policy::allows(scope, tuple, leg) {
         return if is_end && entry.is_kept(leg) { Ok(()) } else { Err(denied) };
     }
-    if is_end || !at_end {
+    // Looked at when the policy has answered: the end may have written meanwhile.
+    if is_end || !(keeps && entry.life().is_at_end(leg)) {
         entry.approve(leg, scope.policies.of(leg), is_end);
+        if !is_still(scope.zone, tuple, entry) {
+            entry.set_approved_by(leg, 0);
+        }
     }
     Ok(())
+}
+
+/// Whether an entry is still that of the flow of a packet. While a policy was asked another CPU may have displaced the flow, and
+/// its memory may be that of another flow by now ([`crate::path::entry`]), which the policy has not been asked about.
+///
+/// Out of line: a key is more than the frame of [`look_up`] has room for.
+#[inline(never)]
+fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bool {
+    A::flow(&FlowKey::new(zone, tuple, tuple.source_is_low())).is_some_and(|found| found.is_same(entry))
 }
 
 /// Notes at a leg's own end what was not noted of it when it was approved: that no policy refuses it any more; that it is
 /// approved there as well, where an attachment under the same policy has come first, or flows were not kept so far.
 #[inline(never)]
-fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, leg: Leg) {
+fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) {
     if A::is_end(scope, tuple) {
         let policy = scope.policies.of(leg);
         entry.approve(leg, policy, policy != 0);
@@ -308,12 +325,13 @@ fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, le
 ///
 /// Out of line, with a number for an answer: within [`look_up`] the compiler would put copies of the rest before each.
 #[inline(never)]
-fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, denied: Denied) -> u32 {
+fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, denied: Denied) -> u32 {
     let is_at_its_end = scope.side == Side::FromPod || A::is_end(scope, tuple);
-    if is_at_its_end && !entry.is_answered() {
+    let life = entry.life();
+    if is_at_its_end && !life.is_answered() {
         return Ok(Known::refused(denied)).encode();
     }
-    if is_at_its_end && !entry.is_established() {
+    if is_at_its_end && !life.is_established() {
         entry.refuse(Leg::of(scope.side, false));
     }
     Err::<Known, _>(denied).encode()
@@ -322,7 +340,7 @@ fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, den
 /// Whether the policy in force for a leg has approved a flow, or there is none. Complete isolation approves nothing, whatever
 /// the flow says: an earlier version noted a leg that does not go on by the same number.
 #[inline(always)]
-fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
+fn is_approved(scope: &Scope, entry: FlowEntry, leg: Leg) -> bool {
     let policy = scope.policies.of(leg);
     policy == 0 || entry.approved_by(leg) == policy && policy != PolicyIds::DENY_ALL
 }
@@ -330,25 +348,6 @@ fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
 /// Whether nothing is left to note of an approved leg: where flows stay approved, that this is so at its own end. At another
 /// than its end something always is.
 #[inline(always)]
-fn is_noted(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
-    !scope.has(flag::KEEP_ESTABLISHED) || entry.is_at_end(leg) || scope.policies.of(leg) == 0
-}
-
-/// Updates a flow for a packet that may pass. `counted`: at the hooks where its traffic is; `seen`: what it was last seen at
-/// from now on.
-#[inline(always)]
-fn note(counted: bool, signal: Signal, entry: &mut Flow, forward: bool, seen: u32, bytes: u32) {
-    if counted {
-        let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
-        traffic.packets += 1;
-        traffic.bytes += u64::from(bytes);
-    }
-    // Only changes are written elsewhere: the entry's cache line is shared between CPUs.
-    if entry.last_seen != seen {
-        entry.last_seen = seen;
-    }
-    let state = Flow::state_after(entry.state, signal, forward);
-    if entry.state != state {
-        entry.state = state;
-    }
+fn is_noted(scope: &Scope, life: Life, leg: Leg) -> bool {
+    !scope.has(flag::KEEP_ESTABLISHED) || life.is_at_end(leg) || scope.policies.of(leg) == 0
 }

@@ -121,7 +121,7 @@ fn with(attachment: u32, change: impl FnOnce(&mut Stats)) {
         // SAFETY: a per-CPU value, and programs of one CPU do not interrupt each other at these hooks: this CPU's block
         // has no other writer while the program runs, except for `na_routed` on packets that the node itself sends,
         // which may be interrupted and then lose a count. The agent may read it meanwhile and see a packet without its
-        // bytes.
+        // bytes; it clears it when no packet of the number is under way.
         change(unsafe { &mut *stats });
     }
 }

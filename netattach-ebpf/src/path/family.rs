@@ -5,13 +5,17 @@ use netattach_common::{
     Address, AddressKey, AttachmentRecord, DropReason, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6,
     PlaceKey, PolicyAddress, Share,
     attachment::flag,
+    entry::InPlace,
     key::source,
     parse::{Version, ethertype},
 };
 
-use crate::path::maps::{
-    ADDRESS4, ADDRESS6, FLOW4, FLOW6, FRAGMENT4, FRAGMENT6, NO_EXIST, OWN4, OWN6, PEER4, PEER6, PREFIX4,
-    PREFIX6, SHARE,
+use crate::path::{
+    entry::{FlowEntry, PlaceHolder},
+    maps::{
+        ADDRESS4, ADDRESS6, FLOW4, FLOW6, FRAGMENT4, FRAGMENT6, NO_EXIST, OWN4, OWN6, PEER4, PEER6, PREFIX4,
+        PREFIX6, SHARE,
+    },
 };
 
 /// Differences between the versions of IP, apart from how a packet is read ([`Version`]).
@@ -40,7 +44,7 @@ pub(crate) trait Family: Version {
     /// Class of the longest prefix that contains this peer.
     fn prefix_class(policy: u32, peer: &Self) -> Option<u32>;
     /// The entry of a flow, in place.
-    fn flow(key: &FlowKey<Self>) -> Option<*mut Flow>;
+    fn flow(key: &FlowKey<Self>) -> Option<FlowEntry>;
     /// Enters or replaces a flow. `false`: there is no room for the entry.
     fn enter_flow(key: &FlowKey<Self>, flow: &Flow) -> bool;
     /// Takes a flow out, if it is there.
@@ -48,7 +52,7 @@ pub(crate) trait Family: Version {
     /// The number of places that an attachment has (at least one), and the counter of places requested.
     fn places(attachment: u32) -> Option<(u32, *mut u64)>;
     /// The flow that has taken a place last, in place.
-    fn at_place(place: &PlaceKey) -> Option<*mut FlowKey<Self>>;
+    fn at_place(place: &PlaceKey) -> Option<PlaceHolder<Self>>;
     /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room for
     /// the entry.
     fn take_place(place: &PlaceKey, key: &FlowKey<Self>) -> bool;
@@ -93,8 +97,9 @@ macro_rules! map_methods {
         }
 
         #[inline(always)]
-        fn flow(key: &FlowKey<Self>) -> Option<*mut Flow> {
-            $flows.get_ptr_mut(key)
+        fn flow(key: &FlowKey<Self>) -> Option<FlowEntry> {
+            // SAFETY: it is one, just looked up.
+            $flows.get_ptr_mut(key).map(|value| unsafe { FlowEntry::new(value) })
         }
 
         #[inline(always)]
@@ -102,10 +107,8 @@ macro_rules! map_methods {
             if $flows.insert(key, flow, NO_EXIST).is_ok() {
                 return true;
             }
-            let Some(entry) = $flows.get_ptr_mut(key) else { return false };
-            // SAFETY: a map value, which stays mapped while the program runs: integers. A concurrent reader finds a
-            // mixture of two flows of the same key, once.
-            unsafe { *entry = *flow };
+            let Some(entry) = Self::flow(key) else { return false };
+            entry.begin(flow);
             true
         }
 
@@ -126,8 +129,9 @@ macro_rules! map_methods {
         }
 
         #[inline(always)]
-        fn at_place(place: &PlaceKey) -> Option<*mut FlowKey<Self>> {
-            $places.get_ptr_mut(place)
+        fn at_place(place: &PlaceKey) -> Option<PlaceHolder<Self>> {
+            // SAFETY: it is one, just looked up.
+            $places.get_ptr_mut(place).map(|value| unsafe { PlaceHolder::new(value) })
         }
 
         #[inline(always)]

@@ -44,10 +44,10 @@ impl Skb {
         self.0.skb.skb
     }
 
-    /// Whether the first `end` bytes are the packet's own. Those in pages may be its sender's still, who hands them to the
+    /// Checks that the first `end` bytes are the packet's own. Those in pages may be its sender's still, who hands them to the
     /// kernel without a copy (a ring of `packet(7)`, a virtual machine's memory) and can change them once they are judged.
     #[inline(always)]
-    pub(crate) fn is_settled(&self, end: u32) -> Result<(), DropReason> {
+    pub(crate) fn check_settled(&self, end: u32) -> Result<(), DropReason> {
         if self.0.data() + end as usize > self.0.data_end() { Err(DropReason::Malformed) } else { Ok(()) }
     }
 }
@@ -116,7 +116,7 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
 }
 
 /// Makes the headers of a packet readable in place, those that are not where they usually are included: what is judged of it
-/// has to be [settled](Skb::is_settled). To a pod as well: its sender's device may run no program.
+/// has to be [settled](Skb::check_settled). To a pod as well: its sender's device may run no program.
 #[inline(always)]
 pub(crate) fn pull_headers(ctx: &TcContext) -> Result<(), Denied> {
     let usual = if says_ipv6(ctx) { header::HEADERS_V6 } else { header::HEADERS_V4 };

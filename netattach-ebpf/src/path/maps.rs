@@ -226,8 +226,8 @@ pub(crate) fn port_rule(key: &PortKey, bits: u32) -> Option<u32> {
     PORT.get(&Key::new(bits, *key)).map(|entry| entry.rule)
 }
 
-/// The entry of an address on a parent, in place. Entries come and go with attachments; an entry that is replaced while
-/// it is read stays unchanged until the program ends.
+/// The entry of an address on a parent, in place. Entries come and go with attachments. One that is replaced while it is read
+/// stays mapped until the program ends, but may become that of another key at once (Linux 6.1 and later): so no reference.
 #[inline(always)]
 pub(crate) fn parent(key: &ParentKey) -> Option<*const ParentEntry> {
     PARENT.get_ptr(key)
@@ -245,10 +245,13 @@ pub(crate) fn limits(attachment: u32) -> Option<*mut Limits> {
     LIMIT.get_ptr_mut(attachment)
 }
 
-/// An attachment's share of the flow table, `None` when the id is out of range.
+/// An attachment's [`Share::answers_until`], 0 when the id is out of range.
 #[inline(always)]
-pub(crate) fn share(attachment: u32) -> Option<&'static Share> {
-    SHARE.get(attachment)
+pub(crate) fn answers_until(attachment: u32) -> u32 {
+    // SAFETY: an aligned word of a map value, which stays in place as long as the map does; other CPUs write beside it.
+    SHARE
+        .get_ptr(attachment)
+        .map_or(0, |share| unsafe { (&raw const (*share).answers_until).read_volatile() })
 }
 
 /// Where an attachment's [`Share::compared`] is, `None` when the id is out of range.
@@ -338,11 +341,11 @@ pub(crate) fn fast_stats(attachment: u32) -> Option<*mut FastStats> {
     FAST_STATS.get_ptr_mut(attachment)
 }
 
-/// The entry of a device of the node. Read word by word: the agent may replace the entry meanwhile; the old one stays
-/// unchanged until the program ends.
+/// The entry of a device of the node. Only the agent writes it, and replaces it as a whole; no program enters anything here.
 #[inline(always)]
 pub(crate) fn uplink(ifindex: u32) -> Option<&'static Uplink> {
-    // SAFETY: integers; an entry that is replaced is not freed before the program ends.
+    // SAFETY: integers; an entry that is replaced stays mapped until the program ends. Should its memory become another entry's
+    // meanwhile (Linux 6.1 and later), the packet is judged by a mixture, once.
     unsafe { UPLINK.get(&ifindex) }
 }
 

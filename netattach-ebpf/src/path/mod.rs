@@ -43,7 +43,8 @@
 //! for the agent (`record`). What each stage makes of a packet can be logged, in an object built for that (`log`).
 //!
 //! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`, those of an address
-//! family are asked by way of `family`; the time is in `clock`.
+//! family are asked by way of `family`, and what other CPUs write of flows is read and written by way of `entry`; the time
+//! is in `clock`.
 //!
 //! A file imports only files that do not import it, directly or by way of others; `cargo xtask tidy` looks.
 
@@ -53,6 +54,7 @@ mod conntrack;
 mod count;
 mod endpoint;
 mod enforce;
+mod entry;
 mod family;
 mod fast;
 mod fragment;

@@ -135,12 +135,17 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
     let parent = frame::ifindex(ctx);
     let entry = maps::parent(&ParentKey::macvlan(parent, source));
     let cookie = sender(ctx);
-    // SAFETY: a map's value, which stays readable until the program ends.
-    let known = entry.map(|entry| unsafe { &*entry });
-    match known {
-        Some(entry) if ingress && entry.flags & flag::SIBLINGS == 0 => TC_ACT_UNSPEC,
-        Some(entry) if cookie == 0 || cookie == entry.netns_cookie || is_nodes(parent, cookie, 0) => {
-            decide(ctx, entry.attachment, Side::FromPod)
+    match entry {
+        // SAFETY: as in `na_par_to`.
+        Some(entry) if ingress && unsafe { (*entry).flags } & flag::SIBLINGS == 0 => TC_ACT_UNSPEC,
+        Some(entry)
+            if cookie == 0
+                // SAFETY: as in `na_par_to`.
+                || cookie == unsafe { (*entry).netns_cookie }
+                || is_nodes(parent, cookie, 0) =>
+        {
+            // SAFETY: as in `na_par_to`.
+            decide(ctx, unsafe { (*entry).attachment }, Side::FromPod)
         }
         Some(_) => drop_unattributed(ctx, DropReason::SourceNamespace),
         None if cookie == 0 || is_nodes(parent, cookie, flag::STRANGERS) => TC_ACT_UNSPEC,

@@ -12,7 +12,7 @@
 //! | source MAC and address | the attachment's own, by its record alone |
 //! | what is written later | the transport's checksum, something behind its header, or nothing |
 //! | headers | as `netattach_common::parse::plain` reads them; so no ARP, control message, option, extension header or fragment |
-//! | staying a host | no datagram to a port of DHCP; all other rules are about packets that are not read here |
+//! | staying a host | no datagram to a port of DHCP or of what routers say to each other; all other rules are about packets that are not read here |
 //! | policy in force | it is |
 //! | left to the node's packet filter | not if it goes there |
 //! | isolation | no policy, a flow that the policies in force have approved, or else what `enforce` says |
@@ -23,6 +23,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     AttachmentRecord, DropReason, Ip4, Ip6, Side,
     attachment::flag,
+    link,
     parse::{
         Bytes, ETHERNET_LEN, EthernetHeader, ethertype,
         header::{IPV4_LEN, IPV6_LEN},
@@ -171,7 +172,7 @@ fn is_finished<A: Family>(ctx: &TcContext, headers: &Headers<A>) -> bool {
     unfinished::is_plain(ctx, (ETHERNET_LEN + header_len) as u32, headers.tuple.lane.protocol())
 }
 
-/// Whether a packet comes from its pod's addresses, and is of DHCP neither to clients nor, by IPv4, to servers.
+/// Whether a packet comes from its pod's addresses, and is neither of DHCP nor to a port by which routers speak.
 #[inline(always)]
 fn is_of_its_pod<A: Family>(
     scope: &Scope,
@@ -181,10 +182,11 @@ fn is_of_its_pod<A: Family>(
 ) -> bool {
     let tuple = &headers.tuple;
     if scope.has(flag::CHECK_MAC) {
-        // Only servers send to the ports of DHCP and DHCPv6 clients; what goes to servers has to be read.
-        let is_dhcp =
-            tuple.lane.protocol() == UDP && matches!(tuple.ports.destination().number(), 67 | 68 | 546);
-        if !frame.source.same(&record.mac) || is_dhcp {
+        // Only servers send to the ports of DHCP and DHCPv6 clients; what goes to servers has to be read, and what goes to
+        // routers to be told from what goes to one host.
+        let is_read = |port: u16| matches!(port, 67 | 68 | 546 | 547) || link::is_standby_port(port);
+        let is_to_others = tuple.lane.protocol() == UDP && is_read(tuple.ports.destination().number());
+        if !frame.source.same(&record.mac) || is_to_others {
             return false;
         }
     }

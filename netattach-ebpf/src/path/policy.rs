@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use netattach_common::{
-    DropReason, PortKey, Side,
+    DropReason, PortKey, PortRule, Side,
     decide::{Query, Tables, Verdict, decide},
     flow::{Leg, Tuple},
     parse::walk::has_ports,
@@ -81,6 +81,10 @@ pub(crate) fn ask<A: Family>(
     let policy = scope.policies.of(leg);
     match (decide(&Maps(PhantomData), policy, &Query::new(peer, tuple.lane.protocol(), port)), leg) {
         (Verdict::Allow { rule }, _) => {
+            if rule & PortRule::AS_ROUTED != 0 && !leads_here(scope, tuple) {
+                return Err(DropReason::EgressPeer);
+            }
+            let rule = rule & !PortRule::AS_ROUTED;
             count::rule(policy, rule);
             Ok(rule)
         }
@@ -89,4 +93,15 @@ pub(crate) fn ask<A: Family>(
         (Verdict::UnknownPeer, Leg::Responder) => Err(DropReason::IngressPeer),
         (Verdict::UnknownPort, Leg::Responder) => Err(DropReason::IngressPort),
     }
+}
+
+/// Whether the node's packet filter judges a packet by the attachment's policies, behind the node's translation: by the address
+/// on the pod's side.
+#[inline(always)]
+fn leads_here<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
+    Some(scope.id)
+        == match scope.side {
+            Side::FromPod => maps::guarded(&tuple.source.widen()),
+            Side::ToPod => maps::guarded(&tuple.destination.widen()),
+        }
 }

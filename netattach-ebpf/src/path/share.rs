@@ -2,7 +2,10 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
-use netattach_common::{DropReason, Flow, FlowKey, PlaceKey, Share};
+use netattach_common::{
+    DropReason, FlowKey, PlaceKey, Share,
+    entry::{Entry, Life},
+};
 
 use crate::path::{count, family::Family, maps, subprograms::Subprograms, verdict::Denied};
 
@@ -12,12 +15,11 @@ pub(crate) const TAKEN: u32 = 0;
 /// that have been idle for as long, that one is missed less.
 const ENDED: u32 = 1;
 
-/// Whether the place of a flow in the table still belongs to the attachment. Then only that flow has it: taking a place
-/// removes the flow that had it.
+/// Whether the place of a flow in the table, entered at the hooks of `owner`, still belongs to the attachment. Then only that
+/// flow has it: taking a place removes the flow that had it.
 #[inline(always)]
-pub(crate) fn is_own<A: Family>(attachment: u32, flow: &Flow) -> bool {
-    flow.attachment == attachment
-        && A::places(attachment).is_some_and(|(most, _)| u32::from(flow.place) < most)
+pub(crate) fn is_own<A: Family>(attachment: u32, owner: u32, place: u16) -> bool {
+    owner == attachment && A::places(attachment).is_some_and(|(most, _)| u32::from(place) < most)
 }
 
 /// Takes one of an attachment's places for a flow that is about to be entered.
@@ -43,62 +45,62 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
         note_compared(attachment, now);
     }
     let chosen = chosen >> 1;
-    if let Some(held) = A::at_place(&PlaceKey { attachment, place: chosen }) {
-        // SAFETY: a map value, which stays mapped while the program runs: bytes and numbers. Another CPU that has gone
-        // through all the places meanwhile may be writing here; then the flow of a mixture of two keys is not found.
-        let held = unsafe { &mut *held };
-        A::remove_flow(held);
-        *held = *key;
-        count::displaced(attachment);
-    }
+    A::displace(attachment, chosen, key, now)?;
     Ok(chosen)
 }
 
 /// Takes a place unless a flow that goes on, or has only just ended, has it: [`TAKEN`], or else how little that flow
 /// would be missed, at least 2. In a second in which flows have been compared for nothing ([`Share`]'s `compared`), one
-/// that has only just ended does not keep it either.
+/// that has only just ended does not keep it either. `DISPLACES`: no flow does; a constant, as the stack has no room for it.
 #[inline(always)]
-pub(crate) fn ask<A: Family>(
+pub(crate) fn ask<A: Family, const DISPLACES: bool>(
     attachment: u32,
     place: u32,
     key: &FlowKey<A>,
     now: u32,
 ) -> Result<u32, DropReason> {
+    // Its fields are read from there: a word that is kept over a call is one more on the stack, which is full.
     let owned = PlaceKey { attachment, place };
+    // Copied: the kernel does not accept a function's argument as key or value of a map. For the same reason of room this
+    // is the variable for the key of the flow that has the place as well.
+    let mut copy = *key;
     let Some(held) = A::at_place(&owned) else {
-        return if A::take_place(&owned, key) { Ok(TAKEN) } else { Err(DropReason::FlowsFull) };
+        return if A::take_place(&owned, &copy) { Ok(TAKEN) } else { Err(DropReason::FlowsFull) };
     };
-    // SAFETY: as in `take`.
-    let held = unsafe { &mut *held };
-    if let Some(flow) = A::flow(held) {
-        // SAFETY: as in `conntrack::look_up`.
-        let flow = unsafe { &*flow };
-        // A flow that was opened again belongs to another attachment, or has another place.
-        if flow.attachment == attachment && u32::from(flow.place) == place {
-            if !flow.is_expired(held.protocol, now) {
-                let has_ended = flow.has_ended(held.protocol);
-                if !(flow.is_over(held.protocol, now) || has_ended && is_compared(attachment, now)) {
-                    return Ok(readiness_of(flow, held.protocol, now) | u32::from(has_ended) * ENDED);
-                }
-                // Nobody would find one that is missed less. Looking at more places costs much: each is two entries of
-                // large tables, which are in no cache.
-                count::displaced(attachment);
+    held.read_into(&mut copy);
+    // A flow that was opened again belongs to another attachment, or has another place.
+    if let Some(flow) = A::flow(&copy)
+        && flow.attachment() == owned.attachment
+        && u32::from(flow.place()) == owned.place
+    {
+        if !flow.life().is_expired(copy.protocol, now) {
+            if !DISPLACES && stays(owned.attachment, flow.life(), copy.protocol, now) {
+                return Ok(missed(flow.life(), copy.protocol, now));
             }
-            A::remove_flow(held);
+            // Nobody would find one that is missed less. Looking at more places costs much: each is two entries of
+            // large tables, which are in no cache.
+            count::displaced(owned.attachment);
         }
+        A::remove_flow(&copy);
     }
-    *held = *key;
+    held.set(key);
     Ok(TAKEN)
 }
 
-/// How little a flow would be missed, as [`Flow::readiness`] orders them, with room for [`ENDED`]. Idle times of more than
-/// seventeen years are one.
+/// Whether a flow that is not expired keeps its place.
 #[inline(always)]
-fn readiness_of(flow: &Flow, protocol: u8, now: u32) -> u32 {
+fn stays(attachment: u32, flow: Life, protocol: u8, now: u32) -> bool {
+    !(flow.is_over(protocol, now) || flow.has_ended(protocol) && is_compared(attachment, now))
+}
+
+/// How little a flow would be missed, as [`Life::readiness`] orders them, and whether it is [`ENDED`]: at least 2. Idle times
+/// of more than seventeen years are one.
+#[inline(always)]
+fn missed(flow: Life, protocol: u8, now: u32) -> u32 {
     const NOT_LASTING: u32 = 1 << 31;
     let readiness = flow.readiness(protocol, now);
     let idle = (readiness & !NOT_LASTING).min((1 << 29) - 1);
-    readiness & NOT_LASTING | (idle + 1) << 1
+    readiness & NOT_LASTING | (idle + 1) << 1 | u32::from(flow.has_ended(protocol)) * ENDED
 }
 
 /// Notes what [`is_compared`] asks. Out of line: the caller's frame is as large as it may be.

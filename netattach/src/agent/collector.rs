@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
+use super::drift::MOST_ROWS;
 use super::handler::Agent;
 use super::lanes::Class;
 use super::request_log;
 use super::scheduler::MOST_DELS;
-use super::waiting_dels::WaitingDels;
+use super::waiting_dels::{UnderWay, WaitingDels};
 use crate::attach::{Attached, inhabited};
 use crate::cni::CniError;
 use crate::cri;
@@ -178,8 +179,9 @@ impl Collector {
     /// The sandboxes that are about to be collected, those that cannot be, and a runtime that does not answer.
     pub(super) fn troubles(&self) -> Vec<Condition> {
         let state = locked(&self.state);
-        let mut troubles = self.waiting_dels.troubles();
-        troubles.extend(state.suspects.values().map(Suspect::condition));
+        let mut troubles = bounded(self.waiting_dels.troubles(), "recorded DELs");
+        let suspects = state.suspects.values().map(Suspect::condition).collect();
+        troubles.extend(bounded(suspects, "sandboxes that nobody asks for"));
         if let (Some(socket), Some(problem)) = (&self.runtime, &state.unlisted) {
             troubles.push(Condition {
                 object: format!("runtime {}", socket.display()),
@@ -282,6 +284,15 @@ impl Suspect {
     }
 }
 
+/// Of very many rows the first [`MOST_ROWS`], and how many there are besides.
+fn bounded(mut rows: Vec<Condition>, of: &str) -> Vec<Condition> {
+    let more = rows.len().saturating_sub(MOST_ROWS);
+    rows.truncate(MOST_ROWS);
+    let row = || Condition { object: of.to_owned(), problem: format!("{more} more are not shown") };
+    rows.extend((more > 0).then(row));
+    rows
+}
+
 /// Those of `due` that are begun beside as many that are under way, each with its turn. One without is passed over: another
 /// operation deals with its container, or it is under way itself.
 fn begun<T>(due: Vec<Found>, under_way: usize, turn: impl Fn(&Found) -> Option<T>) -> Vec<(Found, T)> {
@@ -301,7 +312,7 @@ impl Agent {
         let mut tick = ticks(interval(self.collector.after));
         // The start has gathered what was there.
         tick.tick().await;
-        let (mut waiting_dels, mut lost) = (JoinSet::new(), JoinSet::new());
+        let (mut waiting_dels, mut lost) = (UnderWay::default(), JoinSet::new());
         loop {
             tick.tick().await;
             self.carry_out_waiting(&mut waiting_dels).await;

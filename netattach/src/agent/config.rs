@@ -113,6 +113,9 @@ fn long_version() -> &'static str {
 /// Most permissions in `podSources`.
 const MOST_PERMISSIONS: u64 = 256;
 
+/// Most ports in `reservedHostPorts`.
+const MOST_RESERVED_PORTS: u64 = 1024;
+
 /// Most ranges in `clusterCIDRs`.
 const MOST_CLUSTER_CIDRS: u64 = 64;
 
@@ -180,6 +183,8 @@ pub struct Settings {
     pub invalid_annotation: InvalidAnnotation,
     /// The effect of a hostPort that no plugin of the default network can open.
     pub unsupported_port_mappings: UnsupportedPortMappings,
+    /// Ports of the node that lead to no pod, besides the agent's own.
+    pub reserved_host_ports: Vec<u16>,
     /// See [`Settings::keep_cluster_routes`].
     keep_cluster_routes: Option<bool>,
     /// Ranges of the cluster that stay on its interface then, beside those that the cluster tells.
@@ -544,6 +549,8 @@ impl Default for Settings {
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
             unsupported_port_mappings: UnsupportedPortMappings::default(),
+            // The kubelet's API, and what load balancers ask of kube-proxy.
+            reserved_host_ports: vec![10250, 10256],
             keep_cluster_routes: None,
             cluster_cidrs: Vec::new(),
             pod_sources: Vec::new(),
@@ -743,6 +750,7 @@ impl Settings {
         }
         range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
         range("podSources", self.pod_sources.len() as u64, 0, MOST_PERMISSIONS)?;
+        range("reservedHostPorts", self.reserved_host_ports.len() as u64, 0, MOST_RESERVED_PORTS)?;
         range("maxAttachments", self.max_attachments.into(), 2, 65_534)?;
         range("standBySeconds", self.stand_by_seconds, 0, 86_400)?;
         range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;

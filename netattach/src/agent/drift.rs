@@ -130,7 +130,7 @@ impl Drift {
 
     /// Has links put back at the next time that could not be, as their bridge has changed since: its administrator may have made it
     /// again, or have it filter by VLAN again.
-    fn may_succeed(&self, on_changed: &BTreeSet<JournalKey>) {
+    fn retry_links(&self, on_changed: &BTreeSet<JournalKey>) {
         let in_vain = locked(&self.in_vain);
         let mut bound = locked(&self.bound);
         for key in on_changed.intersection(&in_vain) {
@@ -211,9 +211,12 @@ impl Agent {
     pub(super) async fn keep_as_made(self: Arc<Self>) {
         let mut tick = ticks(INTERVAL);
         let mut changes = ChangeWatch::open()
-            .inspect_err(
-                |error| tracing::warn!(%error, "changes of links are not told; they are looked at every 5 s"),
-            )
+            .inspect_err(|error| {
+                tracing::warn!(
+                    error = %Chain(error),
+                    "changes of links are not told; they are looked at every 5 s"
+                )
+            })
             .ok();
         // Since the last look, and before that one.
         let (mut changed, mut before) = (Changed::default(), Changed::default());
@@ -349,7 +352,7 @@ impl Agent {
         self.engine.settle_orphans();
         let Drifted { keys, open, on_changed } = self.engine.with_drifted_links(changed, seen)?;
         *locked(&self.drift.open) = open;
-        self.drift.may_succeed(&on_changed);
+        self.drift.retry_links(&on_changed);
         Ok(keys)
     }
 
@@ -467,9 +470,9 @@ mod tests {
         }
         let dues = || [&gone, &fought].map(|key| drift.due(key, Part::Links, now));
         assert_eq!(dues(), [Due::Later, Due::Later]);
-        drift.may_succeed(&BTreeSet::new());
+        drift.retry_links(&BTreeSet::new());
         assert_eq!(dues(), [Due::Later, Due::Later]);
-        drift.may_succeed(&[gone.clone(), fought.clone()].into());
+        drift.retry_links(&[gone.clone(), fought.clone()].into());
         assert_eq!(dues(), [Due::Yes, Due::Later], "what was put back was changed again by others");
         // What is as it was is no longer waited for.
         drift.confirmed(Part::Links, Vec::new());

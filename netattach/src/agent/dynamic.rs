@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::devices::{self, Asked};
-use super::handler::{Agent, is_awaited};
+use super::handler::{Agent, check_awaited};
 use super::lanes::Class;
 use super::request_log::{AskedLive, Made};
 use super::traces::{Trace, Traces};
@@ -49,7 +49,7 @@ impl Agent {
         };
         let trace = Arc::clone(&live.trace);
         let work = move |agent: &Self| -> Result<Result<(Value, Arc<Attached>), CniError>, CniError> {
-            client.as_deref().map_or(Ok(()), is_awaited)?;
+            client.as_deref().map_or(Ok(()), check_awaited)?;
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));

@@ -1,8 +1,12 @@
 //! Which problems become events, and by which reason: failed ADDs on their pods, and conditions of pods, definitions
 //! and policies on those, of the runtime's configuration and of the default network on the node. `docs/events.md` has
 //! the reasons. What is changed in a pod, whose interface the condition names, may be as its author wants it: no event.
+//!
+//! Definitions and policies are read by the agents of all nodes. Those report them whose node has something of their namespace,
+//! each after a time of its own: the first writes the event, and the others find it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +30,9 @@ const LEAST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How often conditions are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
+
+/// In how long a time the agents of a cluster report what all of them see.
+const SPREAD: Duration = Duration::from_secs(30);
 
 /// A pod was not attached.
 pub(super) fn of_failed_add(pod: ObjectName, error: &CniError) -> Event {
@@ -83,33 +90,92 @@ fn conditions(agent: &Agent) -> Vec<Condition> {
     conditions
 }
 
+/// The namespaces of which the node has something: a pod, or an attachment to one of its networks.
+fn namespaces(agent: &Agent) -> BTreeSet<String> {
+    let (objects, attached) = (agent.intents.source.snapshot(), agent.engine.registry().all());
+    let networks = attached.iter().flat_map(|it| &it.plan.attachments);
+    let networks = networks.filter_map(|it| it.network.definition()).map(|it| it.namespace.clone());
+    objects.pods.keys().map(|name| name.namespace.clone()).chain(networks).collect()
+}
+
+/// A condition: its object, and what is wrong.
+type Key = (String, String);
+
+/// What was reported, and what is to be.
+#[derive(Debug, Default)]
+struct Reports {
+    /// Conditions that were reported, or are none to report.
+    known: BTreeSet<Key>,
+    /// When those of objects that all agents read are to be reported.
+    due: BTreeMap<Key, Instant>,
+    /// When the last event about the default network was reported.
+    told: Option<Instant>,
+}
+
+impl Reports {
+    /// The events to report after a look. `namespaces`: those of which the node has something; `delay`: before an event that
+    /// other agents report as well.
+    fn look(
+        &mut self,
+        conditions: Vec<Condition>,
+        namespaces: &BTreeSet<String>,
+        (node, now): (&str, Instant),
+        mut delay: impl FnMut() -> Duration,
+    ) -> Vec<Event> {
+        let (mut events, mut known, mut due) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
+        for condition in conditions {
+            let key = (condition.object.clone(), condition.problem.clone());
+            if self.known.contains(&key) {
+                known.insert(key);
+                continue;
+            }
+            // What plugins of others say may change with each look: every text is an event of its own.
+            if condition.object == DEFAULT_NETWORK {
+                if self.told.is_some_and(|at| now.duration_since(at) < LEAST_PAUSE) {
+                    continue;
+                }
+                self.told = Some(now);
+            }
+            if let Some(event) = of_condition(&condition, node) {
+                if event.regarding.is_read_by_all() {
+                    // A pod of the namespace may come to the node later.
+                    if !namespaces.contains(event.regarding.namespace()) {
+                        continue;
+                    }
+                    let at = self.due.get(&key).copied().unwrap_or_else(|| now + delay());
+                    if at > now {
+                        due.insert(key, at);
+                        continue;
+                    }
+                }
+                events.push(event);
+            }
+            known.insert(key);
+        }
+        (self.known, self.due) = (known, due);
+        events
+    }
+}
+
+/// A random time of up to [`SPREAD`].
+fn delay() -> Duration {
+    // The keys of a hash map's state are random.
+    let random = RandomState::new().hash_one(0_u8) % 1024;
+    SPREAD * (random as u32) / 1024
+}
+
 /// Reports new conditions as events, without end. `node`: the name of this node in the cluster.
 pub(super) async fn report(agent: Arc<Agent>, node: String) {
     let mut tick = ticks(INTERVAL);
-    let mut known = BTreeSet::new();
-    let mut told: Option<Instant> = None;
+    let mut reports = Reports::default();
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
-        let conditions = rounds::look(move || conditions(&looking)).await;
-        let mut now = BTreeSet::new();
-        for condition in conditions {
-            let key = (condition.object.clone(), condition.problem.clone());
-            // What plugins of others say may change with each look: every text is an event of its own.
-            if condition.object == DEFAULT_NETWORK && !known.contains(&key) {
-                if told.is_some_and(|at| at.elapsed() < LEAST_PAUSE) {
-                    continue;
-                }
-                told = Some(Instant::now());
-            }
-            if !known.contains(&key)
-                && let Some(event) = of_condition(&condition, &node)
-            {
-                agent.report(event);
-            }
-            now.insert(key);
+        let (conditions, namespaces) =
+            rounds::look(move || (conditions(&looking), namespaces(&looking))).await;
+        for event in reports.look(conditions, &namespaces, (&node, Instant::now()), delay) {
+            agent.report(event);
         }
-        known = now;
     }
 }
 
@@ -147,6 +213,69 @@ mod tests {
                 some("n", "DefaultNetworkNotReady")
             ]
         );
+    }
+
+    /// The objects of the events of looks, each some seconds after the start, with what is wrong and the namespaces of the
+    /// node; delays are of 15 s.
+    fn looks(table: &[(u64, &[&str], &[&str])]) -> Vec<Vec<String>> {
+        let (mut reports, start) = (Reports::default(), Instant::now());
+        let look = |(seconds, objects, namespaces): &(u64, &[&str], &[&str])| {
+            let condition =
+                |object: &&str| Condition { object: (*object).to_owned(), problem: "x".to_owned() };
+            let namespaces = namespaces.iter().map(|it| (*it).to_owned()).collect();
+            let conditions = objects.iter().map(condition).collect();
+            let now = start + Duration::from_secs(*seconds);
+            let events = reports.look(conditions, &namespaces, ("n", now), || Duration::from_secs(15));
+            events.iter().map(|event| event.regarding.to_string()).collect()
+        };
+        table.iter().map(look).collect()
+    }
+
+    #[test]
+    fn what_all_agents_see_is_reported_after_a_while_where_the_node_has_something_of_its_namespace() {
+        let all: &[&str] =
+            &["pod shop/p", "network-attachment-definition shop/d", "multi-networkpolicy other/m"];
+        let found = looks(&[
+            (0, all, &["shop"]),
+            (10, all, &["shop"]),
+            (20, all, &["shop"]),
+            (30, all, &["shop"]),
+            // A pod of the other namespace has come.
+            (40, all, &["other", "shop"]),
+            (50, all, &["other"]),
+            (60, all, &["other"]),
+            (70, all, &["other"]),
+        ]);
+        let expected: [&[&str]; 8] = [&["shop/p"], &[], &["shop/d"], &[], &[], &[], &["other/m"], &[]];
+        assert_eq!(found, expected);
+        // What is over by then is not reported, and what comes again is new.
+        let policy: &[&str] = &["networkpolicy shop/n"];
+        let found = looks(&[
+            (0, policy, &["shop"]),
+            (10, &[], &["shop"]),
+            (20, policy, &["shop"]),
+            (30, policy, &["shop"]),
+            (40, policy, &["shop"]),
+            (50, &[], &["shop"]),
+            (60, policy, &["shop"]),
+            (80, policy, &["shop"]),
+        ]);
+        let expected: [&[&str]; 8] = [&[], &[], &[], &[], &["shop/n"], &[], &[], &["shop/n"]];
+        assert_eq!(found, expected);
+        assert!((0..20).all(|_| delay() < SPREAD));
+    }
+
+    #[test]
+    fn the_default_network_is_reported_once_a_minute() {
+        let found = looks(&[
+            (0, &[DEFAULT_NETWORK], &[]),
+            (10, &[DEFAULT_NETWORK], &[]),
+            (20, &[], &[]),
+            (30, &[DEFAULT_NETWORK], &[]),
+            (60, &[DEFAULT_NETWORK], &[]),
+        ]);
+        let expected: [&[&str]; 5] = [&["n"], &[], &[], &[], &["n"]];
+        assert_eq!(found, expected);
     }
 
     /// The rows of `docs/events.md`: reason, and kinds of objects.

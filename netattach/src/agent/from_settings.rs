@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::config::{InvalidAnnotation, Settings, SettingsError};
 use crate::attach::{FromNode, IntentReader, ReadNetworks};
+use crate::nat::Reserved;
 use crate::plan::resolve::Options;
 use crate::source::Source;
 
@@ -21,6 +22,15 @@ impl Settings {
             in_cluster: self.kubernetes.enabled,
             pod_sources: self.pod_sources.clone(),
         }
+    }
+
+    /// The ports of the node that lead to no pod.
+    ///
+    /// # Errors
+    /// A setting is invalid.
+    pub(super) fn reserved_ports(&self) -> Result<Reserved, SettingsError> {
+        let own = self.metrics.listen()?.map(|address| address.port());
+        Ok(Reserved { own, set: self.reserved_host_ports.iter().copied().collect() })
     }
 
     /// How the networks of pods are found.

@@ -20,9 +20,10 @@ use super::missed::Repairs;
 use super::operation::{Operation, Patience};
 use super::report::Reporter;
 use super::request_log::{self, Made};
+use super::required_status::RequiredStatus;
 use super::scheduler::{Awaited, MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turns};
 use super::traces::{Trace, Traces};
-use crate::attach::{Attached, Engine, IntentReader, network_status};
+use crate::attach::{AttachError, Attached, Engine, IntentReader, network_status};
 use crate::cni::{self, CniError, Command, code};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
@@ -38,7 +39,7 @@ use crate::rpc::server::{Handler, Reply};
 use crate::rpc::shim::TRACE_VARIABLE;
 use crate::sync::{Mutex, locked};
 use crate::timing;
-use crate::waits;
+use crate::waits::{self, Footprint, Resource};
 
 /// Most questions that are answered or wait at a time; further ones are refused.
 pub(super) const MOST_QUESTIONS: usize = 32;
@@ -104,6 +105,7 @@ pub(super) struct Agent {
     pub(super) engine: Arc<Engine>,
     pub(super) intents: Arc<IntentReader>,
     statuses: Statuses,
+    required_status: Mutex<RequiredStatus>,
     pub(super) reporter: Reporter,
     pub(super) health: Arc<Health>,
     pub(super) live_pods: LivePods,
@@ -153,6 +155,7 @@ impl Agent {
             engine,
             intents,
             statuses,
+            required_status: Mutex::default(),
             reporter,
             health,
             live_pods: LivePods::default(),
@@ -203,7 +206,7 @@ impl Agent {
             Err(error) => Err(error),
         };
         let error = carried_out.err()?;
-        let took = self.has_ended(&answering, Some(&error));
+        let took = self.record_outcome(&answering, Some(&error));
         answering.asked.answered(&self.about(&answering.asked), Some(&error), took);
         if let Some(pod) = added {
             // It may have waited for long.
@@ -215,13 +218,13 @@ impl Agent {
 
     /// Answers a call that has succeeded, once it has been counted. What the log says of it, nobody waits for.
     fn answer(&self, answering: &Answering, stdout: String, made: impl FnOnce() -> Made) {
-        let took = self.has_ended(answering, None);
+        let took = self.record_outcome(answering, None);
         answering.reply.send(&Response::Cni(CniReply { stdout, exit: 0 }));
         answering.asked.answered(&made(), None, took);
     }
 
     /// Counts a call, and ends its trace. Returns how long it took.
-    fn has_ended(&self, answering: &Answering, error: Option<&CniError>) -> Duration {
+    fn record_outcome(&self, answering: &Answering, error: Option<&CniError>) -> Duration {
         let Answering { asked, trace, begun, reply: _ } = answering;
         let took = begun.elapsed();
         self.metrics.answered(asked.verb(), error, took);
@@ -284,7 +287,7 @@ impl Agent {
         // What has succeeded is never done again.
         let work = move |agent: &Self| {
             if class == Class::Add {
-                is_awaited(&answering.reply)?;
+                check_awaited(&answering.reply)?;
             }
             let Done { stdout, made } = agent.timed(&request, &devices, &answering.trace)?;
             agent.turns.finish(&request.container_id);
@@ -527,7 +530,7 @@ impl Agent {
 
     /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
     fn timed(&self, request: &cni::Request, devices: &Asked, trace: &Trace) -> Result<Done, CniError> {
-        let (done, times) = timing::operation(|| self.blocking(request, devices));
+        let (done, times) = timing::operation(|| self.call_engine(request, devices));
         trace.worked(&times);
         if request.command == Command::Add && done.is_ok() {
             self.metrics.added(&times);
@@ -541,9 +544,10 @@ impl Agent {
         done
     }
 
-    pub(super) fn blocking(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
+    pub(super) fn call_engine(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
         match request.command {
             Command::Add => {
+                self.admit_to_publish(request)?;
                 let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
                 devices::give(&self.engine, &mut intent, devices)?;
                 let (result, attached, is_new) = self.engine.add(request, pod, &intent)?;
@@ -568,6 +572,32 @@ impl Agent {
         }
     }
 
+    /// Refuses an ADD that could not be published as it has to be, before it has any effect, and has it wait for others that are
+    /// being published: it would wait for the same server.
+    ///
+    /// # Errors
+    /// Code 11.
+    fn admit_to_publish(&self, request: &cni::Request) -> Result<(), CniError> {
+        if !self.statuses.required {
+            return Ok(());
+        }
+        let key = JournalKey { container_id: request.container_id.clone(), ifname: request.ifname.clone() };
+        let reachable = self.intents.source.reachable().unwrap_or(Ok(()));
+        // What is attached already costs nothing, and its status may be what it was.
+        let may_begin = || {
+            let is_attached = self.engine.registry().get(&key).is_some();
+            is_attached || locked(&self.required_status).may_begin(reachable.is_ok(), Instant::now())
+        };
+        if !may_begin()
+            && let Err(why) = &reachable
+        {
+            let msg = format!("network-status cannot be published, and kubernetes.status is required: {why}");
+            return Err(CniError::new(code::TRY_AGAIN_LATER, msg));
+        }
+        let needs = Footprint::from([Resource::Publication]);
+        waits::admit(&needs).map_err(|crowded| AttachError::from(crowded).into())
+    }
+
     /// Publishes the status of an ADD before its answer, which fails if that does.
     ///
     /// # Errors
@@ -580,7 +610,10 @@ impl Agent {
     ) -> Result<(), CniError> {
         let attached = self.engine.registry().with_dynamic(sandbox);
         let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return Ok(()) };
-        let published = self.statuses.publisher.publish_within(&pod, &entries, STATUS_PATIENCE);
+        let published = waits::at(&Resource::Publication, || {
+            self.statuses.publisher.publish_within(&pod, &entries, STATUS_PATIENCE)
+        });
+        locked(&self.required_status).ended(published.is_ok(), Instant::now());
         published.map_err(|error| {
             let mut failed = CniError::from_chain(code::TRY_AGAIN_LATER, &error);
             // What a pod that runs has stays.
@@ -651,7 +684,7 @@ fn status_stays<'a>(
 ///
 /// # Errors
 /// Code 11, for the log.
-pub(super) fn is_awaited(reply: &Reply) -> Result<(), CniError> {
+pub(super) fn check_awaited(reply: &Reply) -> Result<(), CniError> {
     match reply.is_abandoned() {
         true => Err(CniError::new(code::TRY_AGAIN_LATER, "the client has hung up before it began")),
         false => Ok(()),

@@ -19,11 +19,13 @@ use tokio::sync::{Notify, watch};
 
 use super::conf_keeper::{self, ConfKeeper};
 use super::conf_watch::ConfWatch;
+use super::own_node::OwnNode;
 use super::plugin_root;
 use super::pool_uses::PoolUses;
 use super::share::{namespace, shared};
 use super::shares::{SHARES, Shares};
 use crate::attach::{Engine, IntentReader, Which};
+use crate::builtin::ThisNode;
 use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::durable::MAKE_ROOM;
@@ -34,7 +36,7 @@ use crate::ipam::PoolUse;
 use crate::nat::Nat;
 use crate::netlink::{FilterWatch, Removed};
 use crate::npwg::{Definition, NetworkRef};
-use crate::objects::{Identity, Node, Objects};
+use crate::objects::{Identity, Objects};
 use crate::pace;
 use crate::plan::gc::Defined;
 use crate::plan::resolve::Network;
@@ -496,6 +498,7 @@ impl Health {
         note("network cannot be attached", &self.not_attachable, rows);
         pools.keep_most(MOST_POOLS);
         *locked(&self.pools) = pools;
+        self.engine.forget_unused_pools();
         self.look_at_files();
         Ok(String::new())
     }
@@ -698,7 +701,7 @@ async fn follow(
     let mut is_routine = false;
     loop {
         let looking = Arc::clone(&health);
-        let known = Known::of(&health.source.snapshot());
+        let known = Known::of(&health.source.snapshot(), &health.intents.from_node.this);
         // Without the time for which others have had their turn.
         let take = move || {
             let began = Instant::now();
@@ -710,7 +713,7 @@ async fn follow(
         let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
         let pause = took * PAUSE;
         let changed = async {
-            let changed = other_networks(&mut changes, &*health.source, known).await;
+            let changed = other_networks(&mut changes, &health, known).await;
             // Thousands of definitions that come one by one are not all looked at for each of them.
             tokio::time::sleep(pause).await;
             changed
@@ -739,27 +742,28 @@ async fn follow(
 /// The objects that looks depend on.
 struct Known {
     definitions: Identity<NetworkRef, Arc<Definition>>,
-    nodes: Identity<String, Arc<Node>>,
+    /// The default network can take its ranges from this node.
+    node: OwnNode,
 }
 
 impl Known {
-    fn of(objects: &Objects) -> Self {
-        Self { definitions: objects.definitions.identity(), nodes: objects.nodes.identity() }
+    fn of(objects: &Objects, this: &ThisNode) -> Self {
+        Self { definitions: objects.definitions.identity(), node: OwnNode::of(objects, this) }
     }
 
-    fn is_of(&self, objects: &Objects) -> bool {
-        self.definitions.is_of(&objects.definitions) && self.nodes.is_of(&objects.nodes)
+    fn is_of(&self, objects: &Objects, this: &ThisNode) -> bool {
+        self.definitions.is_of(&objects.definitions) && self.node.is_of(objects, this)
     }
 }
 
-/// Waits until the source has different definitions or nodes. No look depends on pods and policies, which change more
-/// often.
+/// Waits until the source has different definitions or another object of this node. No look depends on pods, policies and other
+/// nodes, which change more often.
 async fn other_networks(
     changes: &mut watch::Receiver<u64>,
-    source: &dyn Source,
+    health: &Health,
     known: Known,
 ) -> Result<(), watch::error::RecvError> {
-    while known.is_of(&source.snapshot()) {
+    while known.is_of(&health.source.snapshot(), &health.intents.from_node.this) {
         changes.changed().await?;
     }
     Ok(())

@@ -24,6 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::handler::Agent;
+use crate::error_chain::Chain;
 use crate::own_thread;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
@@ -88,7 +89,7 @@ impl Http {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Of one connection, or no descriptor is left: both pass.
-                    tracing::debug!(%error, "connection not accepted");
+                    tracing::debug!(error = %Chain(&error), "connection not accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }

@@ -21,7 +21,7 @@ use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
 use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, SelectionError};
-use crate::objects::{Objects, Pod};
+use crate::objects::{Identity, ObjectName, Objects, Pod};
 use crate::own_thread;
 use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
 use crate::sync::{Mutex, locked};
@@ -37,10 +37,20 @@ const MOST_ROWS: usize = 100;
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(20);
 
+/// The pods of attached sandboxes as they were looked at last.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Each with the number of the look that has found it last.
+    pods: BTreeMap<JournalKey, (Weak<Pod>, u64)>,
+    looks: u64,
+    /// What the last look was at: all pods, and the registry's [revision](crate::attach::Registry::revision).
+    of: Option<(Identity<ObjectName, Arc<Pod>>, u64)>,
+}
+
 /// The pods as they were looked at last, and what did not succeed.
 #[derive(Debug, Default)]
 pub(super) struct LivePods {
-    seen: Mutex<BTreeMap<JournalKey, Weak<Pod>>>,
+    seen: Mutex<Seen>,
     conditions: Mutex<BTreeMap<JournalKey, Vec<Condition>>>,
     /// There is a new sandbox whose networks are to be attached.
     again: Notify,
@@ -58,18 +68,29 @@ impl LivePods {
         self.again.notify_one();
     }
 
+    /// Whether nothing is to be done: no pod is another value and nothing else is attached since the last look, and nothing is to
+    /// be tried again.
+    fn has_seen(&self, objects: &Objects, revision: u64, tries_again: bool) -> bool {
+        if tries_again && !locked(&self.conditions).is_empty() {
+            return false;
+        }
+        let seen = locked(&self.seen);
+        seen.of.as_ref().is_some_and(|(pods, attached)| *attached == revision && pods.is_of(&objects.pods))
+    }
+
     /// The pods that have changed since they were looked at, with their sandboxes, and of those that something failed for
-    /// the ones that are to try `again`.
+    /// the ones that are to try `again`. `revision`: the registry's, from before it was asked what is `attached`.
     fn changed(
         &self,
         objects: &Objects,
-        attached: &[Arc<Attached>],
+        (attached, revision): (&[Arc<Attached>], u64),
         again: &dyn Fn(&JournalKey) -> bool,
     ) -> Vec<(JournalKey, Arc<Pod>)> {
         let mut seen = locked(&self.seen);
         let mut conditions = locked(&self.conditions);
         let mut changed = Vec::new();
-        let mut now = BTreeMap::new();
+        seen.looks += 1;
+        let look = seen.looks;
         for sandbox in attached.iter().filter(|it| it.plan.dynamic.is_none()) {
             let Some(named) = &sandbox.plan.sandbox.pod else { continue };
             let Some(pod) = objects.pods.get(&named.name) else { continue };
@@ -77,14 +98,14 @@ impl LivePods {
             if !is_same || pod.terminating || pod.phase.has_ended() {
                 continue;
             }
-            let is_seen = seen.get(&sandbox.key).is_some_and(|it| it.as_ptr() == Arc::as_ptr(pod));
+            let is_seen = seen.take_in(&sandbox.key, pod, look);
             if !is_seen || (conditions.contains_key(&sandbox.key) && again(&sandbox.key)) {
                 changed.push((sandbox.key.clone(), Arc::clone(pod)));
             }
-            now.insert(sandbox.key.clone(), Arc::downgrade(pod));
         }
-        conditions.retain(|key, _| now.contains_key(key));
-        *seen = now;
+        seen.pods.retain(|_, (_, found)| *found == look);
+        conditions.retain(|key, _| seen.pods.contains_key(key));
+        seen.of = Some((objects.pods.identity(), revision));
         changed
     }
 
@@ -95,6 +116,23 @@ impl LivePods {
         } else {
             all.insert(key.clone(), conditions);
         }
+    }
+}
+
+impl Seen {
+    /// Takes in the pod of a sandbox. `true`: it was the same value at the look before.
+    fn take_in(&mut self, key: &JournalKey, pod: &Arc<Pod>, look: u64) -> bool {
+        // Most are known, and nothing is copied for them.
+        if let Some((known, found)) = self.pods.get_mut(key) {
+            *found = look;
+            let is_same = known.as_ptr() == Arc::as_ptr(pod);
+            if !is_same {
+                *known = Arc::downgrade(pod);
+            }
+            return is_same;
+        }
+        self.pods.insert(key.clone(), (Arc::downgrade(pod), look));
+        false
     }
 }
 
@@ -211,10 +249,15 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
         };
         tokio::time::sleep(GATHER).await;
         let objects = agent.intents.source.snapshot();
+        // Asked first: what is attached meanwhile is looked at the next time.
+        let revision = agent.engine.registry().revision();
+        if agent.live_pods.has_seen(&objects, revision, failed_too) {
+            continue;
+        }
         let attached = agent.engine.registry().all();
         // One that is at it still is not to begin again as soon as it ends.
         let tries_again = |key: &JournalKey| failed_too && !rounds.rounds.contains_key(key);
-        let changed = agent.live_pods.changed(&objects, &attached, &tries_again);
+        let changed = agent.live_pods.changed(&objects, (&attached, revision), &tries_again);
         for (key, pod) in changed {
             rounds.look_at(key, pod);
         }
@@ -301,7 +344,7 @@ mod tests {
         let attached = [rig::attached("a", &json!({"namespace": "shop", "name": "a"}))];
         let pods = [(pod.name.clone(), Arc::clone(&pod))].into_iter().collect();
         let objects = Objects { pods, ..Objects::default() };
-        let changed = |again: bool| live.changed(&objects, &attached, &|_| again);
+        let changed = |again: bool| live.changed(&objects, (&attached, 1), &|_| again);
         let it = [(attached[0].key.clone(), pod)];
         assert_eq!(changed(false), it, "nobody has looked at it");
         assert!(changed(true).is_empty());
@@ -309,5 +352,30 @@ mod tests {
         live.note(&attached[0].key, vec![Condition { object: "pod shop/a".to_owned(), problem }]);
         assert!(changed(false).is_empty());
         assert_eq!(changed(true), it);
+    }
+
+    #[test]
+    fn nothing_is_done_while_pods_and_attachments_are_the_same_and_nothing_has_failed() {
+        let (live, known) = (LivePods::default(), pod("shop", "a"));
+        let attached = [rig::attached("a", &json!({"namespace": "shop", "name": "a"}))];
+        let pods = [(known.name.clone(), Arc::clone(&known))].into_iter().collect();
+        let mut objects = Objects { pods, ..Objects::default() };
+        assert!(!live.has_seen(&objects, 1, false));
+        assert_eq!(live.changed(&objects, (&attached, 1), &|_| false).len(), 1);
+        assert!(live.has_seen(&objects, 1, true) && !live.has_seen(&objects, 2, false));
+        // One of another node.
+        let other = pod("shop", "b");
+        objects.pods.insert(other.name.clone(), other);
+        assert!(!live.has_seen(&objects, 1, false));
+        assert!(live.changed(&objects, (&attached, 1), &|_| false).is_empty());
+        let problem = "the plugin hangs".to_owned();
+        let key = &attached[0].key;
+        live.note(key, vec![Condition { object: "pod shop/a".to_owned(), problem }]);
+        assert_eq!([false, true].map(|again| live.has_seen(&objects, 1, again)), [true, false]);
+        // It has been detached, and what failed for it goes.
+        assert!(live.changed(&objects, (&[], 2), &|_| true).is_empty());
+        assert!(live.has_seen(&objects, 2, true) && live.conditions().is_empty());
+        // Attached again, it is looked at as a new one.
+        assert_eq!(live.changed(&objects, (&attached, 3), &|_| false), [(key.clone(), known)]);
     }
 }

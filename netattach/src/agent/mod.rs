@@ -8,6 +8,7 @@
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation`, `after_add` | answers requests; carries out an operation, restarting it when necessary; what follows the answer to an ADD |
+//! | `required_status` | whether an ADD begins whose status has to be written while the API server does not answer |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
 //! | `drift` | puts back what others change of what attachments have on the node |
 //! | `in_pods` | reports what others change in pods |
@@ -25,6 +26,7 @@
 //! | `traces` | sends traces of requests to a collector |
 //! | `http`, `metrics` | serves probes and metrics; what is counted |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
+//! | `own_node` | this node's object, as looks have seen it |
 //! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `shares`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; what looks at attachments have found; the agent's status |
 
 mod after_add;
@@ -60,6 +62,7 @@ mod missed;
 mod node_check;
 mod node_network;
 mod operation;
+mod own_node;
 mod owned;
 mod packet_log;
 mod plugin_group;
@@ -73,6 +76,7 @@ mod reload;
 mod repair;
 mod report;
 mod request_log;
+mod required_status;
 mod run;
 mod runtime_conf;
 mod scheduler;

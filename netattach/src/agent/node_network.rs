@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use crate::error_chain::Chain;
 use crate::netlink::{self, Changes, Handle, LinkState, LinkWatch, RouteState};
 use crate::npwg::NetworkName;
 use crate::objects::{Identity, Node, Objects};
+use crate::pace;
 use crate::plan::{addressing, result};
 use crate::rounds;
 use crate::rpc::message::Condition;
@@ -28,7 +29,8 @@ use crate::spec::{OWN_GROUPS, Route};
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
-/// How often the node is looked at: others can remove a route, and a device that was down has none.
+/// How often the node is looked at at most without an occasion: the kernel does not tell of routes that go with their link, and a
+/// device that was down has none.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Most rows that are reported; of the rest, only the number.
 const MOST_ROWS: usize = 50;
@@ -56,7 +58,8 @@ impl NodeNetwork {
         locked(&self.rows).clone()
     }
 
-    /// Looks when nodes or the default route change, and every [`INTERVAL`], until the source ends.
+    /// Looks when nodes or the default route change or a route of the agent's own goes, and every [`INTERVAL`] or as often as
+    /// [`pace`] leaves it, until the source ends. Changes are gathered: nodes may come by the hundred.
     pub(super) async fn keep(
         self: Arc<Self>,
         mut changes: watch::Receiver<u64>,
@@ -64,17 +67,14 @@ impl NodeNetwork {
     ) -> io::Result<()> {
         let mut tick = ticks(INTERVAL);
         let mut nodes = Identity::default();
+        let (mut took, mut due) = (Duration::ZERO, tokio::time::Instant::now());
         loop {
             // All three futures may be dropped at any time: notifications stay in the socket, a change stays unseen, and
             // the ticker ticks again.
             let is_told = tokio::select! {
                 ready = links.readable() => {
                     ready?;
-                    let is_other = match links.changes() {
-                        Ok(Changes::Of(touched)) => touched.default_routes,
-                        Ok(Changes::Anything) | Err(_) => true,
-                    };
-                    if !is_other {
+                    if !is_of_routes(links.changes().as_ref().ok()) {
                         continue;
                     }
                     true
@@ -88,16 +88,33 @@ impl NodeNetwork {
                     }
                     true
                 }
-                _ = tick.tick() => false,
+                _ = tick.tick() => {
+                    // The last look ended a moment after its tick.
+                    if tokio::time::Instant::now() + INTERVAL / 2 < due {
+                        continue;
+                    }
+                    false
+                }
             };
+            if is_told {
+                tokio::time::sleep(pace::gather(took)).await;
+                // What they tell of is seen by the look.
+                let _ = links.changes();
+            }
             // What was seen before the snapshot is complete is looked at again.
             nodes = match self.is_complete() {
                 true => self.source.snapshot().nodes.identity(),
                 false => Identity::default(),
             };
             let looking = Arc::clone(&self);
-            let look = move || crate::upkeep(|| looking.look());
-            rounds::take(!is_told, look).await;
+            let look = move || {
+                let begun = Instant::now();
+                let ((), worked) = pace::measured(|| crate::upkeep(|| looking.look()));
+                (begun.elapsed(), worked)
+            };
+            let (lasted, worked) = rounds::take(!is_told, look).await;
+            took = lasted;
+            due = tokio::time::Instant::now() + pace::pause(INTERVAL, worked);
         }
     }
 
@@ -290,6 +307,14 @@ impl NodeNetwork {
             }
         }
         found
+    }
+}
+
+/// Whether routes have changed that a look depends on. `None`: it is not known which.
+fn is_of_routes(changes: Option<&Changes>) -> bool {
+    match changes {
+        Some(Changes::Of(touched)) => touched.default_routes || touched.removed_routes.contains(&PROTOCOL),
+        Some(Changes::Anything) | None => true,
     }
 }
 

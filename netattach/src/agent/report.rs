@@ -205,7 +205,7 @@ impl Reporter {
             policies: self.source.snapshot().policies.len(),
             programmed,
             rules,
-            problems: self.enforcer.conditions().len(),
+            problems: self.enforcer.conditions_counted(),
         }
     }
 

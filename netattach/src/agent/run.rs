@@ -109,7 +109,7 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
 /// As [`run`]; the settings were read from these arguments.
 fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), AgentError> {
     if let Err(error) = descriptors::raise() {
-        tracing::warn!(%error, "the limit of open files could not be raised");
+        tracing::warn!(error = %Chain(&error), "the limit of open files could not be raised");
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

@@ -13,16 +13,17 @@ use tokio::sync::{Notify, watch};
 use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
 use super::health::{NOT_IN_FORCE, log_new, note};
 use super::node_network::NodeNetwork;
+use super::own_node::OwnNode;
 use super::share::shared;
 use crate::attach::{Engine, IntentReader};
-use crate::builtin::pod_cidr;
+use crate::builtin::{ThisNode, pod_cidr};
 use crate::cni::NetworkList;
 use crate::enforce::enforcer::Enforcer;
 use crate::error_chain::{Chain, clipped};
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
-use crate::objects::{Identity, NAMESPACE_NAME_LABEL, Node, ObjectName, Objects};
+use crate::objects::{Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
 use crate::plan::pools;
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::rounds;
@@ -62,8 +63,8 @@ type Checked = BTreeMap<NetworkRef, (Weak<Definition>, Option<String>)>;
 #[derive(Default)]
 struct Seen {
     definitions: Identity<NetworkRef, Arc<Definition>>,
-    /// Definitions can take their ranges from the node.
-    nodes: Identity<String, Arc<Node>>,
+    /// Definitions can take their ranges from this node.
+    node: OwnNode,
     policies: Identity<ObjectName, Arc<Policy>>,
     network_policies: Identity<ObjectName, Arc<Policy>>,
     has_other_nodes: bool,
@@ -71,24 +72,25 @@ struct Seen {
     /// matters here.
     unlabelled: BTreeSet<String>,
     /// Definitions with an inline configuration, and why no pod can be attached by one. What is the same value has the same
-    /// outcome while the nodes are the same: of thousands only those are looked at that have changed.
+    /// outcome, but for those that take their range from this node, while its object is the same: of thousands only those are looked
+    /// at that have changed.
     checked: Checked,
     rows: Vec<Condition>,
 }
 
 impl Seen {
     /// Whether a look at these objects would have the same outcome.
-    fn is_of(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> bool {
+    fn is_of(&self, objects: &Objects, this: &ThisNode, unlabelled: &BTreeSet<String>) -> bool {
         self.unlabelled == *unlabelled
             && self.has_other_nodes == objects.has_other_nodes
-            && self.has_definitions_of(objects)
+            && self.has_definitions_of(objects, this)
             && self.policies.is_of(&objects.policies)
             && self.network_policies.is_of(&objects.network_policies)
     }
 
     /// Whether the definitions say the same as at the last look.
-    fn has_definitions_of(&self, objects: &Objects) -> bool {
-        self.definitions.is_of(&objects.definitions) && self.nodes.is_of(&objects.nodes)
+    fn has_definitions_of(&self, objects: &Objects, this: &ThisNode) -> bool {
+        self.definitions.is_of(&objects.definitions) && self.node.is_of(objects, this)
     }
 }
 
@@ -163,13 +165,16 @@ impl Troubles {
     fn of_objects(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let unlabelled = without_object(&objects);
+        let this = &self.intents.from_node.this;
         let mut seen = locked(&self.seen);
-        if !seen.has_definitions_of(&objects) {
-            let before = std::mem::take(&mut seen.checked);
-            let before = if seen.nodes.is_of(&objects.nodes) { before } else { BTreeMap::new() };
+        if !seen.has_definitions_of(&objects, this) {
+            let mut before = std::mem::take(&mut seen.checked);
+            if !seen.node.is_of(&objects, this) {
+                forget_those_of_the_node(&mut before, &objects);
+            }
             seen.checked = self.check_changed(&objects, before);
         }
-        if !seen.is_of(&objects, &unlabelled) {
+        if !seen.is_of(&objects, this, &unlabelled) {
             let unusable = seen.checked.iter().filter_map(|(name, (_, problem))| {
                 let object = format!("network-attachment-definition {name}");
                 Some(Condition { object, problem: problem.clone()? })
@@ -178,7 +183,7 @@ impl Troubles {
             log_new(NOT_IN_FORCE, &seen.rows, &rows);
             seen.rows = rows;
             seen.definitions = objects.definitions.identity();
-            seen.nodes = objects.nodes.identity();
+            seen.node = OwnNode::of(&objects, this);
             seen.policies = objects.policies.identity();
             seen.network_policies = objects.network_policies.identity();
             seen.has_other_nodes = objects.has_other_nodes;
@@ -265,6 +270,14 @@ impl Troubles {
         };
         problem.map(clipped)
     }
+}
+
+/// Forgets what was found of definitions that take their range from the node.
+fn forget_those_of_the_node(checked: &mut Checked, objects: &Objects) {
+    checked.retain(|name, _| {
+        let config = objects.definitions.get(name).and_then(|definition| definition.config.as_deref());
+        config.is_some_and(|config| !pod_cidr::is_named(config))
+    });
 }
 
 /// The default network of several nodes, if each of them would give the same addresses.
@@ -376,6 +389,28 @@ mod tests {
     use crate::objects::Pod;
     use crate::objects::policy::POLICY_FOR_ANNOTATION;
     use crate::source::read::policy::read;
+
+    #[test]
+    fn when_this_node_changes_only_definitions_with_its_range_are_looked_at_anew() {
+        let mut objects = Objects::default();
+        let mut checked = Checked::new();
+        for (name, config) in
+            [("own", "{\"subnet\": \"usePodCidr\"}"), ("fixed", "{\"subnet\": \"10.1.0.0/24\"}")]
+        {
+            let definition = Arc::new(Definition {
+                namespace: "shop".into(),
+                name: name.into(),
+                config: Some(config.into()),
+                annotations: Default::default(),
+            });
+            let reference = NetworkRef::new("shop", name);
+            checked.insert(reference.clone(), (Arc::downgrade(&definition), None));
+            objects.definitions.insert(reference, definition);
+        }
+        checked.insert(NetworkRef::new("shop", "gone"), (Weak::new(), None));
+        forget_those_of_the_node(&mut checked, &objects);
+        assert_eq!(checked.into_keys().collect::<Vec<_>>(), [NetworkRef::new("shop", "fixed")]);
+    }
 
     #[test]
     fn a_policy_for_an_undefined_network_is_reported_and_the_default_network_need_not_be_an_object() {

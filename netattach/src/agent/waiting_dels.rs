@@ -5,7 +5,7 @@
 //! Most are found at the start ([`left_over`](super::left_over)). The agent looks for others while it serves (`collector`):
 //! one may be recorded because the agent was too slow to answer it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,16 +20,21 @@ use super::scheduler::MOST_DELS;
 use crate::cni;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
+use crate::own_thread;
 use crate::rpc::message::Condition;
-use crate::rpc::pending::{self, Pending, Request, UnreadableError};
+use crate::rpc::pending::{self, Pending, PendingError, Request, UnreadableError};
 use crate::sync::{Mutex, locked};
+use crate::waits::{Footprint, Resource};
 
 /// Longest time between two attempts of one DEL; the first retry is at the next look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Most DELs that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room. More than
-/// there can be at one plugin that hangs: the lanes let others pass these.
+/// Most DELs that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room.
 const AT_ONCE: usize = MOST_DELS / 8;
+
+/// Most of them that may hang at the same plugin or pool: as many as the lanes let stand at one. Further ones would only wait
+/// there, in places that DELs of other networks need.
+const OF_ONE: usize = AT_ONCE / 4;
 
 /// The recorded DELs.
 #[derive(Debug)]
@@ -47,6 +52,89 @@ struct Failed {
     error: String,
     attempts: u32,
     again: Instant,
+}
+
+/// The DELs that are under way, each with what it may hang at.
+#[derive(Debug, Default)]
+pub(super) struct UnderWay {
+    tasks: JoinSet<Footprint>,
+    places: Places,
+}
+
+/// The places of DELs that are under way. Pure.
+#[derive(Debug, Default)]
+struct Places {
+    taken: usize,
+    /// How many may hang at each of these.
+    at: BTreeMap<Resource, usize>,
+}
+
+impl UnderWay {
+    /// Gives back the places of those that have ended.
+    fn end(&mut self) {
+        while let Some(ended) = self.tasks.try_join_next() {
+            if let Some(at) = own_thread::joined(ended) {
+                self.places.give_back(&at);
+            }
+        }
+    }
+}
+
+impl Places {
+    /// Gives those of the due a place that may begin now, in their order, with what they may hang at and their container's turn.
+    /// `needs`: what the DEL of a container may wait for, as far as it is known.
+    fn give<T>(
+        &mut self,
+        due: Vec<(PathBuf, String)>,
+        needs: &BTreeMap<String, Footprint>,
+        turn: impl Fn(&str) -> Option<T>,
+    ) -> Vec<(PathBuf, Footprint, T)> {
+        let mut begun = Vec::new();
+        for (path, container) in due {
+            if self.taken >= AT_ONCE {
+                break;
+            }
+            let at = needs.get(&container).map(may_hang_at).unwrap_or_default();
+            if at.iter().any(|one| self.at.get(one).is_some_and(|many| *many >= OF_ONE)) {
+                continue;
+            }
+            let Some(turn) = turn(&container) else { continue };
+            self.taken += 1;
+            for one in &at {
+                *self.at.entry(one.clone()).or_default() += 1;
+            }
+            begun.push((path, at, turn));
+        }
+        begun
+    }
+
+    fn give_back(&mut self, at: &Footprint) {
+        self.taken = self.taken.saturating_sub(1);
+        for one in at {
+            let Some(many) = self.at.get_mut(one) else { continue };
+            *many = many.saturating_sub(1);
+            if *many == 0 {
+                self.at.remove(one);
+            }
+        }
+    }
+}
+
+/// Of what a DEL needs, that which may hang, and does not at the same time for all DELs of the node. A plugin mostly hangs for all
+/// its networks: what it asks does not answer.
+fn may_hang_at(needs: &Footprint) -> Footprint {
+    let of_one = |needed: &Resource| match needed {
+        Resource::Plugin { plugin, network: _ } => {
+            Some(Resource::Plugin { plugin: plugin.clone(), network: String::new() })
+        }
+        Resource::Pool(_) | Resource::VfLocks { .. } | Resource::Devices { .. } => Some(needed.clone()),
+        Resource::Cache
+        | Resource::Sync
+        | Resource::Detection { .. }
+        | Resource::PacketFilter
+        | Resource::Publication => None,
+    };
+    needs.iter().filter_map(of_one).collect()
 }
 
 impl WaitingDels {
@@ -72,7 +160,10 @@ impl WaitingDels {
     /// So what belongs to one network that hangs does not keep all others waiting. Forgets the failures of files that are gone.
     fn due(&self, found: Vec<Pending>, now: Instant) -> Vec<(PathBuf, String)> {
         let mut failed = locked(&self.failed);
-        failed.retain(|path, _| found.iter().any(|pending| pending.path == *path));
+        // Thousands may have failed.
+        let mut paths: Vec<&Path> = found.iter().map(|pending| pending.path.as_path()).collect();
+        paths.sort_unstable();
+        failed.retain(|path, _| paths.binary_search(&path.as_path()).is_ok());
         let mut due = Vec::new();
         for Pending { path, container } in found {
             match container {
@@ -113,27 +204,35 @@ fn pause(interval: Duration, attempts: u32) -> Duration {
 impl Agent {
     /// Begins the recorded DELs that are due, except those of containers that another operation has the turn of, as far as
     /// there is room beside those that are `under_way`: one may hang, and nobody waits for it here.
-    pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut JoinSet<()>) {
-        let found = self.work(|agent| Ok(pending::list(&agent.collector.waiting_dels.state_dir))).await;
-        let found = match found {
+    pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
+        let (found, needs) = match self.work(|agent| Ok(agent.find_waiting())).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "recorded DELs not looked for"),
             // The agent ends.
             Err(_) => return,
         };
-        while under_way.try_join_next().is_some() {}
-        for (path, container) in self.collector.waiting_dels.due(found, Instant::now()) {
-            if under_way.len() >= AT_ONCE {
-                return;
-            }
-            let Some(turn) = self.turns.take(&container) else { continue };
+        under_way.end();
+        let due = self.collector.waiting_dels.due(found, Instant::now());
+        for (path, at, turn) in under_way.places.give(due, &needs, |container| self.turns.take(container)) {
             turn.rolls_back();
             let agent = Arc::clone(self);
-            under_way.spawn(async move {
+            under_way.tasks.spawn(async move {
                 agent.carry_out(&path).await;
                 drop(turn);
+                at
             });
         }
+    }
+
+    /// The recorded DELs, and what those of each container may wait for.
+    fn find_waiting(&self) -> Result<(Vec<Pending>, BTreeMap<String, Footprint>), PendingError> {
+        let found = pending::list(&self.collector.waiting_dels.state_dir)?;
+        let containers: BTreeSet<&str> = found.iter().filter_map(|it| it.container.as_deref().ok()).collect();
+        let needs = match containers.is_empty() {
+            true => BTreeMap::new(),
+            false => self.engine.needs_of(&containers),
+        };
+        Ok((found, needs))
     }
 
     /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and stays. It is logged
@@ -181,7 +280,7 @@ impl Agent {
             return Ok(None);
         }
         match cni::Request::parse(&call.env, call.stdin.as_bytes()) {
-            Ok(asked) => self.blocking(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
+            Ok(asked) => self.call_engine(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
             // Nobody repeats it in another form, and the record has all that is needed.
             Err(error) => {
                 tracing::warn!(container = key.container_id, error = %Chain(&error), "the recorded DEL is not valid; carried out from the journal");
@@ -264,12 +363,72 @@ mod tests {
         assert_eq!(due(LONGEST_PAUSE), ["old", "new", "once", "often"]);
     }
 
-    /// None of those has failed yet.
+    fn plugin(plugin: &str, network: &str) -> Resource {
+        Resource::Plugin { plugin: plugin.to_owned(), network: network.to_owned() }
+    }
+
+    /// Begins those of these containers that get a place, and says which.
+    fn begun(places: &mut Places, containers: &[String], needs: &BTreeMap<String, Footprint>) -> Vec<String> {
+        let due = containers.iter().map(|container| (container.into(), container.clone())).collect();
+        let begun = places.give(due, needs, |container| (container != "busy").then_some(()));
+        begun.into_iter().map(|(path, _, ())| path.display().to_string()).collect()
+    }
+
+    fn named(name: &str, numbers: std::ops::Range<usize>) -> Vec<String> {
+        numbers.map(|number| format!("{name}-{number}")).collect()
+    }
+
+    /// None of those has failed yet, and those that hang have come first.
     #[test]
-    fn a_hundred_that_may_hang_leave_room_for_one_that_came_after_them() {
-        let waiting = WaitingDels::new("/nonexistent".into(), INTERVAL);
-        let names = (0..100).map(|number| number.to_string()).chain(["other".to_owned()]);
-        let due = waiting.due(names.flat_map(|name| found(&name)).collect(), Instant::now());
-        assert!(due.iter().take(AT_ONCE).any(|(path, _)| path == Path::new("other")));
+    fn those_at_one_plugin_or_pool_leave_room_for_others_that_came_after_them() {
+        let hung = named("hung", 0..200);
+        let pooled = named("pooled", 0..40);
+        let others = named("other", 0..100);
+        let of_hung = hung.iter().enumerate().map(|(number, container)| {
+            // Of two networks, by one plugin.
+            let network = if number % 2 == 0 { "lan" } else { "storage" };
+            (container.clone(), Footprint::from([Resource::Sync, plugin("away", network)]))
+        });
+        let pool = Resource::Pool(crate::ipam::Pool::directory("/pools", "lan"));
+        let of_pooled = pooled.iter().map(|container| (container.clone(), Footprint::from([pool.clone()])));
+        let of_others = others
+            .iter()
+            .map(|container| (container.clone(), Footprint::from([Resource::Sync, Resource::Cache])));
+        let needs: BTreeMap<String, Footprint> = of_hung.chain(of_pooled).chain(of_others).collect();
+        let mut places = Places::default();
+        let busy = vec!["busy".to_owned()];
+        let due = [&busy[..], &hung, &pooled, &others[..10]].concat();
+        let expected = [&hung[..OF_ONE], &pooled[..OF_ONE], &others[..10]].concat();
+        assert_eq!(begun(&mut places, &due, &needs), expected);
+        // While they hang, later ones of others have a place each, up to all places.
+        let left = AT_ONCE - expected.len();
+        let due = [&hung[OF_ONE..], &pooled[OF_ONE..], &others[10..], &named("unknown", 0..9)].concat();
+        assert_eq!(begun(&mut places, &due, &needs), others[10..10 + left]);
+        assert_eq!(begun(&mut places, &due, &needs), [""; 0]);
+        // Whoever ends leaves his place to the first who may have it.
+        places.give_back(&may_hang_at(&needs["other-0"]));
+        let late = [&hung[OF_ONE..], &named("unknown", 0..2)].concat();
+        assert_eq!(begun(&mut places, &late, &needs), ["unknown-0"]);
+        places.give_back(&may_hang_at(&needs["hung-0"]));
+        assert_eq!(begun(&mut places, &late, &needs), [hung[OF_ONE].clone()]);
+    }
+
+    #[test]
+    fn what_all_dels_of_the_node_need_is_no_reason_to_keep_one_back() {
+        let pool = Resource::Pool(crate::ipam::Pool::directory("/pools", "lan"));
+        let locks = Resource::VfLocks { network: "sriov".to_owned() };
+        let devices = Resource::Devices { network: "sriov".to_owned() };
+        let needs = [
+            Resource::Cache,
+            Resource::Sync,
+            Resource::PacketFilter,
+            Resource::Detection { network: "lan".to_owned() },
+            pool.clone(),
+            locks.clone(),
+            devices.clone(),
+            plugin("ovs", "a"),
+            plugin("ovs", "b"),
+        ];
+        assert_eq!(may_hang_at(&needs.into()), [pool, locks, devices, plugin("ovs", "")].into());
     }
 }

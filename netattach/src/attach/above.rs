@@ -24,8 +24,7 @@ pub(super) fn remove(pod: &mut Handle, device: &DeviceState, others: &[Other]) -
         && let Err(error) = pod.ensure_no_controller(index)
     {
         // It leaves when it is moved.
-        let error = Chain(&error);
-        tracing::debug!(device = device.link.name, %error, "the device is a port in its pod still");
+        tracing::debug!(device = device.link.name, error = %Chain(&error), "the device is a port in its pod still");
     }
     delete(pod, index, None, others)
 }

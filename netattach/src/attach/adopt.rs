@@ -1,6 +1,7 @@
 //! What an agent makes of the records that an earlier one has left: sandboxes that are attached go on, the rest is rolled back.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -221,6 +222,8 @@ impl Engine {
             let release = || self.node.leases.release_container(&pool, &key.container_id, &keep);
             waits::at_pool(Some(pool.clone()), release).map_err(AttachError::TornLease)?;
         }
+        let released = self.node.leases.release_to_servers(&key.container_id, &keep);
+        released.map_err(AttachError::TornLease)?;
         self.journal.discard(key)?;
         Ok(())
     }
@@ -241,8 +244,8 @@ impl Engine {
         Ok(keep)
     }
 
-    /// A record of this boot without a plan means that no step began. An address or a link of the sandbox shows that
-    /// the record has lost its plan.
+    /// A record of this boot without a plan means that no step began. An address of the sandbox, by a pool or a server, or a link
+    /// of it shows that the record has lost its plan.
     ///
     /// # Errors
     /// `JournalError::Damaged`, with the trace that was found; or the sandbox could not be examined.
@@ -259,12 +262,17 @@ impl Engine {
         keep: &[String],
         netns: Option<&Netns>,
     ) -> Result<Option<String>, AttachError> {
+        let holds =
+            |address: IpAddr| Some(format!("it has no plan, but its container holds address {address}"));
         for pool in self.journal.pools() {
             let held = || self.node.leases.held(&pool, &key.container_id, keep);
             let held = waits::at_pool(Some(pool.clone()), held);
-            if let Some(address) = held.map_err(AttachError::TornLease)?.first() {
-                return Ok(Some(format!("it has no plan, but its container holds address {address}")));
+            if let Some(address) = held.map_err(AttachError::TornLease)?.into_iter().next() {
+                return Ok(holds(address));
             }
+        }
+        if let Some(address) = self.node.leases.held_by_server(&key.container_id, keep) {
+            return Ok(holds(address));
         }
         let group = plan::link_group(&key.container_id, &key.ifname);
         let mut handles = vec![Handle::open().map_err(|error| AttachError::Open(error.into()))?];
@@ -282,6 +290,16 @@ impl Engine {
             }
         }
         Ok(None)
+    }
+
+    /// Forgets the pools that nobody needs, where there are by now very many more than there were after the last look at them.
+    pub fn forget_unused_pools(&self) {
+        if !self.journal.has_many_pools() {
+            return;
+        }
+        let all = self.registry.all();
+        // Nobody has an address in those of the other records, or that is seen.
+        self.forget_pools(&all.iter().flat_map(|attached| leased_from(&attached.plan)).collect());
     }
 
     /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.

@@ -65,7 +65,7 @@ pub fn apply(
         entered: node.bridges.begin(),
         progress,
     };
-    executor.progress.is_in(executor.pod.netns_cookie())?;
+    executor.progress.note_namespace(executor.pod.netns_cookie())?;
     executor.check_preconditions(plan, present)?;
     for group in phases::groups(plan) {
         executor.carry_out(&group).map_err(|Failed { item: (_, attachment, step), source }| {
@@ -188,7 +188,7 @@ impl<'a> Executor<'a> {
         check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {
             if matches!(step, Step::RestrictSender) {
-                firewall::senders::is_possible()
+                firewall::senders::check_possible()
                     .map_err(|error| AttachError::step(Doing::Attach, attachment, step.describe(), error))?;
             }
             let made = step.makes_interface().and_then(MadeBy::pod_name);

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 
 use super::apply::ensure_if_present;
 use super::{StepError, bridge_stack};
+use crate::error_chain::Chain;
 use crate::flock;
 use crate::link;
 use crate::netlink::{self, Born, Handle, LinkState};
@@ -24,13 +25,21 @@ use crate::step::{Brought, Interface, Output, Outputs, Step};
 /// How long another process may be at removing a bridge.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The bridges that unfinished plans are about to use, with the number of plans that use each. A bridge in use is
-/// kept.
+/// The bridges that unfinished plans are about to use. A bridge in use is kept, by this process and by others.
 #[derive(Debug, Default)]
 pub struct Bridges {
-    users: Mutex<BTreeMap<String, u32>>,
+    users: Mutex<Users>,
     /// The right to close or open a bridge ([`bridge_stack`]).
     turn: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Users {
+    /// The number of plans that are about to use each bridge.
+    plans: BTreeMap<String, u32>,
+    /// What keeps other processes from removing a bridge, see [`hold`]: one for all plans, as the locks of a process exclude each
+    /// other like those of two. `None`: no plan is about to use one, or somebody else has the lock alone.
+    held: Option<File>,
 }
 
 /// The bridges of one plan while it is being carried out.
@@ -175,8 +184,8 @@ impl Bridges {
         Entered { bridges: self, names: Vec::new() }
     }
 
-    /// Deletes the bridges that this ADD made and that have no port, unless another plan is about to use them, or an ADD without
-    /// an agent may be, see [`hold`].
+    /// Deletes the bridges that this ADD made and that have no port, unless another plan is about to use them, or an ADD of another
+    /// process may be, see [`hold`].
     ///
     /// # Errors
     /// The kernel refuses.
@@ -189,15 +198,28 @@ impl Bridges {
         if made.is_empty() {
             return Ok(());
         }
-        // The lock is held until they are deleted: an ADD that comes meanwhile makes the bridge again.
-        let users = self.lock();
-        let Some(_alone) = alone() else {
+        // The locks are held until they are deleted: an ADD that comes meanwhile makes the bridge again.
+        let mut users = self.lock();
+        let Some(alone) = users.alone() else {
             tracing::debug!("a bridge of a failed ADD stays: another process may be about to use it");
             return Ok(());
         };
+        let removed = users.remove_unused(&made);
+        users.share(alone);
+        removed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Users> {
+        // No lock is poisoned: a panic ends the agent.
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Users {
+    fn remove_unused(&self, made: &[Interface]) -> Result<(), netlink::Error> {
         let mut host = Handle::open()?;
         let own = host.own_bridges()?;
-        for bridge in made.iter().filter(|bridge| !users.contains_key(&bridge.name)) {
+        for bridge in made.iter().filter(|bridge| !self.plans.contains_key(&bridge.name)) {
             let is_it = |link: &LinkState| link.index == bridge.index && link.name == bridge.name;
             let Some((link, _)) = own.iter().find(|(link, ports)| is_it(link) && *ports == 0) else {
                 continue;
@@ -208,23 +230,44 @@ impl Bridges {
         Ok(())
     }
 
-    /// The right to close or open a bridge until what it returns is dropped.
-    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
-        // No lock is poisoned: a panic ends the agent.
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Keeps ADDs of other processes waiting until it is [shared](Self::share) again or dropped; `None`: there is one.
+    fn alone(&mut self) -> Option<File> {
+        let Some(held) = self.held.take() else {
+            return locked(|namespace| flock::lock(namespace, Duration::ZERO));
+        };
+        // The kernel gives up the shared lock before it looks whether there can be another.
+        if matches!(flock::lock(&held, Duration::ZERO), Ok(true)) {
+            return Some(held);
+        }
+        self.share(held);
+        None
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
-        // No lock is poisoned: a panic ends the agent.
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Has the lock shared while plans are about to use bridges. Not where another process has come in between: the plans go on
+    /// without, as if they had [waited](hold) in vain.
+    fn share(&mut self, lock: File) {
+        let is_shared =
+            !self.plans.is_empty() && matches!(flock::lock_shared(&lock, Duration::ZERO), Ok(true));
+        self.held = is_shared.then_some(lock);
     }
 }
 
 impl Entered<'_> {
-    /// Records that the plan is about to use a bridge.
+    /// Records that the plan is about to use a bridge: until it is a port there, or nobody's, when this is dropped. Waits for a process
+    /// that is removing one.
     pub(super) fn enter(&mut self, name: &str) {
-        *self.bridges.lock().entry(name.to_owned()).or_default() += 1;
+        let is_held = {
+            let mut users = self.bridges.lock();
+            *users.plans.entry(name.to_owned()).or_default() += 1;
+            users.held.is_some()
+        };
         self.names.push(name.to_owned());
+        if !is_held {
+            // The others do not wait with this one.
+            let held = hold();
+            let mut users = self.bridges.lock();
+            users.held = users.held.take().or(held);
+        }
     }
 }
 
@@ -232,12 +275,15 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut users = self.bridges.lock();
         for name in &self.names {
-            if let Some(count) = users.get_mut(name) {
+            if let Some(count) = users.plans.get_mut(name) {
                 *count -= 1;
                 if *count == 0 {
-                    users.remove(name);
+                    users.plans.remove(name);
                 }
             }
+        }
+        if users.plans.is_empty() {
+            users.held = None;
         }
     }
 }
@@ -269,22 +315,17 @@ fn is_link_local(net: &IpNet) -> bool {
 }
 
 /// Keeps other processes from removing a bridge that they made, on the calling thread's node, until what it returns is dropped:
-/// for an ADD without an agent, which may be about to use one. `None`: somebody has the lock alone for too long, which any process
-/// of the node's namespace can take, and the ADD goes on without it.
-pub(super) fn hold() -> Option<File> {
+/// for an ADD, which may be about to use one. `None`: somebody has the lock alone for [`PATIENCE`], which any process of the node's
+/// namespace can take, and the ADD goes on without it.
+fn hold() -> Option<File> {
     locked(|namespace| flock::lock_shared(namespace, PATIENCE))
-}
-
-/// Keeps ADDs without an agent waiting until what it returns is dropped; `None`: there is one.
-fn alone() -> Option<File> {
-    locked(|namespace| flock::lock(namespace, Duration::ZERO))
 }
 
 fn locked(lock: impl FnOnce(&File) -> io::Result<bool>) -> Option<File> {
     let namespace = File::open("/proc/thread-self/ns/net");
     let locked = namespace.and_then(|namespace| Ok(lock(&namespace)?.then_some(namespace)));
     locked.unwrap_or_else(|error| {
-        tracing::debug!(%error, "the node's network namespace cannot be locked");
+        tracing::debug!(error = %Chain(&error), "the node's network namespace cannot be locked");
         None
     })
 }
@@ -393,12 +434,7 @@ mod tests {
         let node = Netns::private().unwrap();
         within(&node, || {
             let mut host = Handle::open().unwrap();
-            let name = "br0".to_owned();
-            let bridge = spec::Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false };
-            let LinkState { name, index, mac, mtu, .. } = host.ensure_bridge(&bridge).unwrap().link;
-            let link = Interface { name, index, mac, mtu };
-            let mut outputs = Outputs::default();
-            outputs.insert(StepRef(0, 0), Output::Bridge(Bridge { link, made: true, ours: false }));
+            let outputs = made(&mut host, "br0");
             let bridges = Bridges::default();
             let mut is_there_after = || {
                 bridges.remove_made(&outputs).unwrap();
@@ -410,6 +446,70 @@ mod tests {
             assert!(is_there_after());
             drop(second);
             assert!(!is_there_after());
+        })
+        .unwrap();
+    }
+
+    /// What an ADD has made that failed.
+    fn made(host: &mut Handle, name: &str) -> Outputs {
+        let name = name.to_owned();
+        let bridge = spec::Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false };
+        let LinkState { name, index, mac, mtu, .. } = host.ensure_bridge(&bridge).unwrap().link;
+        let link = Interface { name, index, mac, mtu };
+        let mut outputs = Outputs::default();
+        outputs.insert(StepRef(0, 0), Output::Bridge(Bridge { link, made: true, ours: false }));
+        outputs
+    }
+
+    /// Each has its own lock of the namespace, as two processes have.
+    ///
+    /// Rows: BRG-at-once.
+    #[test]
+    fn plans_of_a_process_keep_a_bridge_from_others_and_its_own_failed_ones_from_no_other_bridge() {
+        let node = Netns::private().unwrap();
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let [agent, executable] = [(); 2].map(|()| Bridges::default());
+            let [used, another] = ["br0", "br1"].map(|name| made(&mut host, name));
+            let mut left = |by: &Bridges, outputs: &Outputs| {
+                by.remove_made(outputs).unwrap();
+                ["br0", "br1"].map(|name| host.find_link(name).unwrap().is_some())
+            };
+            let mut first = agent.begin();
+            first.enter("br0");
+            let mut second = agent.begin();
+            second.enter("br2");
+            assert_eq!(left(&executable, &used), [true, true]);
+            assert_eq!(left(&agent, &used), [true, true]);
+            assert_eq!(left(&agent, &another), [true, false]);
+            // The agent's lock is shared again.
+            assert_eq!(left(&executable, &used), [true, false]);
+            drop(second);
+            assert_eq!(left(&executable, &used), [true, false]);
+            drop(first);
+            assert_eq!(left(&executable, &used), [false, false]);
+        })
+        .unwrap();
+    }
+
+    /// Rows: BRG-at-once.
+    #[test]
+    fn an_agent_that_is_refused_the_lock_alone_has_it_shared_as_before() {
+        let node = Netns::private().unwrap();
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let outputs = made(&mut host, "br0");
+            let bridges = Bridges::default();
+            let mut entered = bridges.begin();
+            entered.enter("br1");
+            let others = hold().unwrap();
+            bridges.remove_made(&outputs).unwrap();
+            assert!(host.find_link("br0").unwrap().is_some());
+            drop(others);
+            let alone = || locked(|namespace| flock::lock(namespace, Duration::ZERO)).is_some();
+            assert!(!alone());
+            drop(entered);
+            assert!(alone());
         })
         .unwrap();
     }

@@ -11,7 +11,7 @@ use serde_json::{Map, json};
 use super::Engine;
 use super::rig::{self, Maps};
 use crate::error_chain::Chain;
-use crate::ipam::Pool;
+use crate::ipam::{self, Owner, Pool, dhcp};
 use crate::journal::full_disk::Disk;
 use crate::journal::{JournalKey, Loaded, RecordState, Store};
 use crate::plan::resolve::Numbers;
@@ -335,5 +335,42 @@ fn a_damaged_record_of_this_boot_is_kept_though_a_record_of_an_earlier_one_is_le
         let refused = Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string();
         assert!(refused.contains("a@eth0.jsonl is damaged (line "), "{harm:?}: {refused}");
         assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned()], [1].into()), "{harm:?}");
+    }
+}
+
+/// What a server has given is found by the container, as what a pool has: no plan names it. A loss of power took the rest of an
+/// earlier boot's record, and the lease is given back at the start that finds it.
+#[test]
+fn a_lease_by_dhcp_of_a_torn_record_is_given_back_or_shows_that_the_record_is_damaged() {
+    for (of_earlier_boot, expected) in [(true, None), (false, Some("its container holds address 10.1.0.7"))] {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let maps = Arc::new(Maps::default());
+        let journal = directory.join("journal");
+        let torn = Store::open(&journal).unwrap().path(&rig::key("a")).unwrap();
+        fs::write(&torn, "").unwrap();
+        if of_earlier_boot {
+            fs::write(journal.join("boot"), "00000000-0000-0000-0000-000000000000").unwrap();
+        }
+        let leases = directory.join("dhcp");
+        fs::create_dir(&leases).unwrap();
+        let owner = Owner { container_id: "a".to_owned(), ifname: "net1".to_owned() };
+        let file = dhcp::Leases::open(&leases).unwrap().file(&owner);
+        let lease = json!({
+            "version": 1, "container_id": "a", "ifname": "net1", "config": {"network": "lan", "wanted": [1]},
+            "mac": "02:00:00:00:00:07", "index": 3, "netns": "/nonexistent",
+            "netns_id": {"device": 4, "inode": 5}, "boot": "00000000-0000-0000-0000-000000000000",
+            "address": "10.1.0.7", "server": {"address": "10.1.0.1", "mac": "02:00:00:00:00:01"},
+        });
+        fs::write(&file, lease.to_string()).unwrap();
+
+        let mut engine = start(directory, &maps);
+        engine.node.leases = ipam::Leases::renewing(dhcp::Leases::open(&leases).unwrap());
+        assert!(engine.node.leases.dhcp().unwrap().is_known(&owner));
+        let failures = rig::failures(&rig::recover(&engine));
+        assert_eq!(failures.len(), expected.iter().len(), "{failures:?}");
+        assert!(failures.iter().zip(expected).all(|(told, what)| told.contains(what)), "{failures:?}");
+        let is_there = [file.exists(), torn.exists()];
+        assert_eq!(is_there, [expected.is_some(); 2], "{of_earlier_boot}");
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn read(path: &Path) -> Output {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Output::Nothing,
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "device information not read");
+            tracing::warn!(path = %path.display(), error = %Chain(&error), "device information not read");
             return Output::Nothing;
         }
     };

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::apply::owner;
 use super::engine::Engine;
@@ -14,9 +15,14 @@ use crate::ipam::Owner;
 use crate::journal::{JournalKey, Loaded, Record};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsId};
-use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
+use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::spec;
 use crate::step::{Claim, Home, Output, Step};
+use crate::waits;
+
+/// How long a DEL waits for somebody else to give its device back: a card's firmware may take seconds. In one that hangs the
+/// thread which gives the device back stays in the kernel, and the DEL fails and comes again.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The claims of all attachments, by device. Kept in memory: records have them too.
 #[derive(Debug, Default)]
@@ -265,11 +271,11 @@ impl Devices {
     }
 
     /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
-    /// back yet; waits while somebody else does that, as its record may not go before. If another device has its name, `make_way`
-    /// is called for those that came home under names of their pods' choice.
+    /// back yet; waits for [`PATIENCE`] at most while somebody else does that, as its record may not go before. If another device
+    /// has its name, `make_way` is called for those that came home under names of their pods' choice.
     ///
     /// # Errors
-    /// Those of `act`; it can be repeated then.
+    /// Somebody else does not end with that, and those of `act`; it can be repeated then.
     pub(super) fn give_back(
         &self,
         claim: &Claim,
@@ -278,7 +284,7 @@ impl Devices {
         make_way: impl FnMut(&Home) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
         let owner = owner(sandbox, attachment);
-        let table = self.settled(|held| held.owner == owner);
+        let table = self.settled((sandbox, attachment), PATIENCE)?;
         let Some(returning) = self.begin(table, (&claim.device, claim.generation, &owner)) else {
             tracing::debug!(device = claim.device, "the device is not this sandbox's any more");
             return Ok(());
@@ -362,15 +368,18 @@ impl Devices {
         claims.filter_map(|(_, claim)| Some(claim.representor.as_ref()?.device.index)).collect()
     }
 
-    /// Forgets the claims of a plan's attachments, which have been given back. Waits while somebody gives one back whose record
-    /// does not say what was claimed: nobody is to claim it before.
-    pub(super) fn release(&self, plan: &Plan) {
-        let has_devices = plan.steps().any(|(_, _, step)| matches!(step, Step::ClaimDevice(_)));
-        if has_devices {
-            let owners: Vec<Owner> = plan.attachments.iter().map(|it| owner(&plan.sandbox, it)).collect();
-            let mut table = self.settled(|held| owners.contains(&held.owner));
-            table.held.retain(|_, held| !owners.contains(&held.owner));
+    /// Forgets the claims of an attachment, whose device has been given back. Waits for [`PATIENCE`] at most while somebody gives
+    /// one back of which the record does not say that it was claimed: nobody is to claim it before.
+    ///
+    /// # Errors
+    /// That does not end; it can be repeated.
+    pub(super) fn release(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
+        if attachment.steps.iter().any(|step| matches!(step, Step::ClaimDevice(_))) {
+            let owner = owner(sandbox, attachment);
+            let mut table = self.settled((sandbox, attachment), PATIENCE)?;
+            table.held.retain(|_, held| held.owner != owner);
         }
+        Ok(())
     }
 
     /// Calls `settle` for each device of a sandbox whose namespace is gone, until it has succeeded once; before, `make_way`
@@ -436,12 +445,33 @@ impl Devices {
         Some(Returning { devices: self, device, generation, owner, is_back: false })
     }
 
-    /// The table, once nobody gives a device back that is one of these.
-    fn settled(&self, is_one: impl Fn(&Held) -> bool) -> MutexGuard<'_, Table> {
-        let is_going = |table: &mut Table| {
-            table.held.values().any(|held| held.state == State::Returning && is_one(held))
-        };
-        self.returned.wait_while(self.lock(), is_going).unwrap_or_else(PoisonError::into_inner)
+    /// The table, once nobody gives a device of that attachment back.
+    ///
+    /// # Errors
+    /// Somebody still does after `patience`.
+    fn settled(
+        &self,
+        (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+        patience: Duration,
+    ) -> Result<MutexGuard<'_, Table>, StepError> {
+        let (owner, due) = (owner(sandbox, attachment), Instant::now() + patience);
+        let is_going = |held: &Held| held.state == State::Returning && held.owner == owner;
+        loop {
+            let table = self.lock();
+            let Some((device, _)) = table.held.iter().find(|(_, held)| is_going(held)) else {
+                return Ok(table);
+            };
+            let left = due.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(StepError::DeviceReturning(device.clone()));
+            }
+            // Who comes back waits for a place to work in: not with the lock.
+            drop(table);
+            waits::at(&waits::devices(attachment), || {
+                let still = |table: &mut Table| table.held.values().any(is_going);
+                drop(self.returned.wait_timeout_while(self.lock(), left, still));
+            });
+        }
     }
 
     /// The records that may not say yet which of their devices have gone back.
@@ -450,7 +480,7 @@ impl Devices {
     }
 
     /// Notes that a record is about to say which of its devices have gone back. Returns whether it was said that it could not.
-    pub(super) fn is_written(&self, key: &JournalKey) -> bool {
+    pub(super) fn take_unwritten(&self, key: &JournalKey) -> bool {
         self.records().remove(key).unwrap_or_default()
     }
 
@@ -485,7 +515,7 @@ impl Engine {
     /// Has a record say which of its devices have gone back, in the container's turn: the next agent is to leave them alone. What
     /// cannot be written is logged once, and is to be tried again.
     pub fn write_returned(&self, key: &JournalKey) {
-        let was_said = self.node.devices.is_written(key);
+        let was_said = self.node.devices.take_unwritten(key);
         let loaded = self.journal.load(key).map_err(AttachError::from);
         let written = loaded.and_then(|loaded| match loaded {
             Loaded::Whole(mut record) => Ok(self.note_returned(&mut record)?),
@@ -548,20 +578,24 @@ fn entry(
 mod tests {
     use std::cell::{Cell, RefCell};
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
     use std::thread;
-    use std::time::Duration;
 
     use serde_json::Value;
 
     use super::*;
+    use crate::attach::error::step_code;
     use crate::attach::rig;
+    use crate::cni::code;
     use crate::journal::Store;
     use crate::journal::full_disk::{Disk, Takes};
     use crate::moment::boot_id;
+    use crate::plan::Plan;
     use crate::plan::{Dynamic, fixtures};
     use crate::spec::DeviceId;
     use crate::step::StepRef;
+    use crate::waits::tests::Visits;
+    use crate::waits::{Place, Resource};
 
     const CARD: &str = "0000:03:02.1";
 
@@ -621,8 +655,12 @@ mod tests {
         let (settings, physical, representor) = (None, None, None);
         let claim = Claim { device, generation, home, settings, physical, representor, is_back: false };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
-        devices.found(device, &claim);
+        devices.found(&device, &claim);
         Ok(claim)
+    }
+
+    fn release(devices: &Devices, plan: &Plan) -> Result<(), StepError> {
+        devices.release(&plan.sandbox, &plan.attachments[0])
     }
 
     /// Rows: SRV-owner, SRV-namespace-gone.
@@ -642,8 +680,9 @@ mod tests {
         };
         let first = claim(&devices, &a, |_| unreachable!()).unwrap();
         // What could not be given back stays its first holder's.
-        assert!(claim(&devices, &b, |_| lost()).is_err());
-        assert!(give_back(&a, &first, &lost).is_err());
+        let is_lost = |refused: StepError| matches!(refused, StepError::NoDevice(device) if device == CARD);
+        assert!(is_lost(claim(&devices, &b, |_| lost()).unwrap_err()));
+        assert!(is_lost(give_back(&a, &first, &lost).unwrap_err()));
         let second = claim(&devices, &b, |_| count()).unwrap();
         assert_eq!((second.generation, calls.get()), (2, 1));
         give_back(&a, &first, &count).unwrap();
@@ -663,12 +702,12 @@ mod tests {
         // It is home: nothing is to be settled.
         let third = claim(&devices, &a, |_| unreachable!()).unwrap();
         assert_eq!(third.generation, 3);
-        devices.release(&b);
+        release(&devices, &b).unwrap();
         devices.settle_orphans(|_| lost(), no_way);
         devices.settle_orphans(|_| count(), no_way);
         devices.settle_orphans(|_| count(), no_way);
         assert_eq!(calls.get(), 3);
-        devices.release(&a);
+        release(&devices, &a).unwrap();
         assert_eq!(claim(&devices, &b, |_| unreachable!()).unwrap().generation, 4);
     }
 
@@ -755,16 +794,46 @@ mod tests {
         thread::scope(|scope| {
             let mut del = None;
             let look = |_: &Held| {
-                del = Some(scope.spawn(move || devices.release(a)));
+                del = Some(scope.spawn(move || release(devices, a)));
                 thread::sleep(Duration::from_millis(50));
                 let refused = claim(devices, b, |_| unreachable!()).unwrap_err();
                 assert!(matches!(refused, StepError::DeviceTaken { .. }), "{refused}");
                 Ok(())
             };
             devices.settle_orphans(look, |_| unreachable!("it has its own name"));
-            del.unwrap().join().unwrap();
+            del.unwrap().join().unwrap().unwrap();
         });
         assert_eq!(claim(devices, b, |_| unreachable!()).unwrap().generation, 2);
+    }
+
+    /// A card, or its driver, that hangs keeps whoever gives the device back in the kernel.
+    ///
+    /// Rows: SRV-returning.
+    #[test]
+    fn a_del_gives_up_on_a_device_that_does_not_come_back_and_stands_meanwhile_where_others_see_it() {
+        let devices = &Devices::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let of = |plan: &Plan, patience| {
+            let visits = Arc::<Visits>::default();
+            let settled = || devices.settled((&plan.sandbox, &plan.attachments[0]), patience).map(drop);
+            let settled = waits::within(Arc::clone(&visits) as Arc<dyn Place>, settled);
+            (settled.map_err(|error| (step_code(&error), error.to_string())), visits.all())
+        };
+        claim(devices, &a, |_| unreachable!()).unwrap();
+        let hangs = |_: &Held| {
+            let said = format!(
+                "device {CARD} is being given back to the node, which does not end: its card or driver may hang (see the \
+                 kernel's log)"
+            );
+            let resource = Resource::Devices { network: a.attachments[0].config_name.clone() };
+            let refused = || Err((code::TRY_AGAIN_LATER, said.clone()));
+            assert_eq!(of(&a, Duration::from_millis(20)), (refused(), vec![resource]));
+            assert_eq!(of(&a, Duration::ZERO), (refused(), Vec::new()));
+            assert_eq!(of(&b, Duration::ZERO), (Ok(()), Vec::new()), "it is not this one's");
+            Ok(())
+        };
+        claim(devices, &b, hangs).unwrap();
+        assert_eq!(of(&a, Duration::ZERO), (Ok(()), Vec::new()));
     }
 
     /// The node, or another pod, may have done something with it since.
@@ -1000,7 +1069,7 @@ mod tests {
                 is_back: false,
             };
             let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
-            devices.found(device, &claim);
+            devices.found(&device, &claim);
             (plan, claim)
         });
         let said = RefCell::new(Vec::new());

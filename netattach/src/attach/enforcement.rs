@@ -25,12 +25,16 @@ pub(super) fn guards<'p>(
 ) -> impl Iterator<Item = (&'p AttachmentPlan, EnforcedAttachment)> {
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
-        let leased = result::own(&plan.sandbox.netns, attachment, outputs.of(at.0)).unwrap_or_default();
+        let own = result::own(&plan.sandbox.netns, attachment, outputs.of(at.0));
+        // Of one that cannot be read nobody says that the interface has no address: nothing passes that is checked.
+        let is_read = own.is_ok();
         let ends = result::ends(outputs.of(at.0));
         let vantage = hook_kind::of(attachment, outputs.of(at.0));
-        let of = (&plan.sandbox, cookie);
-        let guarded = EnforcedAttachment::new(protect, of, attachment, &leased, vantage, ends.as_ref());
-        Some((attachment, guarded.ok()?))
+        let (of, own) = ((&plan.sandbox, cookie), own.unwrap_or_default());
+        let guarded = EnforcedAttachment::new(protect, of, attachment, &own, vantage, ends.as_ref());
+        let mut guarded = guarded.ok()?;
+        guarded.attachment.flags.source_address |= protect.check_addresses && !is_read;
+        Some((attachment, guarded))
     })
 }
 
@@ -211,10 +215,39 @@ fn restored(
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
     use std::path::Path;
+
+    use serde_json::{Map, Value, json};
 
     use super::*;
     use crate::attach::rig::{self, LIMIT};
+    use crate::mac::Mac;
+    use crate::plan::fixtures;
+    use crate::step::{Delegate, Interface, Output, Protect, Role, StepRef};
+
+    /// Another plugin's result is read anew at a start. Only of one that can be read it is known that the interface has no address,
+    /// and the pod may give it one.
+    #[test]
+    fn an_interface_whose_addresses_cannot_be_read_sends_from_none() {
+        let delegate = Delegate { plugin: "other".to_owned(), config: Map::new(), role: Role::Plugin };
+        let steps = vec![Step::Delegate(delegate), Step::FindDevice, Step::Protect(Protect::verified())];
+        let attachments = vec![fixtures::attachment("other", steps)];
+        let plan = Plan { sandbox: fixtures::sandbox("a"), attachments, dynamic: None };
+        let checked = |result: Value| -> Vec<_> {
+            let mac = Some(Mac([2, 0, 0, 0, 0, 1]));
+            let pod = Some(Interface { name: "net1".to_owned(), index: 3, mac, mtu: 1500 });
+            let found = Output::Device { vantage: HookKind::Pod, host: None, pod, addresses: Vec::new() };
+            let printed = Output::Delegate { result: result.into() };
+            let outputs = Outputs::from_iter([(StepRef(0, 0), printed), (StepRef(0, 1), found)]);
+            let guarded = guards(&plan, &outputs, None).map(|(_, it)| it.attachment);
+            guarded.map(|it| (it.addresses, it.flags.source_address)).collect()
+        };
+        let own: IpAddr = "10.7.0.2".parse().unwrap();
+        assert_eq!(checked(json!({"ips": [{"address": "10.7.0.2/24"}]})), [(vec![own], true)]);
+        assert_eq!(checked(json!({})), [(Vec::new(), false)]);
+        assert_eq!(checked(json!({"ips": 7})), [(Vec::new(), true)]);
+    }
 
     #[test]
     fn an_attachment_that_cannot_be_looked_at_keeps_no_other_from_it() {

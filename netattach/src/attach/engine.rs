@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::cni;
 use crate::error_chain::Chain;
 use crate::ipam::Pool;
-use crate::journal::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
+use crate::journal::{JournalError, JournalKey, Loaded, NotedPool, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::nat::NatError;
 use crate::netlink::Handle;
@@ -186,9 +186,13 @@ impl Engine {
                     .map_err(|source| AttachError::step(Doing::Attach, attachment, "", source))?;
             }
         }
-        waits::admit(&waits::footprint(&plan))?;
+        let mut needs = waits::footprint(&plan);
+        let notes = leased_from(&plan).any(|pool| !self.journal.has_noted(&pool));
+        needs.extend(notes.then_some(Resource::Sync));
+        waits::admit(&needs)?;
         numbers.claim_pools(&plan)?;
-        leased_from(&plan).try_for_each(|pool| self.journal.note_pool(pool))?;
+        // Until the registry or what is left in the pools says who needs them.
+        let _noted = self.note_pools(&plan)?;
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
@@ -200,6 +204,7 @@ impl Engine {
             Ok(result) => {
                 let attached = Arc::new(Attached::from(record));
                 self.registry.insert(Arc::clone(&attached));
+                self.withdraw_lost(&attached);
                 Ok((result, attached))
             }
             Err(error) => {
@@ -220,6 +225,15 @@ impl Engine {
                 Err(error)
             }
         }
+    }
+
+    /// Notes the pools that a plan leases from, each until it is dropped. One that is not noted yet waits for the disk.
+    fn note_pools(&self, plan: &Plan) -> Result<Vec<NotedPool<'_>>, JournalError> {
+        let note = |pool: Pool| match self.journal.has_noted(&pool) {
+            true => self.journal.note_pool(pool),
+            false => waits::at(&Resource::Sync, || self.journal.note_pool(pool)),
+        };
+        leased_from(plan).map(note).collect()
     }
 
     /// The container among `of` that has the address, the port of the node or the parent that the ADD failed for, or any
@@ -247,7 +261,7 @@ impl Engine {
 
     /// A container in words, with its pod where that is known.
     pub fn describe(&self, container: &str) -> String {
-        let attached = self.registry.all().into_iter().find(|it| it.key.container_id == container);
+        let attached = self.registry.of_container(container).into_iter().next();
         let pod = attached.and_then(|it| it.plan.sandbox.pod.clone());
         let pod =
             pod.or_else(|| self.records_of(container).find_map(|record| record.plan.sandbox.pod.clone()));
@@ -289,6 +303,8 @@ impl Engine {
         if record.is_being_synced() {
             waits::at(&Resource::Sync, || record.wait_durable())?;
         }
+        // As late as it can still be rolled back.
+        self.check_leases(&plan)?;
         record.attached(kept)?;
         crate::crash_point!("add", "attached");
         Ok(reply)

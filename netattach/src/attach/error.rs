@@ -339,6 +339,12 @@ pub enum StepError {
         /// The holder's container.
         container: String,
     },
+    /// Somebody gives a device back, and has not ended that in time.
+    #[error(
+        "device {0} is being given back to the node, which does not end: its card or driver may hang (see the \
+         kernel's log)"
+    )]
+    DeviceReturning(String),
     /// sriov-cni attaches or detaches a VF.
     #[error("device {0}: sriov-cni is at it and holds its lock")]
     SriovCniIsAtIt(String),
@@ -753,6 +759,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::NoDevice(_)
         | StepError::ParentOfPods(_)
         | StepError::DeviceTaken { .. }
+        | StepError::DeviceReturning(_)
         | StepError::SriovCniIsAtIt(_)
         | StepError::SriovCniHasIt { .. }
         | StepError::NoPhysicalFunction(_)
@@ -773,7 +780,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         // Its holder may be about to end.
         StepError::Enforce(EnforceError::AddressGuarded { .. }) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
-        StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
+        StepError::Nat(NatError::PortTaken(_) | NatError::ManyPorts(_) | NatError::Busy) => {
+            code::TRY_AGAIN_LATER
+        }
         StepError::Firewall(FirewallError::Busy) => code::TRY_AGAIN_LATER,
         StepError::Firewall(
             FirewallError::Firewalld
@@ -782,9 +791,13 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             | FirewallError::NoAddress(_)
             | FirewallError::Many(_),
         ) => code::INVALID_CONFIG,
-        StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_) | NatError::AddressTaken { .. }) => {
-            code::INVALID_CONFIG
-        }
+        StepError::Nat(
+            NatError::NoAddress(_)
+            | NatError::Ambiguous(_)
+            | NatError::AddressTaken { .. }
+            | NatError::PortReserved { .. }
+            | NatError::ManyPortsOfPod(_),
+        ) => code::INVALID_CONFIG,
         StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
         StepError::Tuning(_)
         | StepError::Unlimited { .. }
@@ -869,6 +882,7 @@ fn journal_code(error: &JournalError) -> u32 {
         JournalError::KeyTooLong(_) => code::INVALID_ENVIRONMENT,
         JournalError::Key(error) => error.code,
         JournalError::Version { .. } => code::INTERNAL,
+        JournalError::ManyPools(_) => code::TRY_AGAIN_LATER,
         _ => code::IO_FAILURE,
     }
 }

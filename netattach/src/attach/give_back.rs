@@ -76,8 +76,10 @@ fn namespace_between(
         return None;
     }
     let made = make().inspect_err(|error| {
-        let error = Chain(error);
-        tracing::warn!(device = %device.id, %error, "the VF has its pod's settings until it is on the node, where it is down");
+        tracing::warn!(
+            device = %device.id, error = %Chain(error),
+            "the VF has its pod's settings until it is on the node, where it is down"
+        );
     });
     made.ok()
 }
@@ -112,7 +114,10 @@ fn give_back_by(
         Some((mut inside, mut found)) => {
             if let Some(error) = restore_properties(&mut inside, home, &found)? {
                 // Its pod's programs may forbid it. It is set once more at home, where they are taken off.
-                tracing::debug!(device = home.name, %error, "the device does not get its MTU in the pod");
+                tracing::debug!(
+                    device = home.name, error = %Chain(&error),
+                    "the device does not get its MTU in the pod"
+                );
             }
             if device.function.is_some()
                 && let Some(between) = (ways.between)()
@@ -158,8 +163,7 @@ fn take_off(
 ) -> Result<(), StepError> {
     by(host, home, index).or_else(|first| {
         if let Err(error) = above::remove_beyond(netns, index, others) {
-            let error = Chain(&error);
-            tracing::warn!(device = home.name, %error, "what the pod has on the device stays");
+            tracing::warn!(device = home.name, error = %Chain(&error), "what the pod has on the device stays");
             return Err(first);
         }
         by(host, home, index)
@@ -267,7 +271,10 @@ fn give_back_unrecorded(
             if kept.is_some()
                 && let Some(error) = restore_properties(&mut inside, &home, &found)?
             {
-                tracing::debug!(device = home.name, %error, "the device does not get its MTU in the pod");
+                tracing::debug!(
+                    device = home.name, error = %Chain(&error),
+                    "the device does not get its MTU in the pod"
+                );
             }
             above::remove(&mut inside, &found, others)?;
             // In one request of the kernel with the mark.
@@ -351,7 +358,10 @@ fn restore_usual(
     if let Some(own) = lost_address(found).filter(|_| has_mac)
         && let Err(error) = host.set_mac(found.link.index, own)
     {
-        tracing::warn!(device = home.name, %own, %error, "the device keeps the address that it had in the pod");
+        tracing::warn!(
+            device = home.name, %own, error = %Chain(&error),
+            "the device keeps the address that it had in the pod"
+        );
     }
     restore_conduct(host, home, found)
 }
@@ -398,7 +408,7 @@ fn find_in_pod(
     let devices = match pod.devices() {
         // Whoever administrates the pod has made them. It is looked for as what it was moved.
         Err(error) if error.is_too_many() => {
-            tracing::warn!(device = home.name, %error, "not all devices of the pod are looked at");
+            tracing::warn!(device = home.name, error = %Chain(&error), "not all devices of the pod are looked at");
             pod = Handle::open_in(netns)?;
             as_moved(&mut pod, made, pod_name)?
         }
@@ -577,7 +587,10 @@ fn restore_at_home(
         && let Some(error) = restore_properties(host, home, found)?
     {
         let (device, mtu) = (&home.name, home.mtu);
-        tracing::warn!(device, mtu, %error, "the device does not get its MTU back; it keeps the one that it has");
+        tracing::warn!(
+            device, mtu, error = %Chain(&error),
+            "the device does not get its MTU back; it keeps the one that it has"
+        );
     }
     remove_strange_names(host, home, found)?;
     if found.link.name != home.name {
@@ -595,8 +608,10 @@ fn restore_at_home(
     if let Some(mac) = home.mac.filter(|mac| found.link.mac != Some(*mac)) {
         // A card may insist on the address that its physical function has given; what matters is done.
         if let Err(error) = host.set_mac(index, mac) {
-            let error = Chain(&error);
-            tracing::warn!(device = home.name, %mac, %error, "the device keeps the address that it had in the pod");
+            tracing::warn!(
+                device = home.name, %mac, error = %Chain(&error),
+                "the device keeps the address that it had in the pod"
+            );
         }
     }
     restore_conduct(host, home, found)?;
@@ -605,8 +620,7 @@ fn restore_at_home(
     if !missing.is_empty()
         && let Err(error) = host.add_other_names(index, &missing)
     {
-        let error = Chain(&error);
-        tracing::warn!(device = home.name, %error, "other names of the device not given back");
+        tracing::warn!(device = home.name, error = %Chain(&error), "other names of the device not given back");
     }
     tracing::debug!(device = home.name, "given back");
     if !up {
@@ -614,7 +628,7 @@ fn restore_at_home(
     }
     // As a VLAN where the device beneath it is down by now.
     if let Err(error) = host.ensure_up(index) {
-        tracing::warn!(device = home.name, %error, "the device is home, and cannot be set up");
+        tracing::warn!(device = home.name, error = %Chain(&error), "the device is home, and cannot be set up");
     }
     Ok(())
 }
@@ -642,7 +656,10 @@ fn restore_conduct(host: &mut Handle, home: &Home, found: &DeviceState) -> Resul
     if found.conduct.queue != wanted.queue
         && let Err(error) = host.set_queue(index, wanted.queue)
     {
-        tracing::warn!(device = home.name, %error, "the device keeps the length of its queue in the pod");
+        tracing::warn!(
+            device = home.name, error = %Chain(&error),
+            "the device keeps the length of its queue in the pod"
+        );
     }
     Ok(())
 }

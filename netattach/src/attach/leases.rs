@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::apply::owner;
-use super::{AttachError, Engine, undo};
+use super::{AttachError, Attached, Doing, Engine, StepError, undo};
 use crate::error_chain::{Chain, clipped};
 use crate::ipam::{self, Owner, dhcp};
+use crate::plan::Plan;
 use crate::step::Step;
 
 /// What is said of a file that cannot be read, by the reason, and what to do about it.
@@ -39,6 +40,35 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Verifies that no lease of a plan that is carried out was lost meanwhile: nobody has taken back what was configured by it
+    /// since.
+    ///
+    /// # Errors
+    /// The first that is lost. All is to be rolled back.
+    pub(super) fn check_leases(&self, plan: &Plan) -> Result<(), AttachError> {
+        for (_, attachment, step) in plan.steps() {
+            let Step::Lease(config) = step else { continue };
+            let in_force = self.node().leases.check_in_force(config, &owner(&plan.sandbox, attachment));
+            in_force.map_err(|source| {
+                AttachError::step(Doing::Attach, attachment, "keep its address", StepError::from(source))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Has the node lead nobody to an address whose lease was lost after [`Engine::check_leases`], and before the sandbox was known
+    /// to who is told of that.
+    pub(super) fn withdraw_lost(&self, attached: &Attached) {
+        let Plan { sandbox, .. } = &attached.plan;
+        for (_, attachment, step) in attached.plan.steps() {
+            let Step::Lease(config) = step else { continue };
+            let owner = owner(sandbox, attachment);
+            if self.node().leases.check_in_force(config, &owner).is_err() {
+                self.withdraw(&owner);
+            }
+        }
     }
 
     /// The attachments whose leases could not be extended, are lost or are not known, and the files of leases that cannot be
@@ -97,9 +127,8 @@ impl Engine {
     /// Takes back what leads from the node to the address of a lease that is lost, which may be another host's by now: routes of
     /// `hostAccess`, ports of the node, and what is forwarded.
     fn withdraw(&self, owner: &Owner) {
-        for attached in self.registry().all() {
-            let of_container = attached.plan.sandbox.container_id == owner.container_id;
-            let attachments = (0..).zip(&attached.plan.attachments).filter(|_| of_container);
+        for attached in self.registry().of_container(&owner.container_id) {
+            let attachments = (0..).zip(&attached.plan.attachments);
             for (number, _) in attachments.filter(|(_, of)| of.ifname == owner.ifname) {
                 if let Err(error) = undo::withdraw(self.node(), &attached, number) {
                     tracing::error!(

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::StepError;
 use crate::bpf::Program;
 use crate::bpf::sys::{self, LoadedProgram, OnHook, SharedHook};
+use crate::error_chain::Chain;
 use crate::netlink::{self, DeviceState, Handle, XdpPlace};
 use crate::step::Home;
 
@@ -154,7 +155,7 @@ fn on_hooks(index: u32) -> io::Result<Vec<OnDevice>> {
 fn as_far_as_told(asked: io::Result<Vec<OnHook>>) -> io::Result<Vec<OnHook>> {
     match asked {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            tracing::debug!(%error, "programs on devices are not looked for");
+            tracing::debug!(error = %Chain(&error), "programs on devices are not looked for");
             Ok(Vec::new())
         }
         asked => asked,

@@ -14,7 +14,7 @@
 //! | [`apply`], `admit`, `bridges`, `bridge_stack`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
-//! | [`undo`], `delete_links`, `plugin_del` | inverses of steps, those of links, and DEL of other plugins |
+//! | [`undo`], `delete_links`, `plugin_del`, `needs` | inverses of steps, those of links, and DEL of other plugins; what DELs may wait for |
 //! | `devices`, `which_device`, `take_device`, `card`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
 //! | `representor` | the node's ends of VFs of cards in mode switchdev |
 //! | `sriov_cni` | the files by which sriov-cni knows which VF is whose |
@@ -66,6 +66,7 @@ mod left_programs;
 mod lost_records;
 mod made_before;
 mod multus_del;
+mod needs;
 mod network_status;
 mod occupied;
 mod plugin_del;
@@ -207,7 +208,7 @@ pub trait Progress {
     ///
     /// # Errors
     /// The cookie could not be recorded.
-    fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError>;
+    fn note_namespace(&mut self, netns_cookie: u64) -> Result<(), JournalError>;
     /// The cookie of the namespace that the steps were carried out in, if it is known.
     fn netns_cookie(&self) -> Option<u64>;
     /// The outputs of the finished steps.
@@ -235,8 +236,8 @@ impl Progress for Record {
         Record::has_begun(self, step)
     }
 
-    fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
-        Record::is_in(self, netns_cookie)
+    fn note_namespace(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
+        Record::note_namespace(self, netns_cookie)
     }
 
     fn netns_cookie(&self) -> Option<u64> {

@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use super::apply::owner;
 use super::take_device::asked_mac;
 use super::{Attached, StepError};
+use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, RouteState, Station};
@@ -228,6 +229,13 @@ impl Occupied {
         }
     }
 
+    /// Whether another owner than this one has chosen the address, which no pool has given.
+    pub(super) fn is_chosen_by_another(&self, segment: Segment, ip: IpAddr, owner: &Owner) -> bool {
+        let inner = self.lock();
+        let held = inner.held.get(&(segment, Address::Ip(ip)));
+        held.is_some_and(|held| !held.is_of_pool && held.owner != *owner)
+    }
+
     /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]; `None`: beside
     /// links of any kind. The kernel would let a later ipvlan change the mode of all existing ones.
     ///
@@ -274,7 +282,17 @@ impl Occupied {
                 let _ = self.claim(segment, Address::Mac(mac), &plan.sandbox, attachment);
             }
             let Some(segment) = segment else { continue };
-            let leased = result::leased(attachment, outputs).unwrap_or_default();
+            let leased = match result::leased(attachment, outputs) {
+                Ok(leased) => leased,
+                Err(error) => {
+                    let (container, ifname) = (&plan.sandbox.container_id, &attachment.ifname);
+                    tracing::warn!(
+                        container, ifname, error = %Chain(&error),
+                        "the addresses of an attachment are not known: they are refused to no other pod"
+                    );
+                    continue;
+                }
+            };
             for address in leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr())) {
                 let _ = self.claim(segment, address, &plan.sandbox, attachment);
             }
@@ -535,9 +553,15 @@ mod tests {
         };
         assert_eq!(claim(7, &chosen), Ok(()));
         assert_eq!(claim(7, &a), taken(7, "chosen"));
+        let passed_over = |last, plan: &Plan| {
+            let owner = owner(&plan.sandbox, &plan.attachments[0]);
+            occupied.is_chosen_by_another(ROUTED, [10, 0, 0, last].into(), &owner)
+        };
+        assert_eq!([passed_over(7, &a), passed_over(7, &chosen), passed_over(8, &a)], [true, false, false]);
         // Two pools with the same range: each answers for what it gives.
         assert_eq!([claim(8, &a), claim(8, &b)], [Ok(()), Ok(())]);
         assert_eq!(claim(8, &chosen), taken(8, "a"));
+        assert!(!passed_over(8, &b));
         occupied.release(&chosen);
         assert_eq!(claim(7, &a), Ok(()));
     }

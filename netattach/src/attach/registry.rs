@@ -144,6 +144,11 @@ impl Registry {
         self.lock().dynamic_of(key).cloned().collect()
     }
 
+    /// What is attached of a container, by interface.
+    pub fn of_container(&self, container: &str) -> Vec<Arc<Attached>> {
+        self.lock().of_container(container).cloned().collect()
+    }
+
     /// Whether nothing else takes that with it: an attachment made while its sandbox was live goes with the sandbox, unless it
     /// could not be detached then.
     pub fn goes_by_itself(&self, attached: &Attached) -> bool {
@@ -210,10 +215,14 @@ impl Registry {
 
 impl Inner {
     fn dynamic_of<'i>(&'i self, key: &'i JournalKey) -> impl Iterator<Item = &'i Arc<Attached>> {
-        let first = JournalKey { container_id: key.container_id.clone(), ifname: String::new() };
-        let of_container = self.sandboxes.range(first..).map(|(_, attached)| attached);
-        let of_container = of_container.take_while(|attached| attached.key.container_id == key.container_id);
-        of_container.filter(|attached| attached.belongs_to(key))
+        self.of_container(&key.container_id).filter(|attached| attached.belongs_to(key))
+    }
+
+    /// Of thousands nobody else's is looked at.
+    fn of_container<'i>(&'i self, container: &'i str) -> impl Iterator<Item = &'i Arc<Attached>> {
+        let first = JournalKey { container_id: container.to_owned(), ifname: String::new() };
+        let from_there = self.sandboxes.range(first..).map(|(_, attached)| attached);
+        from_there.take_while(move |attached| attached.key.container_id == container)
     }
 
     fn hold(&mut self, plan: &Plan) {

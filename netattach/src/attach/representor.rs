@@ -6,6 +6,7 @@ use super::apply::ensure_if_present;
 use super::take_device::asked_mac;
 use super::{Node, StepError, host_access};
 use crate::enforce::names_on_node_ends;
+use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle, LinkState, devlink};
 use crate::spec::{Device, VfSettings, VirtualFunction};
@@ -155,7 +156,7 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
     {
         // Its card may not allow it any more; the VF goes home all the same.
         let mtu = representor.mtu;
-        tracing::warn!(device = device.name, mtu, %error, "the representor does not get its MTU back");
+        tracing::warn!(device = device.name, mtu, error = %Chain(&error), "the representor does not get its MTU back");
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 
 use super::{StepError, cluster_routes};
+use crate::error_chain::Chain;
 use crate::netlink::{self, Handle, RouteState, Rule};
 use crate::plan::check::Expected;
 use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
@@ -73,7 +74,7 @@ pub(super) fn forget_all_gone(pod: &mut Handle) -> Result<(), StepError> {
     let listed = pod.links().and_then(|links| Ok((links, pod.rules()?)));
     let (links, mut rules) = match listed {
         Err(error) if error.is_too_many() => {
-            tracing::warn!(%error, "rules of interfaces that are gone stay in the pod");
+            tracing::warn!(error = %Chain(&error), "rules of interfaces that are gone stay in the pod");
             return Ok(());
         }
         listed => listed?,

@@ -111,8 +111,10 @@ impl SriovCni {
     ) -> Result<(), StepError> {
         let locked = match self.lock(device, waits_at) {
             Err(error @ StepError::SriovCniFile { .. }) => {
-                let error = Chain(&error);
-                tracing::warn!(device = %device.id, %error, "the device goes back without sriov-cni's lock");
+                tracing::warn!(
+                    device = %device.id, error = %Chain(&error),
+                    "the device goes back without sriov-cni's lock"
+                );
                 self.unlocked(device)
             }
             locked => locked?,
@@ -213,7 +215,7 @@ impl LockedVf {
                 if matches!(error.kind(), FileTooLarge | InvalidData | InvalidInput | IsADirectory) =>
             {
                 let path = self.mark.display();
-                tracing::warn!(%path, %error, "sriov-cni's file names no namespace");
+                tracing::warn!(%path, error = %Chain(&error), "sriov-cni's file names no namespace");
                 Ok(None)
             }
             Err(error) => Err(failed(&self.mark)(error)),

@@ -38,7 +38,7 @@ impl Engine {
         let mut record =
             self.journal.create(key, Plan { sandbox, attachments: Vec::new(), dynamic: None })?;
         crate::crash_point!("take over", "planned");
-        if let Err(error) = record.is_in(cookie).and_then(|()| record.attached(result)) {
+        if let Err(error) = record.note_namespace(cookie).and_then(|()| record.attached(result)) {
             // Nothing was done: a restart would remove it too.
             if let Err(left) = record.remove() {
                 tracing::warn!(error = %Chain(&left), "record without attachments not removed");

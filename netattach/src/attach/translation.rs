@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::{Node, StepError};
+use crate::error_chain::Chain;
 use crate::journal::Record;
 use crate::nat::wish::{NoAddress, Wish};
 use crate::nat::without_agent::{self, Plugin, Whose};
@@ -29,12 +30,21 @@ pub(super) fn adopt(nat: &Nat, record: &Record) {
             continue;
         }
         let outputs = record.outputs.of(at.0);
-        let leased = result::leased(attachment, outputs).unwrap_or_default();
+        let leased = match result::leased(attachment, outputs) {
+            Ok(leased) => leased,
+            Err(error) => {
+                let (container, ifname) = (&record.plan.sandbox.container_id, &attachment.ifname);
+                tracing::warn!(container, ifname, error = %Chain(&error), "translation not taken over");
+                continue;
+            }
+        };
         let translate = result::translation(translate, outputs);
         match wish((&record.plan.sandbox, attachment), &translate, &leased.addresses) {
             Ok(wish) => nat.adopt(&holder(&record.plan.sandbox, attachment), wish),
             // Its record has lost the lines that the addresses were in.
-            Err(error) => tracing::warn!(ifname = attachment.ifname, %error, "translation not taken over"),
+            Err(error) => {
+                tracing::warn!(ifname = attachment.ifname, error = %Chain(&error), "translation not taken over")
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use regex_lite::Regex;
 
 use super::StepError;
 use super::apply::IPV6_MIN_MTU;
+use crate::error_chain::Chain;
 use crate::netlink::{self, Handle};
 use crate::netns::{Netns, within};
 use crate::spec::{Properties, Sysctl, Tune};
@@ -164,7 +165,7 @@ pub(super) fn give_back(
         && let Err(error) = pod.set_properties(ifname, &Properties { mtu, ..Properties::default() })
     {
         // That of the device beneath it may have been lowered since.
-        tracing::warn!(ifname, mtu, %error, "the interface does not get its MTU back");
+        tracing::warn!(ifname, mtu, error = %Chain(&error), "the interface does not get its MTU back");
     }
     Ok(())
 }
@@ -201,7 +202,6 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::error_chain::Chain;
     use crate::spec::{Bridge, Macvlan};
 
     /// Rows: TUN-home.

@@ -21,6 +21,7 @@ use crate::step::{MadeBy, Outputs, Step, StepRef};
 use crate::waits::{self, Resource};
 
 const RELEASE: &str = "release its resources";
+const GIVE_BACK: &str = "give the device back";
 const WITHDRAW: &str = "take back what leads to an address that is lost";
 
 /// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
@@ -117,7 +118,7 @@ fn take_back(
     for begun in of(Stage::Devices) {
         if let Err(source) = begun.give_back(node, plan, netns, progress) {
             kept.insert(begun.at.0);
-            errors.push(begun.failed("give the device back", source));
+            errors.push(begun.failed(GIVE_BACK, source));
         }
     }
     crate::crash_point!("undo", "leases");
@@ -133,14 +134,24 @@ fn take_back(
         }
     }
     if errors.is_empty() {
-        if extent == Extent::All {
-            node.occupied.release(plan);
-        }
-        node.devices.release(plan);
-        Ok(())
-    } else {
-        Err(AttachError::Undo(errors))
+        errors.extend(release_devices(node, plan));
     }
+    if !errors.is_empty() {
+        return Err(AttachError::Undo(errors));
+    }
+    if extent == Extent::All {
+        node.occupied.release(plan);
+    }
+    Ok(())
+}
+
+/// Forgets who has the devices of a plan, all of which have been given back. Returns the errors.
+fn release_devices(node: &Node, plan: &Plan) -> Vec<AttachError> {
+    let release = |attachment: &AttachmentPlan| {
+        let released = node.devices.release(&plan.sandbox, attachment);
+        released.map_err(|it| AttachError::step(Doing::Detach, attachment, GIVE_BACK, it)).err()
+    };
+    plan.attachments.iter().filter_map(release).collect()
 }
 
 /// Takes back what leads from the node to the addresses of interfaces that other plugins have made: they are free from these

@@ -30,7 +30,8 @@ pub struct Attachment {
     /// The pod's own addresses, the most used of each family first. It may send from them, and from the link-local
     /// address that follows from `mac`.
     pub addresses: Vec<IpAddr>,
-    /// Further addresses that it may send from, and others of its network as well.
+    /// Further addresses that it may send from, and others of its network as well. With any it takes part in the protocols of
+    /// routers ([`flag::SHARES_ADDRESSES`]).
     pub shared: Vec<IpAddr>,
     /// The IPv6 prefixes of its link; those beyond the first [`Prefix::MOST`] are not known to the programs.
     pub on_link: Vec<Ipv6Net>,
@@ -564,9 +565,10 @@ fn forget<T>(entries: &mut BTreeMap<u32, T>, id: u32, remove: impl FnOnce(&mut T
     }
 }
 
-/// The flags that follow from an attachment's limits and VLANs, so that the programs look up only entries that exist.
+/// The flags that follow from an attachment's limits, VLANs and addresses, so that the programs look up only entries that exist.
 fn passage_bits(attachment: &Attachment) -> u32 {
     [
+        (!attachment.shared.is_empty(), flag::SHARES_ADDRESSES),
         (!attachment.vlans.is_empty(), flag::VLANS),
         (attachment.limits.from_pod.is_limited(), flag::LIMIT_FROM_POD),
         (attachment.limits.to_pod.is_limited(), flag::LIMIT_TO_POD),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData, MapError};
-use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port, Share};
+use netattach_common::{Address, Flow, FlowKey, Ip4, Ip6, Port, Share, entry::Entry};
 
 use super::BpfError;
 use super::map_ops::absent;
@@ -180,7 +180,7 @@ impl FlowTable {
             let entries = if position.in_v6 { in_v6 } else { in_v4 };
             let family = usize::from(position.in_v6);
             let mut judge = |protocol: u8, flow: &Flow| {
-                if flow.is_expired(protocol, now) {
+                if flow.life().is_expired(protocol, now) {
                     return Some(Ending::Expired);
                 }
                 if let Some(beyond) = beyond.get_mut(&flow.attachment).map(|beyond| &mut beyond[family])
@@ -380,7 +380,7 @@ where
         for index in 0..batch.count {
             let (key, flow) = (self.keys[index], self.values[index]);
             let Some(ending) = judge(&key, &flow) else { continue };
-            let still = |flow: &Flow| ending != Ending::Expired || flow.is_expired(key.protocol, now);
+            let still = |flow: &Flow| ending != Ending::Expired || flow.life().is_expired(key.protocol, now);
             if let Some(flow) = self.take_out(&key, still)? {
                 end(Ended { at: now, entry: entry(&key, flow), ending });
             }

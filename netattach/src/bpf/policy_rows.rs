@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use netattach_common::{Ip4, Ip6, PolicyAddress, Port, PortKey, PortRule};
 
 use super::map_table::map_name;
-use crate::policy::lookup::{CompiledPolicy, Traffic};
+use crate::policy::lookup::{CompiledPolicy, Origin, Traffic};
 
 /// The key of a trie: the first `bits` bits of something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -126,6 +126,9 @@ impl Keys {
 impl PolicyRows {
     pub(super) fn of(policy: u32, compiled: &CompiledPolicy) -> Self {
         let mut rows = Self::default();
+        // It is behind the policies' own.
+        let as_routed = compiled.rules.iter().rev().find(|(_, origin)| matches!(origin, Origin::AsRouted(_)));
+        let as_routed = as_routed.map(|(rule, _)| *rule);
         for (entry, rule) in &compiled.ports {
             let (prefix_len, protocol, port) = match entry.traffic {
                 Traffic::Any => (PortKey::CLASS_BITS, 0, Port::NONE),
@@ -136,7 +139,8 @@ impl PolicyRows {
             };
             let key = PortKey { policy, class: entry.class, protocol, pad: 0, port };
             rows.keys.ports.push(Prefix { bits: prefix_len, of: key });
-            rows.port_rules.push(PortRule { rule: *rule, prefix_len });
+            let mark = if as_routed == Some(*rule) { PortRule::AS_ROUTED } else { 0 };
+            rows.port_rules.push(PortRule { rule: *rule | mark, prefix_len });
         }
         for (network, class) in &compiled.peers {
             rows.add_peer(policy, *network, *class);
@@ -200,7 +204,7 @@ mod tests {
                 (PortPrefix { class: 3, traffic: Traffic::Ports { protocol: 6, port: 0x1f90, bits: 12 } }, 9),
             ]
             .into(),
-            rules: [(7, "a".into()), (8, "b".into()), (9, "c".into())].into(),
+            rules: [(7, "a".into()), (8, "b".into()), (9, Origin::AsRouted("c"))].into(),
         };
         let v4 = |address: [u8; 4]| PolicyAddress { policy: 5, address: Ip4 { octets: address } };
         let v6 = |address: &str| PolicyAddress {
@@ -228,7 +232,7 @@ mod tests {
                 prefixes_v4: vec![prefix(40, v4([10, 0, 0, 0]))],
                 prefixes_v6: vec![Prefix { bits: 32, of: v6("::") }],
             },
-            port_rules: vec![rule(7, 64), rule(8, 72), rule(9, 92)],
+            port_rules: vec![rule(7, 64), rule(8, 72), rule(9 | PortRule::AS_ROUTED, 92)],
             classes: Classes {
                 peers_v4: vec![1],
                 peers_v6: vec![3],

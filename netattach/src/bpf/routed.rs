@@ -123,6 +123,12 @@ impl Routed {
         self.known_gates.keys().copied().collect()
     }
 
+    /// The gate of an attachment.
+    #[cfg(test)]
+    pub(crate) fn gate(&self, id: u32) -> Gate {
+        self.known_gates.get(&id).copied().unwrap_or(Gate::NONE)
+    }
+
     /// The attachments that have a gate or addresses here.
     pub fn known(&self) -> BTreeSet<u32> {
         self.known_gates.keys().chain(self.known_addresses.values()).copied().collect()

@@ -14,6 +14,7 @@ use super::admission::{self, EnforcementRequirement, Unenforceable};
 use super::attachment::{EnforcedAttachment, is_behind_card};
 use super::error::{AttachFailed, EnforceError};
 use super::level::Vantage;
+use super::node_addresses::NodeAddresses;
 use super::node_defaults::NodeDefaults;
 use super::policies::{Change, Sources};
 use super::policy_maps::{KernelMaps, unread_since};
@@ -25,7 +26,7 @@ use super::{Enforce, WholeParents};
 use crate::bpf::{self, Dataplane, FlowTable, Host};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
-use crate::netlink::{self, Changes, Handle};
+use crate::netlink::{self, Changes, Handle, ToldAddress};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::options::Options;
 use crate::source::Source;
@@ -44,6 +45,7 @@ pub struct Enforcer {
     programs: AttachedPrograms,
     source: Arc<dyn Source>,
     options: Options,
+    node: NodeAddresses,
     defaults: NodeDefaults,
     requirement: EnforcementRequirement,
     state: Mutex<State>,
@@ -67,6 +69,7 @@ impl Enforcer {
         if !defaults.paced {
             tracing::warn!("the kernel has no tbf: traffic above a bandwidth limit is dropped, not delayed");
         }
+        let node = if options.network_policy { NodeAddresses::of_now()? } else { NodeAddresses::none() };
         let dataplane = Arc::new(dataplane);
         let programs = AttachedPrograms::new(Arc::clone(&dataplane), modes, defaults.strangers);
         let fast = FastPaths::new(defaults.fast_path, defaults.xdp, modes.others, &dataplane)?;
@@ -79,6 +82,7 @@ impl Enforcer {
             dataplane,
             source,
             options,
+            node,
             defaults,
             requirement,
             state: Mutex::new(State::new(last_id)),
@@ -196,6 +200,14 @@ impl Enforcer {
         Ok(())
     }
 
+    /// Takes over the node's addresses, if what the kernel has told of them (`None`: not all) is news.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked, or a map not be written.
+    pub fn keep_addresses(&self, told: Option<&[ToldAddress]>) -> Result<(), EnforceError> {
+        if self.node.look(told)? { self.sync() } else { Ok(()) }
+    }
+
     /// The attachments of the fast path.
     pub fn fast_paths(&self) -> &Arc<FastPaths> {
         &self.fast
@@ -236,6 +248,7 @@ impl Enforcer {
         Sources {
             source: self.source.as_ref(),
             options: &self.options,
+            node: &self.node,
             behind_translation: self.routed.is_active(),
         }
     }
@@ -295,8 +308,8 @@ impl Enforcer {
         }
     }
 
-    /// Writes an attachment's record and policy, and binds its device: from then on packets find them.
-    fn enter(
+    /// Writes an attachment's record, once its number is free, and sets the pace of its link.
+    fn prepare(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
@@ -305,8 +318,11 @@ impl Enforcer {
         self.await_free(attachment.id)?;
         self.put_record(attachment)?;
         self.ensure_paced(attachment.host_index(), attachment.host_pace(), host)?;
-        self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)?;
-        self.lock().enter(attachment, self.sources(), &self.kernel())?;
+        self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)
+    }
+
+    /// Binds the device of an attachment that has its record and its policy: from then on packets find them.
+    fn bind(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<(), EnforceError> {
         self.routed.guard(attachment, &self.options.restrictions, host)?;
         match attachment.point {
             HookPoint::NodeEnd(device) => self.programs.bind(attachment, device),
@@ -381,7 +397,7 @@ impl Enforcer {
 }
 
 impl Enforce for Enforcer {
-    /// Writes records and policy, binds the devices, and attaches the programs last. A policy that does not fit is not an
+    /// Writes records and policies, binds the devices, and attaches the programs last. A policy that does not fit is not an
     /// error: the attachment is isolated completely and a condition reports it.
     fn attach(
         &self,
@@ -389,13 +405,18 @@ impl Enforce for Enforcer {
         host: &mut Handle,
         pod: &mut Handle,
     ) -> Result<(), AttachFailed> {
+        let failed = |at| move |source| AttachFailed { at, source: Box::new(source) };
         for (at, attachment) in attachments.iter().enumerate() {
-            self.enter(attachment, host, pod)
-                .map_err(|source| AttachFailed { at, source: Box::new(source) })?;
+            self.prepare(attachment, host, pod).map_err(failed(at))?;
+        }
+        let entered = self.lock().enter(attachments, self.sources(), &self.kernel());
+        entered.map_err(|(at, source)| failed(at)(source))?;
+        for (at, attachment) in attachments.iter().enumerate() {
+            self.bind(attachment, host).map_err(failed(at))?;
         }
         self.programs.attach_all(attachments, host, pod)?;
         for (at, attachment) in attachments.iter().enumerate() {
-            self.begin(attachment, host).map_err(|source| AttachFailed { at, source: Box::new(source) })?;
+            self.begin(attachment, host).map_err(failed(at))?;
             if let Some(past_programs) = offloaded(attachment) {
                 self.lock().note_shortfall(attachment, Some(past_programs));
             }

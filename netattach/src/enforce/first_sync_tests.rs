@@ -53,7 +53,8 @@ impl Source for Completing {
 }
 
 fn sources<'a>(source: &'a Completing, options: &'a Options) -> Sources<'a> {
-    Sources { source, options, behind_translation: true }
+    static NODE: NodeAddresses = NodeAddresses::none();
+    Sources { source, options, node: &NODE, behind_translation: true }
 }
 
 /// Attachment 9 of pod `shop/a` on network `shop/lan`.
@@ -85,7 +86,7 @@ fn an_attachment_that_comes_while_the_source_becomes_complete_is_isolated_until_
     let (source, options) = (Completing::new(isolating()), Options::default());
     let kernel = FakeKernel::with_room(1);
     let mut state = State::new(0);
-    state.enter(&on_lan(), sources(&source, &options), &kernel).unwrap();
+    state.enter(&[on_lan()], sources(&source, &options), &kernel).unwrap();
     let isolated = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
     assert_eq!(state.maps().assigned(9), Some(isolated));
     state.bring_up_to_date(sources(&source, &options), &kernel).unwrap();

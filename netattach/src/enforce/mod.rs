@@ -2,7 +2,8 @@
 //!
 //! The [`enforcer`] combines the parts. An [`attachment`] is enforced with its policies, the settings of the node
 //! ([`node_defaults`]) and its `bandwidth`; [`level`] gives its enforcement level, and [`admission`] refuses a pod if
-//! that is too low. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred`
+//! that is too low. `node_addresses` are what NetworkPolicies except, and `held` is what stays
+//! of an earlier agent while the source does not know enough. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred`
 //! until a policy selects them, and the [`policies`], which decide the contents of the `policy_maps`. `programs`
 //! attaches programs to devices, and `routed` judges the traffic that the node translates, from and to the addresses that `routed_to`
 //! finds. `adoption` adopts the
@@ -16,7 +17,9 @@ mod bandwidth;
 mod deferred;
 pub mod enforcer;
 pub mod error;
+mod held;
 pub mod level;
+mod node_addresses;
 pub mod node_defaults;
 pub mod policies;
 mod policy_maps;

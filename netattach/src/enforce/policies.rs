@@ -1,25 +1,26 @@
 //! Updates the maps from their contents to what the objects require.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::EnforceError;
+use super::held::Held;
+use super::node_addresses::NodeAddresses;
 use super::policy_maps::{Kernel, PolicyMaps, Refused, unread_since};
 use crate::bpf::{BpfError, PolicyIds};
 use crate::error_chain::Chain;
-use crate::netlink::Handle;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::objects::{Objects, Place};
-use crate::plan::addressing::GATEWAY_V4;
+use crate::policy::conditions::Conditions;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
 use crate::policy::diff::{DENY_ALL, PolicyId, Writes};
 use crate::policy::incremental::Compiler;
 use crate::policy::index::Endpoints;
 use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
+use crate::source::log_share::LogShare;
 use crate::source::{NotSynced, Source};
 
 /// Most changes that are kept until they are asked for.
@@ -49,6 +50,8 @@ pub(super) struct Sources<'a> {
     pub(super) source: &'a dyn Source,
     /// Settings.
     pub(super) options: &'a Options,
+    /// What NetworkPolicies except.
+    pub(super) node: &'a NodeAddresses,
     /// Whether routed packets are judged behind the node's address translation.
     pub(super) behind_translation: bool,
 }
@@ -102,6 +105,19 @@ pub(super) struct Policies {
     unrecognised: bool,
     /// Whether there was no policy when the desired policies were compiled.
     is_open: bool,
+    /// What stays of an earlier agent.
+    held: Held,
+    /// The settings with the state of the node, as policies were compiled with them last.
+    of_node: Option<OfNode>,
+    /// What was logged of problems.
+    told: LogShare,
+}
+
+/// Settings with the state of the node, and what they were made of.
+struct OfNode {
+    addresses: Arc<BTreeSet<IpAddr>>,
+    behind_translation: bool,
+    options: Arc<Options>,
 }
 
 impl Policies {
@@ -125,14 +141,30 @@ impl Policies {
         &self.desired
     }
 
-    /// Problems of policies, for their authors.
-    pub(super) fn conditions(&self) -> Vec<Condition> {
-        self.desired.conditions.iter().chain(&self.over_capacity).cloned().collect()
+    /// Problems of policies, for their authors: what compiling has found, and policies that do not fit.
+    pub(super) fn conditions(&self) -> (Conditions, Vec<Condition>) {
+        (self.desired.conditions.clone(), self.over_capacity.clone())
+    }
+
+    /// How many problems of policies there are.
+    pub(super) fn conditions_counted(&self) -> usize {
+        self.desired.conditions.len() + self.over_capacity.len()
     }
 
     /// Whether the maps do not hold all desired policies yet.
     pub(super) fn is_behind(&self) -> bool {
-        self.behind != Behind::Nothing
+        self.behind != Behind::Nothing || self.held.awaits()
+    }
+
+    /// What the maps have is an earlier agent's.
+    pub(super) fn adopt(&mut self) {
+        self.held.adopt(self.maps.programmed().endpoints.keys().copied());
+    }
+
+    /// Forgets the policies of an attachment that has ended or starts anew.
+    pub(super) fn forget(&mut self, id: u32) {
+        self.maps.forget(id);
+        self.held.forget(id);
     }
 
     /// See [`Compiler::take_departed`].
@@ -171,8 +203,18 @@ impl Policies {
         if self.unrecognised {
             return Ok(());
         }
-        let desired = self.compile(sources, endpoints)?;
-        Ok(self.maps.recognise(&desired, kernel)?)
+        let desired = self.compile(sources, endpoints);
+        self.compare(&desired, kernel)
+    }
+
+    /// Compares what adopted attachments have with what was decided for them now.
+    fn compare(&mut self, desired: &Desired, kernel: &impl Kernel) -> Result<(), EnforceError> {
+        let decided = self.held.decided(desired);
+        if !decided.endpoints.is_empty() {
+            self.maps.recognise(&decided, kernel)?;
+            self.held.release(desired);
+        }
+        Ok(())
     }
 
     /// Compiles the current source and attachments, writes new policies, and switches the affected attachments.
@@ -190,7 +232,11 @@ impl Policies {
             self.recognise(sources, endpoints, kernel)?;
         }
         let began = Instant::now();
-        let desired = self.compile(sources, endpoints)?;
+        let desired = self.compile(sources, endpoints);
+        if let Err(error) = self.compare(&desired, kernel) {
+            tracing::warn!(error = %Chain(&error), "policies of an earlier agent not compared: they are written anew");
+            self.held.release(&desired);
+        }
         Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)
     }
 
@@ -258,25 +304,52 @@ impl Policies {
         Ok(true)
     }
 
-    fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Result<Desired, EnforceError> {
+    fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Desired {
         self.is_open = false;
         if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
             // What an earlier agent had enforced stays. What has nothing yet gets nothing until the policies are known.
             let undecided = endpoints.keys().copied().collect();
-            return Ok(Desired { undecided, ..Desired::default() });
+            return Desired { undecided, ..Desired::default() };
         }
         // After that question: a snapshot from before may be the empty one that precedes the first.
         let objects = sources.source.snapshot();
-        if has_no_policy(&objects, sources.options) {
+        let has_none = has_no_policy(&objects, sources.options);
+        let mut desired = if has_none {
             // Without policies nothing is isolated, and examining every pod would slow down every ADD. Nor is what the last
             // ones were compiled from of use to anybody: of a large one that is tens of megabytes.
             self.compiler.forget();
             let open = Arc::<EndpointPolicy>::default();
             let endpoints = endpoints.keys().map(|id| (*id, Arc::clone(&open))).collect();
-            self.is_open = true;
-            return Ok(Desired { endpoints, ..Desired::default() });
+            Desired { endpoints, ..Desired::default() }
+        } else {
+            let of_node = self.options_of_node(sources);
+            self.compiler.update(&objects, endpoints, of_node.as_deref().unwrap_or(sources.options))
+        };
+        self.held.hold(&mut desired, &self.maps, &objects);
+        self.is_open = has_none && !self.held.awaits();
+        desired
+    }
+
+    /// The options with the current state of the node, where that matters: one value while nothing of it changes.
+    fn options_of_node(
+        &mut self,
+        Sources { options, node, behind_translation, .. }: Sources<'_>,
+    ) -> Option<Arc<Options>> {
+        if !options.network_policy {
+            return None;
         }
-        Ok(self.compiler.update(&objects, endpoints, options(sources)?.as_ref()))
+        let addresses = node.known();
+        let is_same = |it: &&OfNode| {
+            Arc::ptr_eq(&it.addresses, &addresses) && it.behind_translation == behind_translation
+        };
+        if let Some(same) = self.of_node.as_ref().filter(is_same) {
+            return Some(Arc::clone(&same.options));
+        }
+        let node_may_lead_elsewhere = !behind_translation;
+        let node = BTreeSet::clone(&addresses);
+        let options = Arc::new(Options { node, node_may_lead_elsewhere, ..options.clone() });
+        self.of_node = Some(OfNode { addresses, behind_translation, options: Arc::clone(&options) });
+        Some(options)
     }
 
     /// If new content does not fit next to the old, its attachments are isolated, the old content is removed, and the
@@ -357,7 +430,8 @@ impl Policies {
         self.maps.remove_unread(unread, kernel)
     }
 
-    /// Reports the policies that are not in the maps, and logs them once; also logs other new problems of policies.
+    /// Reports the policies that are not in the maps, and logs them once; also logs other new problems of policies, of each
+    /// namespace its share.
     fn report(
         &mut self,
         desired: &Desired,
@@ -369,35 +443,23 @@ impl Policies {
         let reported =
             refused.iter().filter_map(|(id, why)| Some(over_capacity(desired, new.get(id)?, then, why)));
         let reported: BTreeSet<Condition> = reported.flatten().collect();
-        for condition in reported.iter().filter(|condition| !before.contains(condition)) {
-            tracing::error!(object = %condition.object, problem = condition.message, "policy not in force");
+        for condition in reported.iter().filter(|condition| before.binary_search(condition).is_err()) {
+            self.told.log(condition.object.namespace(), || {
+                tracing::error!(object = %condition.object, problem = condition.message, "policy not in force");
+            });
         }
         self.over_capacity = reported.into_iter().collect();
-        let is_new = |condition: &&Condition| {
-            // Sorted by the compiler.
-            condition.severity == Severity::Error && self.desired.conditions.binary_search(condition).is_err()
-        };
-        for condition in desired.conditions.iter().filter(is_new) {
-            tracing::warn!(object = %condition.object, problem = condition.message, "not in force as written");
+        let new = desired.conditions.beyond(&self.desired.conditions);
+        for condition in new.filter(|condition| condition.severity == Severity::Error) {
+            self.told.log(condition.object.namespace(), || {
+                tracing::warn!(object = %condition.object, problem = condition.message, "not in force as written");
+            });
         }
     }
 }
 
 fn has_no_policy(objects: &Objects, options: &Options) -> bool {
     objects.policies.is_empty() && (objects.network_policies.is_empty() || !options.network_policy)
-}
-
-/// The options with the current state of the node.
-fn options(sources: Sources<'_>) -> Result<Cow<'_, Options>, EnforceError> {
-    if !sources.options.network_policy {
-        return Ok(Cow::Borrowed(sources.options));
-    }
-    let addresses = Handle::open()?.all_addresses()?.into_iter().map(|address| address.addr());
-    // The node's address for pods on routed links, whether or not one exists yet.
-    let on_links = IpAddr::V4(GATEWAY_V4);
-    let node = addresses.filter(|address| is_global(*address)).chain([on_links]).collect();
-    let node_may_lead_elsewhere = !sources.behind_translation;
-    Ok(Cow::Owned(Options { node, node_may_lead_elsewhere, ..sources.options.clone() }))
 }
 
 /// The assignment of an attachment while policies are not in the maps; `None`: it has to wait. An attachment that
@@ -424,14 +486,6 @@ fn possible(
         ingress: direction(wanted.ingress, known.ingress),
         egress: direction(wanted.egress, known.egress),
     })
-}
-
-/// Whether packets of other links and hosts can have an address. Link-local ones come and go with pods.
-fn is_global(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
-        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
-    }
 }
 
 /// The conditions of the policies that contribute to one that does not fit.
@@ -526,7 +580,7 @@ mod tests {
         write(&mut policies, isolated(&[(9, &new)]), &kernel).unwrap();
         assert_eq!((ingress(&policies, 9), policies.behind), (Some(2), Behind::Nothing));
         assert_eq!(kernel.installed(), [2].into());
-        assert_eq!(policies.conditions(), []);
+        assert_eq!(policies.conditions_counted(), 0);
     }
 
     #[test]
@@ -537,7 +591,7 @@ mod tests {
         write(&mut policies, isolated(&[(8, &first), (9, &second)]), &kernel).unwrap();
         assert_eq!((ingress(&policies, 8), ingress(&policies, 9)), (Some(1), Some(DENY_ALL)));
         assert_eq!(policies.behind, Behind::Room);
-        let reported: Vec<String> = policies.conditions().into_iter().map(|it| it.message).collect();
+        let reported: Vec<String> = policies.conditions().1.into_iter().map(|it| it.message).collect();
         let expected = "does not fit into the kernel's tables: its attachments are isolated, until it does: ";
         assert!(reported.len() == 1 && reported[0].starts_with(expected), "{reported:?}");
 
@@ -547,7 +601,7 @@ mod tests {
         kernel.assigned.borrow_mut().remove(&8);
         write(&mut policies, isolated(&[(9, &second)]), &kernel).unwrap();
         assert_eq!((ingress(&policies, 9), policies.behind), (Some(4), Behind::Nothing));
-        assert_eq!(policies.conditions(), []);
+        assert_eq!(policies.conditions_counted(), 0);
     }
 
     #[test]

@@ -158,9 +158,16 @@ impl Enforcer {
         self.programs().enforcement(pod.map(AsRef::as_ref), vantage)
     }
 
-    /// Problems of policies, for their authors.
+    /// Problems of policies, for their authors: of each namespace the first, and how many more it has.
     pub fn conditions(&self) -> Vec<Condition> {
-        self.lock().policies().conditions()
+        let (found, over_capacity) = self.lock().policies().conditions();
+        let found = found.listed();
+        found.iter().map(|condition| (**condition).clone()).chain(over_capacity).collect()
+    }
+
+    /// How many problems of policies there are.
+    pub fn conditions_counted(&self) -> usize {
+        self.lock().policies().conditions_counted()
     }
 
     /// Why traffic passes or does not.

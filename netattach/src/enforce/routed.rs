@@ -45,6 +45,8 @@ struct State {
     gateways: BTreeMap<u32, Gateway>,
     /// What the attachments are called that are found by their addresses, for errors.
     labels: BTreeMap<u32, String>,
+    /// How many have been found, again and again.
+    found: u64,
 }
 
 /// Where the node receives frames of an attachment for routing.
@@ -57,6 +59,8 @@ struct Gateway {
     link: u32,
     /// `None`: nowhere.
     mac: Option<Mac>,
+    /// Its number among those that were found.
+    found: u64,
 }
 
 impl Routed {
@@ -81,6 +85,7 @@ impl Routed {
             bridged: [false; 2],
             gateways: BTreeMap::new(),
             labels: BTreeMap::new(),
+            found: 0,
         };
         let waits = succeeds && netlink::guard_exists()?;
         if wanted {
@@ -145,8 +150,8 @@ impl Routed {
         restrictions: &Restrictions,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
+        let addresses = self.addresses(attachment, restrictions, host)?;
         let mut state = self.lock();
-        let addresses = state.addresses(attachment, restrictions, host)?;
         if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
             let (own, holder) = (attachment.label.clone(), state.label(holder));
             return Err(EnforceError::AddressGuarded { address, own, holder });
@@ -162,8 +167,8 @@ impl Routed {
         restrictions: &Restrictions,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
+        let addresses = self.addresses(attachment, restrictions, host)?;
         let mut state = self.lock();
-        let addresses = state.addresses(attachment, restrictions, host)?;
         if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
             let (of, holder) = (&attachment.label, state.label(holder));
             tracing::warn!(
@@ -174,6 +179,21 @@ impl Routed {
             );
         }
         state.guard(attachment, &addresses, host)
+    }
+
+    /// The addresses by which an attachment is to be found: on the default network those that the node routes to it.
+    fn addresses(
+        &self,
+        attachment: &EnforcedAttachment,
+        restrictions: &Restrictions,
+        host: &mut Handle,
+    ) -> Result<Vec<IpAddr>, EnforceError> {
+        let is_wanted = self.lock().wanted;
+        let is_default = attachment.endpoint.as_ref().is_some_and(|it| is_on_default(&it.at, restrictions));
+        if !is_wanted || !is_default || attachment.point.is_nowhere() {
+            return Ok(Vec::new());
+        }
+        Ok(attachment.routed_addresses(host)?)
     }
 
     /// Forgets an attachment. Idempotent.
@@ -189,31 +209,44 @@ impl Routed {
 
     /// Maintains the table and checks links that may have changed. `true`: the table has been installed or removed
     /// since the last call that did not fail, which changes what policies may refer to. `put_back` is called if the table was gone.
+    /// One call at a time. Attachments come and go meanwhile: they wait for no question to the kernel, but while the table is put
+    /// back. After a failure the next call is to be with [`Changes::Anything`].
     pub(super) fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
-        let mut state = self.lock();
-        if !state.wanted {
+        if !self.lock().wanted {
             return Ok(false);
         }
         let (generation, bridged) = (netlink::filter_generation()?, bridged());
-        if state.stands(generation, bridged, changes) {
-            return Ok(false);
-        }
-        if state.missing.is_some() || state.seen != Some(generation) {
-            if !netlink::guard_is_whole(&state.owner)? {
-                state.close()?;
-                if state.install(Instant::now()) {
-                    put_back();
-                }
-            } else {
-                state.missing = None;
+        let owner = {
+            let state = self.lock();
+            if state.stands(generation, bridged, changes) {
+                return Ok(false);
             }
-            // Later changes are handled at the next call.
-            state.seen = state.missing.is_none().then_some(generation);
-        }
-        state.bridged = bridged;
-        state.look(changes, &mut Handle::open()?)?;
+            let is_to_check = state.missing.is_some() || state.seen != Some(generation);
+            is_to_check.then(|| state.owner.clone())
+        };
+        let is_whole = owner.map(|owner| netlink::guard_is_whole(&owner)).transpose()?;
+        let touched = self.lock().take_in((is_whole, generation), bridged, changes, put_back)?;
+        self.look(touched)?;
+        let mut state = self.lock();
         let is_there = state.missing.is_none();
         Ok(std::mem::replace(&mut state.told, is_there) != is_there)
+    }
+
+    /// Finds the gateways of these attachments anew. One that cannot be found keeps no other from being looked for.
+    fn look(&self, touched: BTreeSet<u32>) -> Result<(), EnforceError> {
+        if touched.is_empty() {
+            return Ok(());
+        }
+        let mut host = Handle::open()?;
+        let mut outcome = Ok(());
+        for id in touched {
+            let known = self.lock().gateways.get(&id).map(|it| (it.device, it.routed, it.found));
+            let Some((device, routed, found)) = known else { continue };
+            let looked = Gateway::find(device, routed, &mut host);
+            let put = looked.and_then(|gateway| self.lock().put_again(id, found, gateway));
+            outcome = put.and(outcome);
+        }
+        outcome
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -223,20 +256,6 @@ impl Routed {
 }
 
 impl State {
-    /// The addresses by which an attachment is to be found: on the default network those that the node routes to it.
-    fn addresses(
-        &self,
-        attachment: &EnforcedAttachment,
-        restrictions: &Restrictions,
-        host: &mut Handle,
-    ) -> Result<Vec<IpAddr>, EnforceError> {
-        let is_default = attachment.endpoint.as_ref().is_some_and(|it| is_on_default(&it.at, restrictions));
-        if !self.wanted || !is_default || attachment.point.is_nowhere() {
-            return Ok(Vec::new());
-        }
-        Ok(attachment.routed_addresses(host)?)
-    }
-
     /// Has an attachment found by these addresses; without any, its device judges everything, whatever an earlier agent had.
     fn guard(
         &mut self,
@@ -255,8 +274,7 @@ impl State {
         // Only in this case is it known how packets reach the node.
         if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
             let gateway = Gateway::find(*device, attachment.routed, host)?;
-            self.gateways.insert(attachment.id, gateway);
-            self.set_gate(attachment.id)?;
+            self.put(attachment.id, gateway)?;
         }
         Ok(())
     }
@@ -313,20 +331,66 @@ impl State {
         Ok(self.maps.set_gate(id, gate)?)
     }
 
-    fn look(&mut self, changes: &Changes, host: &mut Handle) -> Result<(), EnforceError> {
-        for gateway in self.gateways.values_mut() {
-            let changed = match changes {
-                Changes::Anything => true,
-                Changes::Of(touched) => {
-                    [gateway.device, gateway.link].iter().any(|it| touched.links.contains(it))
+    /// Takes in how the table is, unless that was not to be checked, and whether it sees bridged packets. Returns the attachments
+    /// whose gateways are to be found anew; all other gates are as they are to be.
+    fn take_in(
+        &mut self,
+        (is_whole, generation): (Option<bool>, u32),
+        bridged: [bool; 2],
+        changes: &Changes,
+        put_back: impl FnOnce(),
+    ) -> Result<BTreeSet<u32>, EnforceError> {
+        let was_there = self.missing.is_none();
+        match is_whole {
+            Some(true) => self.missing = None,
+            Some(false) => {
+                self.close()?;
+                if self.install(Instant::now()) {
+                    put_back();
                 }
-            };
-            if changed {
-                *gateway = Gateway::find(gateway.device, gateway.routed, host)?;
             }
+            None => {}
         }
-        let ids: Vec<u32> = self.gateways.keys().copied().collect();
-        ids.into_iter().try_for_each(|id| self.set_gate(id))
+        if is_whole.is_some() {
+            // Later changes are handled at the next call.
+            self.seen = self.missing.is_none().then_some(generation);
+        }
+        let is_other = is_whole == Some(false) || was_there != self.missing.is_none();
+        let is_other = is_other || self.bridged != bridged;
+        self.bridged = bridged;
+        let touched = self.touched(changes);
+        if is_other {
+            let others: Vec<u32> = self.gateways.keys().copied().filter(|id| !touched.contains(id)).collect();
+            others.into_iter().try_for_each(|id| self.set_gate(id))?;
+        }
+        Ok(touched)
+    }
+
+    /// The attachments whose gateways may be others by these changes.
+    fn touched(&self, changes: &Changes) -> BTreeSet<u32> {
+        let is_touched = |gateway: &Gateway| match changes {
+            Changes::Anything => true,
+            Changes::Of(touched) => {
+                [gateway.device, gateway.link].iter().any(|it| touched.links.contains(it))
+            }
+        };
+        self.gateways.iter().filter(|(_, gateway)| is_touched(gateway)).map(|(id, _)| *id).collect()
+    }
+
+    /// Has the gateway of an attachment.
+    fn put(&mut self, id: u32, gateway: Gateway) -> Result<(), EnforceError> {
+        self.found += 1;
+        self.gateways.insert(id, Gateway { found: self.found, ..gateway });
+        self.set_gate(id)
+    }
+
+    /// The same, of one that was found anew, unless the attachment has gone since or its number is another's, whose own was found
+    /// then.
+    fn put_again(&mut self, id: u32, before: u64, gateway: Gateway) -> Result<(), EnforceError> {
+        match self.gateways.get(&id) {
+            Some(known) if known.found == before => self.put(id, gateway),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -349,7 +413,7 @@ fn of_another(whose: &str) -> String {
 
 impl Gateway {
     fn find(device: u32, routed: bool, host: &mut Handle) -> Result<Self, EnforceError> {
-        let nowhere = Self { device, routed, link: device, mac: None };
+        let nowhere = Self { device, routed, link: device, mac: None, found: 0 };
         let Some(end) = host.forwarding_state(device)? else { return Ok(nowhere) };
         if routed {
             return Ok(Self { mac: end.mac, ..nowhere });
@@ -370,6 +434,8 @@ fn bridged() -> [bool; 2] {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
     use crate::enforce::attachment::tests::attachment;
     use crate::enforce::routed_to::RoutedTo;
@@ -388,6 +454,7 @@ mod tests {
             bridged: [false; 2],
             gateways: BTreeMap::new(),
             labels: BTreeMap::new(),
+            found: 0,
         }
     }
 
@@ -397,7 +464,7 @@ mod tests {
         let mut state = state(&[(3, gate), (4, gate)]);
         // The record of the other attachment could not be read.
         let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
-        state.gateways.insert(3, Gateway { device: 7, routed: true, link: 7, mac });
+        state.gateways.insert(3, Gateway { device: 7, routed: true, link: 7, mac, found: 0 });
         assert_eq!(state.maps.open_gates(), [3, 4]);
         state.close().unwrap();
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
@@ -462,6 +529,42 @@ mod tests {
         assert!(!state.stands(5, [false; 2], &none));
     }
 
+    #[test]
+    fn gates_are_set_where_something_has_changed_and_of_who_was_not_looked_at_meanwhile() {
+        let gateway = |device: u32, link: u32, last: u8| {
+            let mac = Some(Mac([2, 0, 0, 0, 0, last]));
+            Gateway { device, routed: device == link, link, mac, found: 0 }
+        };
+        let gate =
+            |last: u8, v4| Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, last] }, v4, false);
+        let is_open = |state: &State, id, gate: Gate| state.maps.gate(id) == gate;
+        let mut state = state(&[]);
+        state.seen = Some(5);
+        for (id, device, link) in [(3, 7, 7), (4, 8, 20), (5, 9, 20)] {
+            state.put(id, gateway(device, link, 1)).unwrap();
+        }
+        let links = |links: &[u32]| {
+            Changes::Of(Touched { links: links.iter().copied().collect(), ..Touched::default() })
+        };
+        assert_eq!(state.touched(&links(&[7, 30])), BTreeSet::from([3]));
+        assert_eq!(state.touched(&links(&[20])), BTreeSet::from([4, 5]));
+        assert_eq!(state.touched(&Changes::Anything), BTreeSet::from([3, 4, 5]));
+        let take_in = |state: &mut State, bridged, links: &Changes| {
+            state.take_in((None, 5), [bridged, false], links, || panic!("nothing is put back")).unwrap()
+        };
+        assert_eq!(take_in(&mut state, true, &links(&[20])), BTreeSet::from([4, 5]));
+        assert!(is_open(&state, 3, gate(1, true)), "bridged packets are seen now");
+        assert!(is_open(&state, 4, gate(1, false)), "it is looked at first");
+        // The number of the one is another's meanwhile.
+        let [before, other] = [4, 5].map(|id| state.gateways[&id].found);
+        state.put(5, gateway(10, 20, 6)).unwrap();
+        state.put_again(4, before, gateway(8, 20, 2)).unwrap();
+        state.put_again(5, other, gateway(9, 20, 2)).unwrap();
+        state.put_again(6, other, gateway(9, 20, 2)).unwrap();
+        assert!(is_open(&state, 4, gate(2, true)) && is_open(&state, 5, gate(6, true)));
+        assert_eq!(state.gateways.len(), 3);
+    }
+
     /// Needs root, like the agent.
     #[test]
     fn a_table_that_others_remove_again_and_again_is_left_alone_for_a_while_and_that_is_said() {
@@ -480,10 +583,12 @@ mod tests {
         // So that it is not installed here.
         (0..5).for_each(|_| state.put_back.count((), now));
         // No device has that index, and the kernel refuses to be asked for it.
-        state.gateways.insert(3, Gateway { device: 0, routed: true, link: 0, mac: None });
+        state.gateways.insert(3, Gateway { device: 0, routed: true, link: 0, mac: None, found: 0 });
         let routed = Routed(Mutex::new(state));
         let keep = || routed.keep(&Changes::Anything, || panic!("nothing is put back"));
-        assert!(keep().is_err());
+        let refused = keep().unwrap_err();
+        let is_refused = |error: &netlink::Error| error.errno() == Some(Errno::INVAL);
+        assert!(matches!(&refused, EnforceError::Netlink(error) if is_refused(error)), "{refused}");
         assert_eq!(routed.missing(), Some(fought_over(5)));
         routed.lock().gateways.clear();
         assert_eq!([keep().unwrap(), keep().unwrap()], [true, false]);

@@ -114,26 +114,40 @@ impl State {
         self.policies.note(change);
     }
 
-    /// Assigns a new attachment its policies, in the maps only.
+    /// Assigns new attachments of a pod their policies, in the maps only: all at once.
     ///
     /// # Errors
-    /// A map could not be written: the attachment must not come up.
+    /// A map could not be written: the attachments must not come up. With the position of one for which it was to be.
     pub(super) fn enter(
         &mut self,
-        attachment: &EnforcedAttachment,
+        attachments: &[EnforcedAttachment],
         sources: Sources<'_>,
         kernel: &impl Kernel,
-    ) -> Result<(), EnforceError> {
-        self.maps_mut().forget(attachment.id);
-        self.note_links(attachment.id);
-        self.roster.enter(attachment);
-        if attachment.may_wait() {
-            self.deferred.wait(attachment);
+    ) -> Result<(), (usize, EnforceError)> {
+        for attachment in attachments {
+            self.policies.forget(attachment.id);
+            self.note_links(attachment.id);
+            self.roster.enter(attachment);
+            if attachment.may_wait() {
+                self.deferred.wait(attachment);
+            }
         }
-        if attachment.endpoint.is_some() && !self.policies.enter_open(attachment.id, sources, kernel)? {
-            self.bring_up_to_date(sources, kernel)?;
-            // Its pod has disappeared from the source, so its policies are unknown.
-            self.isolate_undecided(attachment, kernel)?;
+        let mut first = None;
+        let endpoints =
+            attachments.iter().enumerate().filter(|(_, attachment)| attachment.endpoint.is_some());
+        for (at, attachment) in endpoints {
+            let is_open = self.policies.enter_open(attachment.id, sources, kernel);
+            if !is_open.map_err(|error| (at, error))? {
+                first = Some(at);
+                break;
+            }
+        }
+        if let Some(first) = first {
+            self.bring_up_to_date(sources, kernel).map_err(|error| (first, error))?;
+            // A pod may have disappeared from the source, so its policies are unknown.
+            for (at, attachment) in attachments.iter().enumerate() {
+                self.isolate_undecided(attachment, kernel).map_err(|error| (at, error))?;
+            }
         }
         Ok(())
     }
@@ -143,12 +157,13 @@ impl State {
         self.roster.enter(attachment);
     }
 
-    /// See [`Policies::recognise`].
+    /// Adopts the policies of all attachments that were taken over. See [`Policies::recognise`].
     pub(super) fn recognise(
         &mut self,
         sources: Sources<'_>,
         kernel: &impl Kernel,
     ) -> Result<(), EnforceError> {
+        self.policies.adopt();
         self.policies.recognise(sources, self.roster.endpoints(), kernel)
     }
 
@@ -204,7 +219,7 @@ impl State {
         sources: Sources<'_>,
         kernel: &impl Kernel,
     ) -> Result<(), EnforceError> {
-        self.maps_mut().forget(id);
+        self.policies.forget(id);
         if self.roster.leave(id) && !self.policies.leave_open(id, sources) {
             self.bring_up_to_date(sources, kernel)?;
         }

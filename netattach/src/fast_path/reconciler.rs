@@ -22,20 +22,18 @@ use crate::pace;
 use crate::rounds;
 use crate::ticks::ticks;
 
-/// How long a change waits for others that come with it: attaching a pod makes several.
-const GATHER: Duration = Duration::from_millis(50);
-/// The longest that one waits on a node whose looks take long: while pods come one after another, a tenth of a processor
-/// goes to the looks, and not all that is left of it.
-const LONGEST_GATHER: Duration = Duration::from_millis(500);
 /// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How often programs are looked at too, which costs two questions for each device: at the [`pace`] of other looks, within
-/// these bounds.
-const PROGRAMS: Duration = Duration::from_secs(5);
-const PROGRAMS_AT_LEAST: Duration = Duration::from_secs(60);
-/// How often all links are, in case a notification was missed: the kernel says when it drops some, so none should be.
-const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
-const FULL_LOOK_AT_LEAST: Duration = Duration::from_secs(180);
+/// The shortest pause between two looks at programs too, which cost two questions for each device: they are at the [`pace`]
+/// of other looks.
+const PROGRAMS_LEAST_PAUSE: Duration = Duration::from_secs(5);
+/// The longest one, however long a look takes.
+const PROGRAMS_MOST_PAUSE: Duration = Duration::from_secs(60);
+/// The shortest pause between two looks at all links, in case a notification was missed: the kernel says when it drops some,
+/// so none should be.
+const FULL_LOOK_LEAST_PAUSE: Duration = Duration::from_secs(30);
+/// The longest one, however long a look takes.
+const FULL_LOOK_MOST_PAUSE: Duration = Duration::from_secs(180);
 /// How long lists may keep changing while they are read before that is told.
 const IN_MOTION: Duration = Duration::from_secs(20);
 /// How long packets take the fast path by what was observed: without an agent it is not noticed when they no longer should.
@@ -115,7 +113,7 @@ struct FullLook {
 impl FullLook {
     /// Whether all links are to be looked at again.
     fn is_long_ago(&self) -> bool {
-        let pause = pace::pause_between(FULL_LOOK_INTERVAL, FULL_LOOK_AT_LEAST, self.worked);
+        let pause = pace::pause_between(FULL_LOOK_LEAST_PAUSE, FULL_LOOK_MOST_PAUSE, self.worked);
         // It ended a moment after its tick.
         self.ended.elapsed() + LOOK_INTERVAL / 2 >= pause
     }
@@ -130,14 +128,9 @@ struct LastLook {
 }
 
 impl LastLook {
-    /// How long a change waits for others.
-    fn gather(&self) -> Duration {
-        (self.took * 10).clamp(GATHER, LONGEST_GATHER)
-    }
-
     /// Whether programs are to be looked at again.
     fn is_long_ago(&self) -> bool {
-        let pause = pace::pause_between(PROGRAMS, PROGRAMS_AT_LEAST, self.worked);
+        let pause = pace::pause_between(PROGRAMS_LEAST_PAUSE, PROGRAMS_MOST_PAUSE, self.worked);
         // The last look ended a moment after its tick.
         self.ended.is_none_or(|ended| ended.elapsed() + LOOK_INTERVAL / 2 >= pause)
     }
@@ -253,7 +246,7 @@ impl FastPaths {
                 _ = tick.tick() => false,
             };
             if gather {
-                tokio::time::sleep(last.gather()).await;
+                tokio::time::sleep(pace::gather(last.took)).await;
             }
             let is_due = full_look.is_none_or(|last| last.is_long_ago());
             let observed_at = bpf::FastPath::now();
@@ -554,11 +547,11 @@ mod tests {
     #[test]
     fn a_look_that_ended_a_moment_after_its_tick_is_not_put_off_by_another_tick() {
         let moment = Duration::from_millis(20);
-        for (ago, is_due) in [(FULL_LOOK_INTERVAL - moment, true), (FULL_LOOK_INTERVAL / 2, false)] {
+        for (ago, is_due) in [(FULL_LOOK_LEAST_PAUSE - moment, true), (FULL_LOOK_LEAST_PAUSE / 2, false)] {
             let ended = Instant::now().checked_sub(ago).unwrap();
             assert_eq!(FullLook { ended, worked: Duration::ZERO }.is_long_ago(), is_due, "{ago:?}");
         }
-        for (ago, is_due) in [(PROGRAMS - moment, true), (PROGRAMS / 2, false)] {
+        for (ago, is_due) in [(PROGRAMS_LEAST_PAUSE - moment, true), (PROGRAMS_LEAST_PAUSE / 2, false)] {
             let ended = Instant::now().checked_sub(ago);
             assert_eq!(LastLook { ended, ..LastLook::default() }.is_long_ago(), is_due, "{ago:?}");
         }

@@ -205,11 +205,11 @@ pub fn difference(note: &str, admitted: &Admitted) -> Result<Option<String>, Fir
     Ok(settle(&view, &wanted, &|_| false).first().map(said))
 }
 
-/// Whether the kernel has a packet filter for the rules.
+/// Checks that the kernel has a packet filter for the rules.
 ///
 /// # Errors
 /// It has none.
-pub fn is_possible() -> Result<(), FirewallError> {
+pub fn check_possible() -> Result<(), FirewallError> {
     Ok(netlink::filter_generation().map(drop)?)
 }
 

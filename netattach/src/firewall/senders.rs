@@ -37,16 +37,16 @@ struct Change {
     new: Vec<Element>,
 }
 
-/// Whether the kernel can do it.
+/// Checks that the kernel can do it.
 ///
 /// # Errors
 /// It cannot: it may lack nftables, or its family of bridges.
-pub fn is_possible() -> Result<(), FirewallError> {
+pub fn check_possible() -> Result<(), FirewallError> {
     // What is there is possible.
     if !look()?.elements().is_empty() {
         return Ok(());
     }
-    senders::is_possible().map_err(FirewallError::NoSenders)
+    senders::check_possible().map_err(FirewallError::NoSenders)
 }
 
 /// Has only that address sent by a port of a bridge. Idempotent.

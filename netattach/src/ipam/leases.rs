@@ -79,6 +79,31 @@ impl Leases {
         }
     }
 
+    /// Verifies that what was leased for an ADD is in force still, as that is about to answer. Only a server takes back what it has
+    /// given.
+    ///
+    /// # Errors
+    /// The lease is lost: its address must not be used.
+    pub fn check_in_force(&self, config: &Config, owner: &Owner) -> Result<(), Error> {
+        match config {
+            Config::HostLocal(_) | Config::Static(_) => Ok(()),
+            Config::Dhcp(_) => Ok(self.kept()?.check_in_force(owner)?),
+        }
+    }
+
+    /// An address by a server that a container has for any interface except those in `keep`.
+    pub fn held_by_server(&self, container_id: &str, keep: &[String]) -> Option<IpAddr> {
+        self.dhcp.as_ref()?.held_by(container_id, keep).map(IpAddr::from)
+    }
+
+    /// Gives back to servers what a container has for any interface except those in `keep`.
+    ///
+    /// # Errors
+    /// A lease could not be given back; all were tried.
+    pub fn release_to_servers(&self, container_id: &str, keep: &[String]) -> Result<(), Error> {
+        Ok(self.dhcp.as_ref().map_or(Ok(()), |dhcp| dhcp.release_container(container_id, keep))?)
+    }
+
     /// Which of these holders of a pool's addresses do not hold each of theirs, or any at all where they name none: their places
     /// in the list. For a look that nobody waits for: it fails where others are at the pool, and comes again.
     ///

@@ -18,7 +18,8 @@
 //! | [`Leases::collect`] | GC, while the pool is closed to all others | the same | succeeds |
 //! | [`Leases::room`], [`Leases::survey`] | STATUS, every few seconds concurrently with requests; when an operator asks | the same | the same answer; changes nothing |
 //! | [`Leases::usage`] | a look at the networks, every few seconds | the same | the same answer; changes nothing |
-//! | [`Leases::held`], [`Leases::release_container`] | for a container whose record has lost its plan | the same | as `check` and `release` |
+//! | [`Leases::check_in_force`] | as an ADD is about to answer | nothing | the same answer; changes nothing |
+//! | [`Leases::held`], [`Leases::release_container`], [`Leases::held_by_server`], [`Leases::release_to_servers`] | for a container whose record has lost its plan | the same | as `check` and `release` |
 //!
 //! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], one for a look ([`Patience::Look`]) within a tenth of a
 //! second where others are at the pool, with an error whose [`Failure`] is `TryLater` if a retry may succeed. A kind that

@@ -55,6 +55,11 @@ pub(crate) trait Appended: fmt::Debug + Send {
     /// # Errors
     /// The system's error.
     fn read(&mut self) -> io::Result<Vec<u8>>;
+    /// Its length, in bytes.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn length(&self) -> io::Result<u64>;
     /// Writes the bytes at this offset; they survive the death of the process at once.
     ///
     /// # Errors
@@ -147,6 +152,10 @@ impl Appended for File {
         let mut bytes = Vec::new();
         self.read_to_end(&mut bytes)?;
         Ok(bytes)
+    }
+
+    fn length(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {

@@ -34,6 +34,8 @@
 //! and even an empty file still identifies their owner. The pools that may contain them are noted once each
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
 //!
+//! What is noted of pools is in `pools`. One that is known already is found without waiting for who notes another.
+//!
 //! A [`Store`] (`store`) is the directory of records, a [`Record`] (`record`) one file in it, which [`format`] reads
 //! and judges. `files` defines the directory operations that the journal needs, so that a model checker can use a
 //! directory in memory.
@@ -44,6 +46,7 @@ pub(crate) mod files;
 pub mod format;
 #[cfg(test)]
 pub(crate) mod full_disk;
+mod pools;
 mod record;
 mod store;
 #[cfg(test)]
@@ -52,6 +55,7 @@ mod sync_tests;
 mod tests;
 
 pub use format::{Damage, VERSIONS};
+pub use pools::NotedPool;
 pub use record::{JournalKey, Progress, Record, RecordState};
 pub use store::{Loaded, Store};
 
@@ -130,6 +134,9 @@ pub enum JournalError {
         /// The version it names.
         version: u64,
     },
+    /// Leases would be taken from more pools than are noted.
+    #[error("pods have addresses of {0} pools already, the most that are noted; this one's is another")]
+    ManyPools(usize),
     /// A record could not be made durable.
     #[error("sync {path}")]
     Sync {

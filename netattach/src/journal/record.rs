@@ -11,6 +11,7 @@ use super::JournalError;
 use super::files::{Appended, Files};
 use super::format::{self, Content, Damage, Line, Read, Writer};
 use crate::cni::identifier::{check_container_id, check_link_name};
+use crate::error_chain::Chain;
 use crate::moment::Moment;
 use crate::plan::Plan;
 use crate::step::{Claim, Home, Output, Outputs, Step, StepRef};
@@ -342,7 +343,7 @@ impl Record {
     }
 
     /// Sets the namespace in which the steps are carried out. Written with the next line.
-    pub fn is_in(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
+    pub fn note_namespace(&mut self, netns_cookie: u64) -> Result<(), JournalError> {
         if netns_cookie == 0 {
             return Ok(());
         }
@@ -385,7 +386,7 @@ impl Record {
     /// It could not be written.
     pub(super) fn continue_from(&mut self, progress: Progress<'_>) -> Result<(), JournalError> {
         let Progress { netns_cookie, outputs, result } = progress;
-        self.is_in(netns_cookie)?;
+        self.note_namespace(netns_cookie)?;
         let plan = std::sync::Arc::clone(&self.plan);
         for (at, _, _) in plan.steps() {
             let Some(output) = outputs.get(&at) else { continue };
@@ -423,7 +424,10 @@ impl Record {
         let Err(error) = self.append(&Line::Removing) else { return Ok(()) };
         let Some(before) = self.before_attached.filter(|_| self.damage.is_empty()) else { return Err(error) };
         if let Err(unchanged) = self.go_back_to(before) {
-            tracing::debug!(record = %self.path.display(), error = %unchanged, "not marked as unfinished either");
+            tracing::debug!(
+                record = %self.path.display(), error = %Chain(&unchanged),
+                "not marked as unfinished either"
+            );
             return Err(error);
         }
         // There may be room where that line was, for what was written behind it too. Without these the record is unfinished all

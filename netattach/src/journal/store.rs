@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::JournalError;
 use super::files::{Appended, Files, OnDisk};
 use super::format::Damage;
+use super::pools::{MOST_POOLS, NotNoted, NotedPool, POOLS, Pools};
 use super::record::{JournalKey, Progress, Record, RecordFile, Replayed};
 use crate::error_chain::Chain;
 use crate::ipam::Pool;
@@ -22,17 +23,8 @@ use crate::timing;
 /// boot had torn and that are there still. An agent that does not know such lines takes the file for that of another boot.
 const BOOT: &str = "boot";
 
-/// File with the pools, in the directory of records. No record has this name: records have an `@` in their names.
-const POOLS: &str = "pools.jsonl";
-
 /// Ends the name of a record that is being written as a whole, behind that which it will have.
 const UNFINISHED: &str = ".new";
-/// The file that is to have that name next, and is left by who was killed before it had.
-const NEXT_POOLS: &str = "pools.jsonl.new";
-
-/// So many pools are kept without a question whether anybody needs them: a pool that is noted anew costs an ADD a sync.
-const FEW_POOLS: usize = 64;
-
 /// The state of a record on disk.
 #[derive(Debug)]
 pub enum Loaded {
@@ -59,7 +51,7 @@ pub struct Store {
     earlier: Mutex<BTreeSet<String>>,
     /// Whether the file [`BOOT`] is another boot's: the next start would take every record for one of that.
     is_of_another: AtomicBool,
-    pools: Mutex<BTreeSet<Pool>>,
+    pools: Pools,
 }
 
 impl Store {
@@ -81,7 +73,7 @@ impl Store {
         boot: String,
     ) -> Result<Self, JournalError> {
         let failed = |source| JournalError::Open { path: directory.clone(), source };
-        let pools = Mutex::new(read_pools(&*files).map_err(failed)?);
+        let pools = Pools::read(Arc::clone(&files)).map_err(failed)?;
         let noted = match files.open(BOOT).and_then(|mut file| file.read()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             read => read.map_err(failed)?,
@@ -323,76 +315,41 @@ impl Store {
         Ok(())
     }
 
-    /// Notes a pool that leases are about to be taken from, until [`Store::keep_pools`]. Syncs to disk the first time.
-    pub fn note_pool(&self, pool: Pool) -> Result<(), JournalError> {
-        let mut pools = locked(&self.pools);
-        if pools.contains(&pool) {
-            return Ok(());
-        }
-        let write = || -> io::Result<()> {
-            let mut line = serde_json::to_vec(&pool)?;
-            line.push(b'\n');
-            let mut file = match self.files.open(POOLS) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.create(POOLS)?,
-                other => other?,
-            };
-            let end = file.read()?;
-            // A line that a crash cut off is overwritten.
-            let whole = end.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-            file.cut(whole as u64)?;
-            file.write_at(whole as u64, &line)?;
-            file.sync()?;
-            self.files.sync()
-        };
-        write().map_err(|source| JournalError::Write { path: self.directory.join(POOLS), source })?;
-        crate::crash_point!("journal", "pool");
-        pools.insert(pool);
-        Ok(())
+    /// Whether a pool is noted: [`Store::note_pool`] then does not wait for the disk.
+    pub fn has_noted(&self, pool: &Pool) -> bool {
+        self.pools.has(pool)
+    }
+
+    /// Notes a pool that leases are about to be taken from. It stays noted until a [`Store::keep_pools`] that comes after what is
+    /// returned is dropped. Waits for the disk the first time.
+    ///
+    /// # Errors
+    /// [`JournalError::ManyPools`], or the file cannot be written.
+    pub fn note_pool(&self, pool: Pool) -> Result<NotedPool<'_>, JournalError> {
+        self.pools.note(pool).map_err(|error| match error {
+            NotNoted::Many => JournalError::ManyPools(MOST_POOLS),
+            NotNoted::File(source) => JournalError::Write { path: self.directory.join(POOLS), source },
+        })
+    }
+
+    /// Whether there are so many pools that [`Store::keep_pools`] is worth its time.
+    pub fn has_many_pools(&self) -> bool {
+        self.pools.are_many()
     }
 
     /// Forgets the pools of which `is_needed` is false, where there are more than a few: whoever defines networks names pools, and
-    /// a node would have all that it ever had. To be called while nobody leases. Returns how many were forgotten.
+    /// a node would have all that it ever had. One that somebody leases from meanwhile stays. Returns how many were forgotten.
     ///
     /// # Errors
     /// The file cannot be written anew; all are known then.
     pub fn keep_pools(&self, is_needed: impl Fn(&Pool) -> bool) -> Result<usize, JournalError> {
-        let mut pools = locked(&self.pools);
-        if pools.len() <= FEW_POOLS {
-            return Ok(0);
-        }
-        let kept: BTreeSet<Pool> = pools.iter().filter(|pool| is_needed(pool)).cloned().collect();
-        let forgotten = pools.len() - kept.len();
-        if forgotten > 0 {
-            let failed = |source| JournalError::Write { path: self.directory.join(POOLS), source };
-            self.write_pools(&kept).map_err(failed)?;
-            *pools = kept;
-        }
-        Ok(forgotten)
-    }
-
-    /// Writes the file of pools anew, with these and with the lines that cannot be read: a later version may have written them.
-    fn write_pools(&self, kept: &BTreeSet<Pool>) -> io::Result<()> {
-        let text = self.files.open(POOLS)?.read()?;
-        let is_kept = |line: &&[u8]| {
-            line.ends_with(b"\n")
-                && serde_json::from_slice(line).map_or(true, |pool: Pool| kept.contains(&pool))
-        };
-        let lines: Vec<&[u8]> = text.split_inclusive(|byte| *byte == b'\n').filter(is_kept).collect();
-        self.files.remove(NEXT_POOLS)?;
-        let mut file = self.files.create(NEXT_POOLS)?;
-        file.write_at(0, &lines.concat())?;
-        file.sync()?;
-        crate::crash_point!("journal", "pools");
-        self.files.rename(NEXT_POOLS, POOLS)?;
-        // The file has its name, and what is known has to be what it says. A loss of power may bring back the one before, which
-        // has all of these and more.
-        let _ = self.files.sync();
-        Ok(())
+        let failed = |source| JournalError::Write { path: self.directory.join(POOLS), source };
+        self.pools.keep(is_needed).map_err(failed)
     }
 
     /// The pools that leases may have been taken from.
     pub fn pools(&self) -> Vec<Pool> {
-        locked(&self.pools).iter().cloned().collect()
+        self.pools.all()
     }
 
     /// The keys of all records.
@@ -422,24 +379,4 @@ fn noted_earlier(noted: &[u8], boot: &str) -> Option<BTreeSet<String>> {
         // Nobody has noted a boot, or who began to was killed. Nothing is concluded from it.
         None => Some(BTreeSet::new()),
     }
-}
-
-fn read_pools(files: &dyn Files) -> io::Result<BTreeSet<Pool>> {
-    let text = match files.open(POOLS).and_then(|mut file| file.read()) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
-        read => read?,
-    };
-    // A last line without its newline was cut off by a crash: its pool was not noted yet.
-    let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
-    let mut pools = BTreeSet::new();
-    for (number, line) in text[..whole].split_inclusive(|byte| *byte == b'\n').enumerate() {
-        match serde_json::from_slice(line) {
-            Ok(pool) => drop(pools.insert(pool)),
-            Err(error) => tracing::error!(
-                file = POOLS, line = number + 1, %error,
-                "line is not a pool: leases there of containers whose record was lost in a power failure are not released"
-            ),
-        }
-    }
-    Ok(pools)
 }

@@ -68,6 +68,10 @@ impl Appended for Open {
         self.file.read()
     }
 
+    fn length(&self) -> io::Result<u64> {
+        self.file.length()
+    }
+
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.file.write_at(offset, bytes)
     }

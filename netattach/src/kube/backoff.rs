@@ -21,15 +21,20 @@ impl Backoff {
     pub(super) fn next(&mut self) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(self.most);
-        // The keys of a hash map's state are random.
-        let random = RandomState::new().hash_one(0_u8) % 1024;
-        full / 2 + full / 2 * (random as u32) / 1024
+        full / 2 + spread(full / 2)
     }
 
     /// The next try is a first one.
     pub(super) fn reset(&mut self) {
         self.next = self.first;
     }
+}
+
+/// A random time of up to `most`: what the agents of a cluster do for one reason is spread over it.
+pub(super) fn spread(most: Duration) -> Duration {
+    // The keys of a hash map's state are random.
+    let random = RandomState::new().hash_one(0_u8) % 1024;
+    most * (random as u32) / 1024
 }
 
 #[cfg(test)]
@@ -53,5 +58,8 @@ mod tests {
         let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(10));
         let pauses: std::collections::BTreeSet<Duration> = (0..20).map(|_| backoff.next()).collect();
         assert!(pauses.len() > 10, "{pauses:?}");
+        let most = Duration::from_secs(5);
+        let spread: std::collections::BTreeSet<Duration> = (0..20).map(|_| spread(most)).collect();
+        assert!(spread.len() > 10 && spread.iter().all(|it| *it < most), "{spread:?}");
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! An object that cannot be read keeps its previous version, or a policy that isolates takes its place; the problem is
 //! the object's own. Sizes are bounded in total: what exceeds a bound is handled as what cannot be read, but it is one
-//! problem of the kind, however many objects it concerns, and the kind is listed again when there is room. Who has most
-//! gives way first (`weights`).
+//! problem of the kind, however many objects it concerns, and the kind is listed again when there is room for one of them
+//! (`refused`). Who has most gives way first (`weights`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::on_demand::Want;
+pub(super) use super::refused::REMEMBERED;
+use super::refused::Refused;
 use super::resource::{ATTACHED_LABEL, Content};
 use super::stand_ins::StandIns;
 use super::weights::Weights;
@@ -28,8 +31,7 @@ use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
 /// How long a pod that was asked for by name counts without having been seen by the watch.
 const FETCHED: Duration = Duration::from_secs(30);
-/// Objects beyond the bound of their kind that are remembered by name, to count them, and that cannot be read.
-pub(super) const REMEMBERED: usize = 16 << 10;
+/// Objects that are remembered because they cannot be read.
 pub(super) const UNREADABLE: usize = 1024;
 /// Of these, those of one namespace: an author of many must not leave others in the dark about theirs.
 pub(super) const UNREADABLE_OF_NAMESPACE: usize = 128;
@@ -55,10 +57,13 @@ pub(super) struct Cache {
     /// The versions of this node's pods, as last read. They are no part of a pod: most changes of a pod change nothing
     /// here.
     versions: BTreeMap<ObjectName, u64>,
-    /// What exceeds the bound of its kind, by name alone.
-    refused: BTreeMap<Content, BTreeSet<ObjectName>>,
-    /// Kinds that have had to refuse objects, and have room since.
+    /// What exceeds the bound of its kind, by name and size alone.
+    refused: BTreeMap<Content, Refused>,
+    /// Kinds that have had to refuse objects, and have room since for one of them.
     room: BTreeSet<Content>,
+    /// Kinds of which one that was refused has been kept since their last list began, or a namespace is no longer isolated as
+    /// a whole.
+    admitted: BTreeSet<Content>,
     /// The policies that have pods as peers.
     with_pods: BTreeSet<Key>,
     /// The definitions that take their range from the node.
@@ -185,16 +190,17 @@ impl Cache {
             Ok(object) => {
                 self.is_readable(&key);
                 let object = of_this_node(object);
-                if self.weigh(kind, &key, bytes_of(&object, json)).is_ok() {
+                let bytes = bytes_of(&object, json);
+                if self.weigh(kind, &key, bytes).is_ok() {
                     self.is_kept(kind, &key, was_kept);
                     self.insert(&object);
                     return Some(key);
                 }
-                self.refuse(Content::Objects(kind), &key.name);
+                self.refuse(Content::Objects(kind), &key.name, bytes);
                 if kind == Kind::Pod {
                     // Nothing goes by what it was: attachments of pods that are not known keep their policies.
                     if self.weights.remove(&key).is_some() {
-                        self.has_room(Content::Objects(kind));
+                        self.has_room(Content::Objects(kind), &key.name.namespace);
                     }
                     self.forget(&key);
                 }
@@ -233,6 +239,20 @@ impl Cache {
         }
     }
 
+    /// A complete list of the kind is of this version: of an earlier one than before where the server has been put back to an
+    /// earlier state. What was newer in the history that is over never comes, and is not waited for.
+    pub(super) fn listed(&mut self, kind: Kind, version: &str) {
+        if kind != Kind::Pod {
+            return;
+        }
+        let listed = number(version);
+        if listed < self.pods_at {
+            let newer = self.fetched.values_mut().filter(|it| it.version > listed);
+            newer.for_each(|it| it.version = None);
+        }
+        self.pods_at = listed;
+    }
+
     /// An object cannot be read. Of very many the first are remembered, fewer of one namespace.
     fn note(&mut self, key: &Key, message: String) {
         match self.problems.get_mut(key) {
@@ -265,29 +285,39 @@ impl Cache {
     }
 
     /// An object does not fit into what is kept of its kind.
-    fn refuse(&mut self, content: Content, name: &ObjectName) {
-        let refused = self.refused.entry(content).or_default();
-        if refused.len() < REMEMBERED {
-            refused.insert(name.clone());
-        }
+    fn refuse(&mut self, content: Content, name: &ObjectName, bytes: usize) {
+        self.refused.entry(content).or_default().put(name, bytes);
     }
 
-    /// An object that may have been refused is kept, or gone.
-    fn fits(&mut self, content: Content, name: &ObjectName) {
-        if let Some(refused) = self.refused.get_mut(&content) {
-            refused.remove(name);
-            if refused.is_empty() {
-                self.refused.remove(&content);
-                self.room.remove(&content);
-            }
+    /// An object that may have been refused is kept, or gone. Returns whether it had been refused.
+    fn fits(&mut self, content: Content, name: &ObjectName) -> bool {
+        let Some(refused) = self.refused.get_mut(&content) else { return false };
+        let was_refused = refused.remove(name);
+        if refused.len() == 0 {
+            self.refused.remove(&content);
+            self.room.remove(&content);
         }
+        was_refused
     }
 
-    /// Less is kept of a kind than before: what was refused may fit now.
-    fn has_room(&mut self, content: Content) {
-        if self.refused.contains_key(&content) {
+    /// Less is kept of a namespace's objects of a kind than before: what was refused may fit now.
+    fn has_room(&mut self, content: Content, namespace: &str) {
+        if !self.room.contains(&content) && self.may_fit(content, namespace) {
             self.room.insert(content);
         }
+    }
+
+    /// Whether any object that was refused fits now, where a namespace has less than before: the smallest one, or the
+    /// smallest one of that namespace, before which others give way.
+    fn may_fit(&self, content: Content, namespace: &str) -> bool {
+        let Some(refused) = self.refused.get(&content) else { return false };
+        // Of others their number decides.
+        let Content::Objects(kind) = content else { return true };
+        let Some(budget) = budget_of(kind) else { return true };
+        refused.smallest(namespace).any(|(name, bytes)| {
+            let key = Key { kind: kind.word(), name: name.clone() };
+            self.weights.in_the_way(&key, bytes, budget).is_ok()
+        })
     }
 
     /// Whether objects of the kind were refused that may fit now: it has to be listed again.
@@ -303,9 +333,15 @@ impl Cache {
     /// A list of the kind begins. Room that is made from now on may be too late for it.
     pub(super) fn list_begins(&mut self, content: Content) {
         self.room.remove(&content);
+        self.admitted.remove(&content);
         if let Content::Objects(kind) = content {
             self.stand_ins.list_begins(kind.word());
         }
+    }
+
+    /// Whether the last list of the kind has had anything kept that was refused before.
+    pub(super) fn has_admitted(&self, content: Content) -> bool {
+        self.admitted.contains(&content)
     }
 
     /// Whether there may be more objects that cannot be read than are remembered: of all of them, or of which namespace.
@@ -319,7 +355,9 @@ impl Cache {
 
     /// How many objects of each kind exceed its bound, and the first of them. Of very many as many as are remembered.
     pub(super) fn refused(&self) -> impl Iterator<Item = (Content, usize, &ObjectName)> {
-        self.refused.iter().filter_map(|(content, names)| Some((*content, names.len(), names.first()?)))
+        self.refused
+            .iter()
+            .filter_map(|(content, refused)| Some((*content, refused.len(), refused.names().next()?)))
     }
 
     fn insert(&mut self, object: &Object) {
@@ -374,7 +412,7 @@ impl Cache {
         let content = Content::Objects(kind);
         self.fits(content, &key.name);
         if self.weights.remove(key).is_some() {
-            self.has_room(content);
+            self.has_room(content, &key.name.namespace);
         }
         self.need_not_isolate(content, key);
         self.forget(key);
@@ -383,7 +421,9 @@ impl Cache {
     /// An object is kept, which may have been refused or unreadable before.
     fn is_kept(&mut self, kind: Kind, key: &Key, was_kept: bool) {
         let content = Content::Objects(kind);
-        self.fits(content, &key.name);
+        if self.fits(content, &key.name) {
+            self.admitted.insert(content);
+        }
         if !was_kept {
             self.need_not_isolate(content, key);
         }
@@ -406,8 +446,8 @@ impl Cache {
 
     /// An object gives way to another of its kind: as if it had been refused.
     fn give_way(&mut self, kind: Kind, key: &Key) {
-        self.weights.remove(key);
-        self.refuse(Content::Objects(kind), &key.name);
+        let bytes = self.weights.remove(key).unwrap_or_default();
+        self.refuse(Content::Objects(kind), &key.name, bytes);
         let isolating = match kind {
             Kind::MultiNetworkPolicy => self.objects.policies.get(&key.name),
             Kind::NetworkPolicy => self.objects.network_policies.get(&key.name),
@@ -438,13 +478,14 @@ impl Cache {
         gone.extend(
             self.problems.keys().filter(|key| key.kind == kind.word() && !listed.contains(*key)).cloned(),
         );
-        let refused = self.refused.get(&Content::Objects(kind)).into_iter().flatten();
+        let refused = self.refused.get(&Content::Objects(kind)).into_iter().flat_map(Refused::names);
         let refused = refused.map(|name| Key { kind: kind.word(), name: name.clone() });
         gone.extend(refused.filter(|key| !listed.contains(key)));
         for key in gone {
             self.remove_key(kind, &key);
         }
         for namespace in self.stand_ins.list_ends(kind.word()) {
+            self.admitted.insert(Content::Objects(kind));
             let name = ObjectName::new(namespace, merge::OTHER_POLICIES);
             self.forget(&Key { kind: kind.word(), name });
         }
@@ -488,9 +529,39 @@ impl Cache {
         if self.is_changed { None } else { self.versions.get(pod).copied() }
     }
 
-    /// Whether policies select pods as peers, so that those of other nodes have to be known.
-    pub(super) fn wants_remote_pods(&self) -> bool {
-        !self.with_pods.is_empty()
+    /// How much the pods of other nodes are wanted: at all where a policy with pods as peers is in the namespace of a pod of this
+    /// node, and now where it selects one. `tells_apart`: whether that matters, which takes a look at labels.
+    pub(super) fn wants_remote_pods(&self, tells_apart: bool) -> Want {
+        /// Most policies that are compared with pods; beyond that the answer is the safe one.
+        const LOOKED_AT: usize = 4096;
+        let mut looked_at = 0;
+        for pod in self.objects.pods.values().filter(|pod| !pod.host_network) {
+            for policy in self.with_pods_in(&pod.name.namespace) {
+                looked_at += 1;
+                if tells_apart && (looked_at > LOOKED_AT || policy.pods.matches(&pod.labels)) {
+                    return Want::Now;
+                }
+                if !tells_apart {
+                    return Want::Soon;
+                }
+            }
+        }
+        if looked_at > 0 { Want::Soon } else { Want::Not }
+    }
+
+    /// The policies of a namespace that have pods as peers.
+    fn with_pods_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Policy>> {
+        let of_kind = [
+            (Kind::MultiNetworkPolicy, &self.objects.policies),
+            (Kind::NetworkPolicy, &self.objects.network_policies),
+        ];
+        of_kind.into_iter().flat_map(move |(kind, policies)| {
+            let first = Key { kind: kind.word(), name: ObjectName::new(namespace, "") };
+            let there = self.with_pods.range(first..);
+            let there =
+                there.take_while(move |key| key.kind == kind.word() && key.name.namespace == namespace);
+            there.filter_map(move |key| policies.get(&key.name))
+        })
     }
 
     /// Whether a definition takes its range from the node, whose object has to be known then.
@@ -530,17 +601,19 @@ impl Cache {
             match self.objects.remote_pods.insert(Arc::new(pod)) {
                 Ok(before) => {
                     self.is_changed = true;
-                    self.fits(Content::RemotePods, &name);
+                    if self.fits(Content::RemotePods, &name) {
+                        self.admitted.insert(Content::RemotePods);
+                    }
                     if before.is_some_and(|before| before.claims().count() > more) {
-                        self.has_room(Content::RemotePods);
+                        self.has_room(Content::RemotePods, &name.namespace);
                     }
                 }
                 Err(_) => {
                     // One that was known is not there any more.
                     self.is_changed |= is_known;
-                    self.refuse(Content::RemotePods, &name);
+                    self.refuse(Content::RemotePods, &name, 0);
                     if is_known {
-                        self.has_room(Content::RemotePods);
+                        self.has_room(Content::RemotePods, &name.namespace);
                     }
                 }
             }
@@ -557,8 +630,8 @@ impl Cache {
 
     /// All pods that agents have attached, as a list of them begins.
     pub(super) fn unlisted_remote(&self) -> Unlisted {
-        let refused = self.refused.get(&Content::RemotePods);
-        Unlisted { pods: self.objects.remote_pods.clone(), refused: refused.cloned().unwrap_or_default() }
+        let refused = self.refused.get(&Content::RemotePods).into_iter().flat_map(Refused::names);
+        Unlisted { pods: self.objects.remote_pods.clone(), refused: refused.cloned().collect() }
     }
 
     /// After a complete list: the pods that were not in it are gone.
@@ -573,7 +646,7 @@ impl Cache {
         self.fits(Content::RemotePods, name);
         if self.objects.remote_pods.remove(name).is_some() {
             self.is_changed = true;
-            self.has_room(Content::RemotePods);
+            self.has_room(Content::RemotePods, &name.namespace);
         }
     }
 
@@ -605,7 +678,7 @@ impl Cache {
             self.give_way(kind, &other);
         }
         if self.weights.set(key, bytes) {
-            self.has_room(Content::Objects(kind));
+            self.has_room(Content::Objects(kind), &key.name.namespace);
         }
         Ok(())
     }

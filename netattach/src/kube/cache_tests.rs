@@ -121,16 +121,26 @@ fn a_policy_that_cannot_be_read_isolates_and_never_replaces_one_that_could() {
 }
 
 #[test]
-fn pods_of_other_nodes_are_wanted_while_a_policy_has_pods_as_peers() {
+fn pods_of_other_nodes_are_wanted_while_a_policy_with_pods_as_peers_can_select_a_pod_here() {
     let mut cache = Cache::default();
+    let wanted = |cache: &Cache| [true, false].map(|tells_apart| cache.wants_remote_pods(tells_apart));
+    let labelled = |namespace: &str, name: &str, role: &str| {
+        let labels = json!({"role": role});
+        raw(&json!({"metadata": {"namespace": namespace, "name": name, "uid": name, "labels": labels}}))
+    };
+    cache.put(Kind::Pod, &labelled("other", "o", "web"));
     let blocks = json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]});
-    let pods = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    let selected = json!({"matchLabels": {"role": "web"}});
+    let pods = json!({"podSelector": selected, "ingress": [{"from": [{"podSelector": {}}]}]});
     cache.put(Kind::MultiNetworkPolicy, &policy("blocks", &blocks));
-    assert!(!cache.wants_remote_pods());
     cache.put(Kind::MultiNetworkPolicy, &policy("pods", &pods));
-    assert!(cache.wants_remote_pods());
+    assert_eq!(wanted(&cache), [Want::Not; 2], "no pod of this node is in its namespace");
+    cache.put(Kind::Pod, &labelled("shop", "db", "db"));
+    assert_eq!(wanted(&cache), [Want::Soon; 2], "it selects no pod of this node");
+    cache.put(Kind::Pod, &labelled("shop", "web", "web"));
+    assert_eq!(wanted(&cache), [Want::Now, Want::Soon]);
     cache.remove(Kind::MultiNetworkPolicy, &policy("pods", &pods));
-    assert!(!cache.wants_remote_pods());
+    assert_eq!(wanted(&cache), [Want::Not; 2], "blocks alone want none");
 }
 
 #[test]
@@ -151,14 +161,17 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
     cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
     assert_eq!((cache.take_changed(), cache.wants_list(kind)), (None, false));
     assert_eq!(refused(&cache), [(kind, 1, "shop/last".to_owned())]);
-    // Room is made by what goes, and by what becomes smaller.
+    // Room is made by what goes, and by what becomes smaller, once it is enough.
     cache.remove(Kind::Definition, &definition("n000", 0));
-    assert!(cache.wants_list(kind));
-    cache.list_begins(kind);
     assert!(!cache.wants_list(kind));
     cache.put(Kind::Definition, &definition("n001", 100));
     assert!(cache.wants_list(kind));
+    cache.list_begins(kind);
+    assert!(!cache.wants_list(kind));
+    cache.put(Kind::Definition, &definition("n002", LARGE));
+    assert!(!cache.has_admitted(kind), "it was there before");
     cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
+    assert!(cache.has_admitted(kind));
     let objects = cache.take_changed().unwrap();
     assert_eq!((objects.definitions.len(), problems(&objects)), (fit, Vec::new()));
     assert_eq!((refused(&cache), cache.wants_lists()), (Vec::new(), false));
@@ -170,7 +183,7 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
     assert_eq!(refused(&cache), []);
     // A list that has fewer makes room as well.
     cache.put(Kind::Definition, &definition("other", 2 * LARGE - 1000));
-    listed.pop_first();
+    assert_eq!(listed.pop_first().unwrap().name, ObjectName::new("shop", "last"));
     listed.insert(Key { kind: Kind::Definition.word(), name: ObjectName::new("shop", "other") });
     cache.retain(Kind::Definition, &listed);
     assert!(cache.wants_list(kind));
@@ -435,6 +448,28 @@ fn a_pod_that_was_asked_for_counts_until_the_watch_shows_it_or_its_time_is_over(
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/d 4"]);
 }
 
+/// The server was put back to a backup: its versions begin again below those that it had.
+#[test]
+fn a_list_of_an_earlier_version_is_the_one_that_counts() {
+    let start = Instant::now();
+    let fetched = |uid: &str, version: &str| {
+        let metadata = json!({"namespace": "shop", "name": uid, "uid": uid, "resourceVersion": version});
+        raw(&json!({ "metadata": metadata }))
+    };
+    let mut cache = Cache::default();
+    cache.passed(Kind::Pod, Some("100"));
+    assert!(cache.fetched(&fetched("over", "120"), start).is_some());
+    cache.listed(Kind::Pod, "50");
+    cache.retain(Kind::Pod, &BTreeSet::new());
+    assert!(cache.fetched(&fetched("new", "60"), start).is_some());
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/new new", "shop/over over"]);
+    cache.expire(start + FETCHED);
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/new new"], "the watch has not come to it");
+    cache.passed(Kind::Pod, Some("60"));
+    cache.expire(start + FETCHED);
+    assert_eq!(names(&cache.take_changed().unwrap()), [""; 0]);
+}
+
 #[test]
 fn what_the_watch_still_tells_of_an_earlier_pod_leaves_the_one_that_was_asked_for() {
     let pod = |uid: &str, version: &str| {
@@ -498,8 +533,8 @@ fn pods_of_other_nodes_that_a_complete_list_does_not_have_are_gone() {
     };
     list(&mut cache, &["a", "b", "c"]);
     assert_eq!(known(&cache), names(&["a", "b", "c"]));
-    cache.refuse(Content::RemotePods, &ObjectName::new("shop", "refused"));
-    cache.refuse(Content::RemotePods, &ObjectName::new("shop", "d"));
+    cache.refuse(Content::RemotePods, &ObjectName::new("shop", "refused"), 0);
+    cache.refuse(Content::RemotePods, &ObjectName::new("shop", "d"), 0);
     list(&mut cache, &["b", "d"]);
     assert_eq!(known(&cache), names(&["b", "d"]));
     assert_eq!(cache.refused().count(), 0);

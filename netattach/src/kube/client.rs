@@ -1,8 +1,8 @@
 //! Requests to the API server: each with a deadline and a bound on its answer, none repeated.
 //!
 //! The connection is made anew, from the kubeconfig or the service account's files, after an answer or a failure that
-//! another token or another certificate of the server would explain. Until then the library reads a token file again
-//! every minute.
+//! another token, another certificate of the server or a dead connection would explain (`renewal`). Until then the
+//! library reads a token file again every minute.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -18,6 +18,7 @@ use http_body_util::BodyExt;
 use serde::Deserialize;
 
 use super::access::Missing;
+use super::renewal::{Answered, Renewal};
 use crate::error_chain::Chain;
 use crate::sync::{Mutex, locked};
 
@@ -25,8 +26,8 @@ use crate::sync::{Mutex, locked};
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long an answer to a request may take to begin.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Pause between two renewals of the connection.
-const RENEWAL: Duration = Duration::from_secs(2);
+/// Longest pause that a server can ask for.
+const MOST_ASKED: Duration = Duration::from_secs(60);
 /// Most bytes that are read of a `Status` that refuses a request.
 const STATUS: usize = 64 << 10;
 
@@ -141,6 +142,8 @@ pub(super) struct Refusal {
     pub(super) message: String,
     /// How long the server asks to wait.
     pub(super) retry_after: Option<Duration>,
+    /// The version that was asked for is newer than all that the server has.
+    pub(super) is_of_future: bool,
 }
 
 impl RequestError {
@@ -157,11 +160,19 @@ impl RequestError {
         self.refusal().map(|refusal| refusal.code)
     }
 
-    /// Whether another token or certificate may help: the identity was refused, or there is no connection.
-    fn calls_for_renewal(&self) -> bool {
+    /// How long the server asks to wait, at most a minute: what it says is not waited for without a bound.
+    pub(super) fn asked_pause(&self) -> Duration {
+        self.refusal().and_then(|refusal| refusal.retry_after).unwrap_or_default().min(MOST_ASKED)
+    }
+
+    /// What it says of the connection.
+    fn answered(&self) -> Answered {
         match self {
-            Self::Transport { .. } | Self::Late { .. } | Self::Access(_) => true,
-            other => other.code() == Some(StatusCode::UNAUTHORIZED.as_u16()),
+            // Another token or certificate may help.
+            Self::Transport { .. } | Self::Access(_) => Answered::Broken,
+            Self::Late { within, .. } => Answered::Late(*within),
+            other if other.code() == Some(StatusCode::UNAUTHORIZED.as_u16()) => Answered::Broken,
+            _ => Answered::Well,
         }
     }
 }
@@ -175,15 +186,11 @@ pub trait Watcher: fmt::Debug + Send + Sync {
 /// A connection to the server. Requests are sent from the runtime of the thread that made it.
 pub(super) struct Client {
     access: Access,
-    current: Mutex<Current>,
+    current: Mutex<::kube::Client>,
+    renewal: Mutex<Renewal>,
     /// What the agent may not do, as far as it is known.
     pub(super) missing: Missing,
     watcher: Option<Arc<dyn Watcher>>,
-}
-
-struct Current {
-    client: ::kube::Client,
-    since: Instant,
 }
 
 /// A request.
@@ -277,9 +284,9 @@ impl Client {
     /// # Errors
     /// The kubeconfig or the service account cannot be used.
     pub(super) async fn new(access: Access, watcher: Option<Arc<dyn Watcher>>) -> Result<Self, AccessError> {
-        let client = connect(&access).await?;
-        let current = Mutex::new(Current { client, since: Instant::now() });
-        Ok(Self { access, current, missing: Missing::default(), watcher })
+        let current = Mutex::new(connect(&access).await?);
+        let renewal = Mutex::new(Renewal::new(Instant::now()));
+        Ok(Self { access, current, renewal, missing: Missing::default(), watcher })
     }
 
     /// Sends a request, and returns the answer when it begins.
@@ -297,11 +304,7 @@ impl Client {
             let code = sent.as_ref().map_or_else(RequestError::code, |answer| Some(answer.status().as_u16()));
             watcher.answered(ask.verb(), ask.resource(), code, begun.elapsed());
         }
-        if let Err(error) = &sent
-            && error.calls_for_renewal()
-        {
-            self.renew_if_due().await;
-        }
+        self.note(sent.as_ref().map_or_else(RequestError::answered, |_| Answered::Well)).await;
         sent
     }
 
@@ -316,7 +319,7 @@ impl Client {
         }
         let body = ask.body.as_ref().map(|(_, body)| body.clone()).unwrap_or_default();
         let request = request.body(Body::from(body)).map_err(|error| ask.failed(error))?;
-        let client = locked(&self.current).client.clone();
+        let client = locked(&self.current).clone();
         let answer = match tokio::time::timeout(within, client.send(request)).await {
             Err(_) => return Err(ask.late(within)),
             Ok(Err(error)) => return Err(ask.failed(error)),
@@ -343,25 +346,30 @@ impl Client {
                 Unread::Failed(source) => ask.failed(source),
             })
         };
-        tokio::time::timeout(within, whole).await.unwrap_or_else(|_| Err(ask.late(within)))
+        if let Ok(read) = tokio::time::timeout(within, whole).await {
+            return read;
+        }
+        self.note(Answered::Late(within)).await;
+        Err(ask.late(within))
     }
 
-    /// Makes the connection anew, unless that was done just now.
-    async fn renew_if_due(&self) {
-        {
-            let mut current = locked(&self.current);
-            if current.since.elapsed() < RENEWAL {
-                return;
-            }
-            current.since = Instant::now();
+    /// Makes the connection anew if what became of a request calls for that.
+    async fn note(&self, answered: Answered) {
+        let is_due = locked(&self.renewal).is_due(answered, Instant::now());
+        if is_due {
+            self.renew().await;
         }
-        self.renew().await;
+    }
+
+    /// Something has come on a connection: an event of a watch.
+    pub(super) fn heard(&self) {
+        locked(&self.renewal).heard(Instant::now());
     }
 
     /// Makes the connection anew.
     pub(super) async fn renew(&self) {
         match connect(&self.access).await {
-            Ok(client) => locked(&self.current).client = client,
+            Ok(client) => *locked(&self.current) = client,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "the connection to the API server is not renewed")
             }
@@ -425,11 +433,14 @@ async fn refusal(answer: Response<Body>) -> Refusal {
     let body = tokio::time::timeout(CONNECT, read_body(answer.into_body(), STATUS)).await;
     let body = body.ok().and_then(Result::ok).unwrap_or_default();
     let Status { message } = serde_json::from_slice(&body).unwrap_or_default();
+    // The text of its cause `ResourceVersionTooLarge`, which servers before 1.18 do not name (apimachinery,
+    // `NewTooLargeResourceVersion`).
+    let is_of_future = message.contains("Too large resource version");
     let message = match message.as_str() {
         "" => code.canonical_reason().unwrap_or("refused").to_owned(),
         message => message.chars().take(500).collect(),
     };
-    Refusal { code: code.as_u16(), message, retry_after }
+    Refusal { code: code.as_u16(), message, retry_after, is_of_future }
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Events of `events.k8s.io/v1`: what an operator has to mend, on the object that it is about.
 //!
 //! The name of an event is made of what it says, so that all agents of a cluster, and an agent after its restart, write
-//! one event for one problem; each time that it is seen again is counted in its series, at most once a minute. All of it
+//! one event for one problem; each time that it is seen again is counted in its series, at most once a minute. That other
+//! agents have found the same wrong with an object that all of them read is no news, and is not counted. All of it
 //! is best effort, behind a bound on the rate and on [what waits](super::event_queue), of which each namespace has a share.
 
 use std::collections::BTreeMap;
@@ -105,6 +106,7 @@ impl Events {
         let Err(error) = client.read(&create, ANSWER, PATIENCE).await else { return };
         // Another agent, or this one before its restart, has written it.
         let error = match error.code() {
+            Some(409) if !is_news(&event.regarding, count) => None,
             Some(409) => {
                 let series = json!({ "series": { "count": count.max(2), "lastObservedTime": now } });
                 let body = json_body("application/merge-patch+json", &series);
@@ -151,6 +153,11 @@ impl Waiting {
         *at = now;
         Some((format!("{}.{hash:016x}", prefix(event.regarding.name())), *count))
     }
+}
+
+/// Whether an event that is there already is to be counted: this agent has seen it before, or nobody else can have.
+fn is_news(regarding: &Regarding, count: u32) -> bool {
+    count > 1 || !regarding.is_read_by_all()
 }
 
 /// What identifies an event. Not random: all agents of one version make the same of it.
@@ -223,6 +230,21 @@ mod tests {
         assert_eq!(waiting.count(&event("x"), start + Duration::from_secs(59)), None);
         assert_eq!(waiting.count(&event("x"), start + COUNTED), Some((name.clone(), 3)));
         assert_ne!(waiting.count(&event("y"), start).unwrap().0, name);
+    }
+
+    #[test]
+    fn what_the_agents_of_all_nodes_find_is_no_news_the_first_time() {
+        let name = || ObjectName::new("shop", "a");
+        let table = [
+            (Regarding::Pod(name()), [true, true]),
+            (Regarding::Node("node-1".to_owned()), [true, true]),
+            (Regarding::Definition(name()), [false, true]),
+            (Regarding::MultiNetworkPolicy(name()), [false, true]),
+            (Regarding::NetworkPolicy(name()), [false, true]),
+        ];
+        for (regarding, expected) in table {
+            assert_eq!([1, 2].map(|count| is_news(&regarding, count)), expected, "{regarding:?}");
+        }
     }
 
     #[test]

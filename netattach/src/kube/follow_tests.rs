@@ -1,6 +1,6 @@
 //! What a follower asks for, and when it reports that a kind is not followed.
 
-use super::super::resource::PODS;
+use super::super::resource::{ALWAYS, PODS};
 use super::super::test_server::{self, Answer};
 use super::*;
 use crate::sync::{Mutex, locked};
@@ -17,7 +17,7 @@ fn error(code: u16) -> Answer {
 }
 
 fn ends(body: &str) -> Answer {
-    Answer { code: 200, body: body.to_owned(), stays: false }
+    Answer::of(200, body)
 }
 
 /// Follows pods, whose lists have the versions 1, 2 and so on, and whose watches get these answers, until a condition of
@@ -110,7 +110,7 @@ fn what_a_watch_cannot_go_on_from_is_listed_again() {
         table(&[("list", false), ("watch 1", false), ("list", false), ("watch 2", false), ("list", true)]);
     assert_eq!(first(5, || error(410)), expected);
     // A server that refuses the watch is not asked for more.
-    let refused = || Answer { code: 503, body: String::new(), stays: false };
+    let refused = || Answer::of(503, "");
     let expected = table(&[("list", false), ("watch 1", false), ("watch 1", true), ("watch 1", true)]);
     assert_eq!(first(4, refused), expected);
 }
@@ -121,9 +121,137 @@ fn a_watch_that_lives_is_followed_again() {
     for body in [bookmark, String::new()] {
         let watches = move |number| match number {
             1 => error(500),
-            _ => Answer { code: 200, body: body.clone(), stays: true },
+            _ => Answer { code: 200, body: body.clone(), ends: None },
         };
         let asked = followed(watches, |asked, why| asked.len() >= 4 && why.is_none());
         assert_eq!(asked, table(&[("list", false), ("watch 1", false), ("list", true), ("watch 2", true)]));
     }
+}
+
+/// A server whose history was put back may know neither the position nor that it had it.
+#[test]
+fn a_position_that_is_refused_three_times_in_a_row_is_given_up() {
+    let of_future = r#"{"message": "Timeout: Too large resource version: 1, current: 0"}"#;
+    for (code, body) in [(400, ""), (504, of_future)] {
+        let expected = table(&[
+            ("list", false),
+            ("watch 1", false),
+            ("watch 1", true),
+            ("watch 1", true),
+            ("list", true),
+            ("watch 2", true),
+        ]);
+        assert_eq!(first(6, move || Answer::of(code, body)), expected, "{code}");
+    }
+}
+
+/// The first requests for a kind, without the host, to a server that answers by path, query and number.
+fn asked_for(
+    resource: &'static Resource,
+    count: usize,
+    mut answer: impl FnMut(&str, usize) -> Answer + Send + 'static,
+) -> Vec<String> {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&asked);
+    let script = move |target: &str| {
+        let mut all = locked(&all);
+        all.push(target.to_owned());
+        answer(target, all.len())
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = test_server::client(script).await;
+        let view = Arc::new(View::new([resource]));
+        let follower = Follower { client, view, resource, node: Arc::from("n"), watch_seconds: 60 };
+        let enough = async {
+            while locked(&asked).len() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            () = follower.run() => {}
+            () = enough => {}
+        }
+    });
+    let mut asked = locked(&asked).clone();
+    asked.truncate(count);
+    asked
+}
+
+fn listed(version: u32) -> Answer {
+    Answer::of(200, format!("{{\"metadata\": {{\"resourceVersion\": \"{version}\"}}, \"items\": []}}"))
+}
+
+/// A watch that ends as it should, without a line.
+fn silent() -> Answer {
+    Answer { ends: Some(Duration::from_millis(1200)), ..Answer::of(200, "") }
+}
+
+#[test]
+fn a_watch_without_a_line_is_followed_by_a_list_where_the_server_is_at_an_earlier_version() {
+    const PATH: &str = "/api/v1/pods?fieldSelector=spec.nodeName%3Dn";
+    let watch = |version: u32| {
+        format!("{PATH}&watch=true&allowWatchBookmarks=true&timeoutSeconds=60&resourceVersion={version}")
+    };
+    let (list, probe) = (|| PATH.to_owned(), || format!("{PATH}&limit=1"));
+    let of = |versions: [u32; 3]| {
+        move |target: &str, number: usize| match target.contains("watch=true") {
+            true => silent(),
+            false => listed(versions[number / 2]),
+        }
+    };
+    // Of list, probe and list.
+    assert_eq!(asked_for(&PODS, 5, of([7, 3, 4])), [list(), watch(7), probe(), list(), watch(4)]);
+    assert_eq!(asked_for(&PODS, 5, of([7, 7, 7])), [list(), watch(7), probe(), watch(7), probe()]);
+    assert_eq!(asked_for(&PODS, 5, of([7, 10, 10])), [list(), watch(7), probe(), watch(7), probe()]);
+}
+
+#[test]
+fn a_newer_version_of_a_kind_is_followed_once_it_is_served() {
+    let policies = ALWAYS[3];
+    let [newer, older] = *policies.paths else { panic!("{policies:?}") };
+    let query = "watch=true&allowWatchBookmarks=true&timeoutSeconds=240&resourceVersion=1";
+    let bookmark = event("BOOKMARK", "{\"metadata\": {\"resourceVersion\": \"1\"}}");
+    let answer = move |target: &str, number: usize| match target.contains("watch=true") {
+        true => ends(&bookmark),
+        // The first list, and the question after the first watch.
+        false if target.starts_with(newer) && number < 5 => Answer::of(404, ""),
+        false => listed(1),
+    };
+    assert_eq!(
+        asked_for(policies, 8, answer),
+        [
+            format!("{newer}?limit=100"),
+            format!("{older}?limit=100"),
+            format!("{older}?{query}"),
+            format!("{newer}?limit=1"),
+            format!("{older}?{query}"),
+            format!("{newer}?limit=1"),
+            format!("{newer}?limit=100"),
+            format!("{newer}?{query}"),
+        ]
+    );
+}
+
+#[test]
+fn lists_for_room_become_rarer_while_nothing_fits() {
+    let now = tokio::time::Instant::now();
+    let mut room = ForRoom::new(now);
+    room.listed(true, now);
+    assert_eq!(room.next, now, "a list that was made for something else");
+    for (has_admitted, full) in
+        [(false, 2), (false, 4), (false, 8), (false, 16), (false, 16), (true, 2), (true, 2), (false, 4)]
+    {
+        room.is_next = true;
+        room.listed(has_admitted, now);
+        let pause = room.next - now;
+        assert!(pause >= ROOM * full / 2 && pause <= ROOM * full, "{pause:?} of {full}");
+    }
+}
+
+#[test]
+fn versions_that_are_no_numbers_are_not_compared() {
+    let table =
+        [("9", "10", true), ("10", "9", false), ("10", "10", false), ("a", "10", false), ("9", "b", false)];
+    assert_eq!(table.map(|(version, other, _)| (version, other, is_before(version, other))), table);
 }

@@ -5,18 +5,29 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::backoff::Backoff;
 use super::client::{Ask, Client, RequestError};
-use super::resource::Target;
+use super::resource::{METADATA_LIST, Target};
 
 /// Most bytes of one page. A page that is larger is asked for again with half as many objects: an object is at most
 /// some 3 MiB, because etcd takes no request of more than 1.5 MiB.
 const PAGE: usize = 16 << 20;
 /// How long one page may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Pauses before a page is asked for again, and how often in a row: for some ten minutes. A server forgets the position in
+/// a list after five to ten (kube-apiserver, `--etcd-compaction-interval`).
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const MOST_PAUSE: Duration = Duration::from_secs(30);
+const TRIES: u32 = 30;
+/// How long the question for a version may take, and most bytes of its answer: the metadata of one object.
+const VERSION_PATIENCE: Duration = Duration::from_secs(10);
+const VERSION: usize = 4 << 20;
 /// HTTP status of a position in a list, or in the history, that the server does not have any more.
 pub(super) const GONE: u16 = 410;
 /// HTTP status of a kind that is not served.
 pub(super) const UNKNOWN: u16 = 404;
+/// HTTP status of a position that the server takes for none.
+const BAD_REQUEST: u16 = 400;
 
 #[derive(Deserialize)]
 struct Page<'a> {
@@ -36,8 +47,9 @@ struct PageMetadata {
 
 /// Reads all objects of a kind, each with `take`, and returns the version of the list, from which to watch.
 ///
-/// The position in a list expires when it takes too long, some minutes; then the error has the status [`GONE`] and the
-/// list begins anew.
+/// A page after the first that does not come is asked for again from the same position, up to [`TRIES`] times in a row, and
+/// each failure is `failed`: an overloaded server has to answer no page twice. The position in a list expires when it takes
+/// too long, some minutes; then the error has the status [`GONE`] and the list begins anew.
 ///
 /// # Errors
 /// [`RequestError`]; `take` was called for a part of the objects then.
@@ -45,24 +57,79 @@ pub(super) async fn list(
     client: &Client,
     target: &Target<'_>,
     mut take: impl FnMut(&RawValue),
+    mut failed: impl FnMut(&RequestError),
 ) -> Result<String, RequestError> {
-    let mut next = None;
-    let mut limit = target.resource.page;
+    let page = target.resource.page;
+    let mut next: Option<String> = None;
+    let mut limit = target.resource.first_page();
+    let mut tries = Tries::new();
     loop {
         let ask =
             Ask { accept: target.resource.accept_list(), ..Ask::get(target.list(limit, next.as_deref())) };
-        let body = match client.read(&ask, PAGE, PATIENCE).await {
-            Err(RequestError::TooLarge { .. }) if limit > 1 => {
-                limit /= 2;
-                continue;
+        let read = client.read(&ask, PAGE, PATIENCE).await;
+        match read.and_then(|body| taken(&ask, &body, &mut take)) {
+            Ok(PageMetadata { resource_version, next: position }) => {
+                let Some(position) = position.filter(|position| !position.is_empty()) else {
+                    return Ok(resource_version);
+                };
+                next = Some(position);
+                limit = limit.or(Some(page));
+                tries = Tries::new();
             }
-            body => body?,
-        };
-        let page: Page<'_> = serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))?;
-        page.items.into_iter().flatten().for_each(&mut take);
-        match page.metadata.next {
-            Some(position) if !position.is_empty() => next = Some(position),
-            _ => return Ok(page.metadata.resource_version),
+            Err(RequestError::TooLarge { .. }) if limit != Some(1) => {
+                limit = Some(limit.map_or(page, |limit| limit / 2));
+            }
+            // Before the first page there is nothing to go on from.
+            Err(error) if next.is_none() || !may_come(&error) || tries.left == 0 => return Err(error),
+            Err(error) => {
+                failed(&error);
+                tokio::time::sleep(tries.pause(&error)).await;
+            }
         }
     }
 }
+
+/// The objects of a page.
+fn taken(ask: &Ask, body: &[u8], take: impl FnMut(&RawValue)) -> Result<PageMetadata, RequestError> {
+    let page: Page<'_> = serde_json::from_slice(body).map_err(|source| ask.undecodable(source))?;
+    page.items.into_iter().flatten().for_each(take);
+    Ok(page.metadata)
+}
+
+/// Whether a page that has failed may come from the same position.
+fn may_come(error: &RequestError) -> bool {
+    let is_too_large = matches!(error, RequestError::TooLarge { .. });
+    !is_too_large && !matches!(error.code(), Some(GONE | UNKNOWN | BAD_REQUEST))
+}
+
+/// Tries of one page.
+struct Tries {
+    backoff: Backoff,
+    left: u32,
+}
+
+impl Tries {
+    fn new() -> Self {
+        Self { backoff: Backoff::new(FIRST_PAUSE, MOST_PAUSE), left: TRIES }
+    }
+
+    /// The pause before the next one.
+    fn pause(&mut self, error: &RequestError) -> Duration {
+        self.left = self.left.saturating_sub(1);
+        self.backoff.next().max(error.asked_pause())
+    }
+}
+
+/// The version that a list of the kind would have now.
+///
+/// # Errors
+/// [`RequestError`]; with the status 404 if the kind is not served at that path.
+pub(super) async fn version_now(client: &Client, target: &Target<'_>) -> Result<String, RequestError> {
+    let ask = Ask { accept: METADATA_LIST, ..Ask::get(target.list(Some(1), None)) };
+    let body = client.read(&ask, VERSION, VERSION_PATIENCE).await?;
+    Ok(taken(&ask, &body, |_| {})?.resource_version)
+}
+
+#[cfg(test)]
+#[path = "list_tests.rs"]
+mod tests;

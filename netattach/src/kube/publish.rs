@@ -1,7 +1,8 @@
 //! Publishes the network-status of this node's pods: one patch for each change, off the way of CNI calls.
 //!
 //! A pod's newest status is written; one that is there already is not. A pod that is gone is left alone, and one that is
-//! being deleted is given time to go: DEL of a deleted pod costs no request.
+//! being deleted is given time to go: DEL of a deleted pod costs no request. A server that asks for a pause gets it from the
+//! writes of all pods.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
@@ -13,8 +14,9 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
 use super::cache;
-use super::client::{Ask, Client};
+use super::client::{Ask, Client, RequestError};
 use super::events::Events;
+use super::failures::{Failures, Line};
 use super::patch::{self, Status};
 use super::queue::{Outcome, Queue, Waiter, Write};
 use super::rate::Bucket;
@@ -40,10 +42,30 @@ const ANSWER: usize = 4 << 20;
 /// How long writes may fail before it is reported.
 const REPORTED: Duration = Duration::from_secs(10);
 
+/// A write, and what became of it.
+struct Sent {
+    write: Write,
+    outcome: Outcome,
+    /// The HTTP status of a refusal.
+    code: Option<u16>,
+}
+
+impl Sent {
+    /// How long the server, which has too much to do, asks everybody to wait.
+    fn pause(&self) -> Option<Duration> {
+        match (&self.outcome, self.code) {
+            (Outcome::Failed { pause, .. }, Some(429 | 503)) if !pause.is_zero() => Some(*pause),
+            _ => None,
+        }
+    }
+}
+
 /// See the module's documentation.
 pub struct Publisher {
     view: Arc<View>,
     queue: Mutex<Queue>,
+    /// Of writes, for the log.
+    failures: Mutex<Failures>,
     /// Pods that have been published since the start, by this agent or its predecessor. `None`: what others have left was
     /// withdrawn, or stays.
     mine: Mutex<Option<BTreeSet<PodRef>>>,
@@ -65,6 +87,7 @@ impl Publisher {
         Self {
             view,
             queue: Mutex::default(),
+            failures: Mutex::default(),
             mine: Mutex::new(Some(BTreeSet::new())),
             adopted: watch::Sender::new(false),
             more: Notify::new(),
@@ -93,16 +116,22 @@ impl Publisher {
         self.withdraw_unknown();
         let mut bucket = Bucket::new(INTERVAL, BURST, Instant::now());
         let mut writing = JoinSet::new();
+        // When the server may be written to again.
+        let mut from = Instant::now();
         loop {
-            let wake = self.start(&client, &mut bucket, &mut writing);
+            let wake = match from > Instant::now() {
+                true => from,
+                false => self.start(&client, &mut bucket, &mut writing),
+            };
             let sleep = tokio::time::sleep_until(wake.into());
             // All three may be dropped at any time: a notice is kept, writes go on.
             tokio::select! {
                 () = self.more.notified() => {}
                 () = sleep => {}
                 Some(done) = writing.join_next() => {
-                    if let Ok((write, outcome)) = done {
-                        self.done(write, &outcome);
+                    if let Ok(sent) = done {
+                        from = sent.pause().map_or(from, |pause| from.max(Instant::now() + pause));
+                        self.done(sent);
                     }
                 }
             }
@@ -110,12 +139,7 @@ impl Publisher {
     }
 
     /// Starts the writes that are due, as far as rate and number allow. Returns when to look again.
-    fn start(
-        &self,
-        client: &Arc<Client>,
-        bucket: &mut Bucket,
-        writing: &mut JoinSet<(Write, Outcome)>,
-    ) -> Instant {
+    fn start(&self, client: &Arc<Client>, bucket: &mut Bucket, writing: &mut JoinSet<Sent>) -> Instant {
         let idle = Duration::from_secs(3600);
         let snapshot = self.view.snapshot();
         let known = |name: &ObjectName| snapshot.pods.get(name).map(|pod| &**pod);
@@ -138,24 +162,34 @@ impl Publisher {
                 continue;
             };
             let client = Arc::clone(client);
-            writing.spawn(async move {
-                let outcome = send(&client, &write).await;
-                (write, outcome)
-            });
+            writing.spawn(async move { send(&client, write).await });
         }
     }
 
-    fn done(&self, write: Write, outcome: &Outcome) {
-        match outcome {
+    fn done(&self, sent: Sent) {
+        let Sent { write, outcome, code } = sent;
+        match &outcome {
             Outcome::Written(_) => {}
             Outcome::Gone(why) => {
                 tracing::debug!(pod = %write.name, why, "network-status not needed any more")
             }
             Outcome::Failed { why, .. } => {
-                tracing::warn!(pod = %write.name, why, "network-status not published; it will be tried again")
+                let line = locked(&self.failures).line(code, Instant::now());
+                match line {
+                    Line::Failure => {
+                        tracing::warn!(pod = %write.name, why, "network-status not published; it will be tried again");
+                    }
+                    Line::More(more) => tracing::warn!(
+                        pod = %write.name,
+                        why,
+                        more,
+                        "network-status still not published, and more like it since that was said; see netattachctl status"
+                    ),
+                    Line::Nothing => {}
+                }
             }
         }
-        self.queue().done(write, outcome, Instant::now());
+        self.queue().done(write, &outcome, Instant::now());
     }
 
     /// Withdraws the status of pods that an earlier agent was detaching when it stopped.
@@ -260,20 +294,25 @@ fn attached(entries: &[StatusEntry]) -> Status {
     Status::Attached { text: status::render(entries) }
 }
 
-async fn send(client: &Client, write: &Write) -> Outcome {
+async fn send(client: &Client, write: Write) -> Sent {
     let ask = Ask {
         method: Method::PATCH,
         body: Some(("application/merge-patch+json", write.patch.to_string().into_bytes())),
         ..Ask::get(patch::path(&write.name))
     };
-    let error = match client.read(&ask, ANSWER, PATIENCE).await {
+    match client.read(&ask, ANSWER, PATIENCE).await {
         Ok(pod) => {
             let pod = serde_json::from_slice::<&RawValue>(&pod).ok();
-            return Outcome::Written(pod.and_then(cache::version).as_deref().and_then(cache::number));
+            let version = pod.and_then(cache::version).as_deref().and_then(cache::number);
+            Sent { write, outcome: Outcome::Written(version), code: None }
         }
-        Err(error) => error,
-    };
-    let why = Chain(&error).to_string();
+        Err(error) => Sent { write, outcome: failed(&error), code: error.code() },
+    }
+}
+
+/// What became of a write that the server has not confirmed.
+fn failed(error: &RequestError) -> Outcome {
+    let why = Chain(error).to_string();
     match error.code() {
         // The pod is gone, or another one has its name. A server that answers 409 in the latter case is asked again
         // until the watch shows the other pod: 409 may also be a conflict with another writer.
@@ -282,8 +321,42 @@ async fn send(client: &Client, write: &Write) -> Outcome {
         Some(422) if why.contains("metadata.uid") => Outcome::Gone(why),
         code => Outcome::Failed {
             why,
-            pause: error.refusal().and_then(|it| it.retry_after).unwrap_or_default(),
+            pause: error.asked_pause(),
             maybe_written: matches!(code, None | Some(500 | 502 | 504)),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::super::client::Refusal;
+    use super::*;
+
+    #[test]
+    fn the_pause_that_an_overloaded_server_asks_for_is_one_of_all_writes() {
+        let seconds = |seconds| Duration::from_secs(seconds);
+        let table = [
+            (429, Some(3), Some(seconds(3))),
+            (503, Some(3), Some(seconds(3))),
+            (503, Some(u64::MAX), Some(seconds(60))),
+            (503, None, None),
+            (500, Some(3), None),
+            (404, Some(3), None),
+        ];
+        for (code, asked, expected) in table {
+            let retry_after = asked.map(seconds);
+            let refusal = Refusal { code, message: String::new(), retry_after, is_of_future: false };
+            let error = Ask::get("/p").refused(refusal);
+            let write = Write {
+                name: ObjectName::new("shop", "a"),
+                uid: None,
+                status: Status::Detached,
+                patch: Value::Null,
+            };
+            let sent = Sent { write, outcome: failed(&error), code: error.code() };
+            assert_eq!(sent.pause(), expected, "{code} {asked:?}");
+        }
     }
 }

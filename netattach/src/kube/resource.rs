@@ -1,5 +1,7 @@
 //! The kinds of objects that are read from the API: where they are, and which of them. Pure.
 
+use std::time::Duration;
+
 use crate::objects::ObjectName;
 use crate::source::read::Kind;
 
@@ -124,6 +126,25 @@ impl Resource {
         if is_defined { ": apply its definition, of deploy/base/crds" } else { "" }
     }
 
+    /// Most objects in the first page of a list; `None`: all of them are asked for at once, and pages only where that is
+    /// too large an answer.
+    ///
+    /// The pods of a node are few among those of all. Servers of Kubernetes 1.31 to 1.33 answer what has no `limit` from
+    /// their cache, by an index of nodes; with a `limit` they read all pods of the cluster from etcd until so many match.
+    /// Older servers read them all either way.
+    pub(super) fn first_page(&self) -> Option<u32> {
+        (self.content != Content::Objects(Kind::Pod)).then_some(self.page)
+    }
+
+    /// In how long a time the agents of a cluster list the kind again, each at a moment of its own, where all of them may
+    /// have to: a pod of this node that is new meanwhile is asked for by its ADD.
+    pub(super) fn spread(&self) -> Duration {
+        match self.content {
+            Content::Objects(Kind::Pod) => Duration::from_secs(5),
+            _ => Duration::from_secs(10),
+        }
+    }
+
     /// Whether it is followed only while something needs it: snapshots do not wait for it.
     pub(super) fn is_on_demand(&self) -> bool {
         matches!(self.content, Content::RemotePods | Content::OwnNode)
@@ -157,10 +178,15 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Path and query of one page of a list.
-    pub(super) fn list(&self, limit: u32, next: Option<&str>) -> String {
-        let next = next.map(|next| format!("&continue={}", escaped(next))).unwrap_or_default();
-        format!("{}?{}limit={limit}{next}", self.path, self.selector())
+    /// Path and query of one page of a list; without a limit, of all that is left of it.
+    pub(super) fn list(&self, limit: Option<u32>, next: Option<&str>) -> String {
+        let limit = limit.map(|limit| format!("limit={limit}&")).unwrap_or_default();
+        let next = next.map(|next| format!("continue={}&", escaped(next))).unwrap_or_default();
+        let query = format!("{}{limit}{next}", self.selector());
+        match query.strip_suffix('&') {
+            Some(query) => format!("{}?{query}", self.path),
+            None => self.path.to_owned(),
+        }
     }
 
     /// Path and query of a watch from a version on.
@@ -217,13 +243,15 @@ mod tests {
     #[test]
     fn requests_select_what_is_kept() {
         let target = |resource| Target { resource, path: "/p", node: "node-1", watch_seconds: 60 };
-        assert_eq!(target(&PODS).list(100, None), "/p?fieldSelector=spec.nodeName%3Dnode-1&limit=100");
+        assert_eq!(target(&PODS).list(None, None), "/p?fieldSelector=spec.nodeName%3Dnode-1");
+        assert_eq!(target(&PODS).list(Some(100), None), "/p?fieldSelector=spec.nodeName%3Dnode-1&limit=100");
         assert_eq!(
-            target(&REMOTE_PODS).list(250, Some("a+b=")),
+            target(&REMOTE_PODS).list(Some(250), Some("a+b=")),
             "/p?labelSelector=netattach.dev%2Fnetworks&limit=250&continue=a%2Bb%3D"
         );
-        assert_eq!(target(&OWN_NODE).list(1, None), "/p?fieldSelector=metadata.name%3Dnode-1&limit=1");
-        assert_eq!(target(&NODES).list(100, None), "/p?limit=100");
+        assert_eq!(target(&OWN_NODE).list(Some(1), None), "/p?fieldSelector=metadata.name%3Dnode-1&limit=1");
+        assert_eq!(target(&NODES).list(Some(100), None), "/p?limit=100");
+        assert_eq!(target(&NODES).list(None, None), "/p");
         assert_eq!(
             target(&NAMESPACES).watch("17"),
             "/p?watch=true&allowWatchBookmarks=true&timeoutSeconds=240&resourceVersion=17"

@@ -11,10 +11,12 @@ use tokio::task::JoinSet;
 use tokio::time::timeout_at;
 
 use super::access::{self, RightsError, Uses};
+use super::backoff::Backoff;
 use super::client::{Access, AccessError, Ask, Client, RequestError, Watcher};
 use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
 use super::nodes;
+use super::on_demand::follow_wanted;
 use super::publish::Publisher;
 use super::ranges;
 use super::resource::{ALWAYS, NETWORK_POLICIES, NODES, OWN_NODE, REMOTE_PODS, Resource, pod_path};
@@ -26,14 +28,15 @@ use crate::source::{NotSynced, PodFuture, Source, WantedPod, Warning, follow};
 
 /// How long a pod that is missing is expected from the watch before the server is asked for it.
 const LAG: Duration = Duration::from_millis(500);
-/// How long the server may take to answer that.
-const ANSWER: Duration = Duration::from_secs(1);
+/// So much before the deadline of who asks a question ends: its failure is told.
+const TO_TELL: Duration = Duration::from_millis(50);
+/// Pauses between two questions for one pod: the first, and the longest.
+const AGAIN: Duration = Duration::from_millis(500);
+const MOST_AGAIN: Duration = Duration::from_secs(4);
 /// Pods that are asked for at the same time.
 const QUESTIONS: usize = 8;
 /// Most bytes of a pod.
 const POD: usize = 4 << 20;
-/// How long what is followed on demand is followed after the last object that needs it has gone.
-const KEEP_WANTED: Duration = Duration::from_secs(60);
 
 /// What of the cluster is followed.
 #[derive(Debug, Clone)]
@@ -228,33 +231,54 @@ impl Cluster {
         self.runtime.spawn(work).await.unwrap_or_else(ended)
     }
 
-    /// Asks the server for a pod, on the thread's runtime, if it is its turn by the deadline.
-    async fn ask(&self, name: &ObjectName, deadline: Instant) -> Option<Arc<Pod>> {
-        let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
-        let (questions, name) = (Arc::clone(&self.questions), name.clone());
-        let asked = self.runtime.spawn(async move {
-            let _place = timeout_at(deadline.into(), questions.acquire_owned()).await.ok()?.ok()?;
-            match ask(&client, &name).await {
-                Ok(json) => {
-                    let json: &RawValue = &json;
-                    if node_of(json).as_deref() != Some(&*node) {
-                        return None;
-                    }
-                    view.change(|cache| cache.fetched(json, Instant::now()))
+    /// Asks the server for a pod until it answers with the wanted one, which is in the next snapshot then. Never returns
+    /// otherwise: the caller has a deadline.
+    async fn ask_for(&self, wanted: &WantedPod, deadline: Instant) {
+        let mut pauses = Backoff::new(AGAIN, MOST_AGAIN);
+        let mut is_told = false;
+        loop {
+            match self.ask(&wanted.name, deadline).await {
+                Ok(Some(pod)) if wanted.is(&pod) => return,
+                Ok(_) => {}
+                Err(error) if is_told => {
+                    tracing::debug!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod again");
                 }
                 Err(error) => {
-                    tracing::warn!(pod = %name, error = %Chain(&error), "the API server was asked for a pod");
-                    None
+                    tracing::warn!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod");
+                    is_told = true;
                 }
             }
-        });
-        asked.await.ok().flatten()
+            tokio::time::sleep(pauses.next()).await;
+        }
+    }
+
+    /// Asks the server for a pod, on the thread's runtime, if it is its turn by the deadline, which its answer has until then.
+    /// Dropping the future ends the question. `None`: the server has it on another node, or it is not this question's turn.
+    async fn ask(&self, name: &ObjectName, deadline: Instant) -> Result<Option<Arc<Pod>>, RequestError> {
+        let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
+        let (questions, name) = (Arc::clone(&self.questions), name.clone());
+        let asking = async move {
+            let Ok(Ok(_place)) = timeout_at(deadline.into(), questions.acquire_owned()).await else {
+                return Ok::<_, RequestError>(None);
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            let json = ask(&client, &name, left.saturating_sub(TO_TELL)).await?;
+            if node_of(&json).as_deref() != Some(&*node) {
+                return Ok(None);
+            }
+            Ok(view.change(|cache| cache.fetched(&json, Instant::now())))
+        };
+        // Unlike a task alone, a set ends what is in it when it is dropped: nobody waits for the answer any more.
+        let mut asked: JoinSet<Result<Option<Arc<Pod>>, RequestError>> = JoinSet::new();
+        asked.spawn_on(asking, &self.runtime);
+        // Without an answer the thread has ended.
+        asked.join_next().await.and_then(Result::ok).unwrap_or(Ok(None))
     }
 }
 
-async fn ask(client: &Client, name: &ObjectName) -> Result<Box<RawValue>, RequestError> {
+async fn ask(client: &Client, name: &ObjectName, within: Duration) -> Result<Box<RawValue>, RequestError> {
     let ask = Ask::get(pod_path(name));
-    let body = client.read(&ask, POD, ANSWER).await?;
+    let body = client.read(&ask, POD, within).await?;
     serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))
 }
 
@@ -336,29 +360,6 @@ fn follower_of(
     }
 }
 
-/// Follows a kind while it is wanted.
-async fn follow_wanted(follower: Follower, mut wanted: watch::Receiver<bool>) {
-    while wanted.wait_for(|wanted| *wanted).await.is_ok() {
-        tokio::select! {
-            () = follower.run() => {}
-            () = unwanted(&mut wanted) => {}
-        }
-        follower.view.forget(follower.resource);
-    }
-}
-
-/// Waits until it is not wanted, and has not been for a while.
-async fn unwanted(wanted: &mut watch::Receiver<bool>) {
-    loop {
-        if wanted.wait_for(|wanted| !wanted).await.is_err() {
-            return;
-        }
-        if tokio::time::timeout(KEEP_WANTED, wanted.wait_for(|wanted| *wanted)).await.is_err() {
-            return;
-        }
-    }
-}
-
 impl Source for Cluster {
     fn snapshot(&self) -> Arc<Objects> {
         self.view.snapshot()
@@ -390,7 +391,8 @@ impl Source for Cluster {
         warnings
     }
 
-    /// The watch may lag behind the runtime: it is waited for a moment, then the server is asked once.
+    /// The watch may lag behind the runtime: it is waited for a moment, then the server is asked as well, again and again
+    /// while there is time.
     fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
         Box::pin(async move {
             if let Some(pod) = wanted.find(&self.snapshot()) {
@@ -402,12 +404,14 @@ impl Source for Cluster {
             if let Some(pod) = follow(self, wanted, moment).await {
                 return Some(pod);
             }
-            let asked = self.ask(&wanted.name, deadline).await;
-            match asked.filter(|pod| wanted.is(pod)) {
+            // Both futures may be dropped: the question ends with its own, and changes stay unseen.
+            tokio::select! {
+                biased;
                 // It is in the next snapshot, from which the request is answered.
-                Some(_) => follow(self, wanted, deadline.max(Instant::now() + LAG)).await,
-                None => follow(self, wanted, deadline).await,
+                () = self.ask_for(wanted, deadline) => {}
+                found = follow(self, wanted, deadline) => return found,
             }
+            follow(self, wanted, deadline.max(Instant::now() + LAG)).await
         })
     }
 

@@ -1,6 +1,7 @@
 //! An API server of a few lines, which answers as a test says.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -12,8 +13,15 @@ use crate::sync::{Mutex, locked};
 pub(super) struct Answer {
     pub(super) code: u16,
     pub(super) body: String,
-    /// Whether the body never ends.
-    pub(super) stays: bool,
+    /// How long after its last byte the body ends; `None`: never.
+    pub(super) ends: Option<Duration>,
+}
+
+impl Answer {
+    /// An answer that ends with its body.
+    pub(super) fn of(code: u16, body: impl Into<String>) -> Self {
+        Self { code, body: body.into(), ends: Some(Duration::ZERO) }
+    }
 }
 
 /// Answers by path and query.
@@ -53,11 +61,15 @@ async fn serve(mut connection: TcpStream, script: Arc<Mutex<impl Script>>) {
     }
     let head = String::from_utf8(head).unwrap();
     let target = head.split(' ').nth(1).unwrap();
-    let Answer { code, body, stays } = (*locked(&script))(target);
+    let Answer { code, body, ends } = (*locked(&script))(target);
     let answer =
         format!("HTTP/1.1 {code} -\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n{body}");
-    connection.write_all(answer.as_bytes()).await.unwrap();
-    if stays {
-        std::future::pending::<()>().await;
+    // The client may have had enough.
+    if connection.write_all(answer.as_bytes()).await.is_err() {
+        return;
+    }
+    match ends {
+        Some(after) => tokio::time::sleep(after).await,
+        None => std::future::pending().await,
     }
 }

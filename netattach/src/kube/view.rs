@@ -11,9 +11,10 @@ use tokio::sync::{Notify, watch};
 
 use super::cache::{self, Cache, MoreProblems};
 use super::client::RequestError;
+use super::on_demand::Want;
 use super::resource::{Content, REMOTE_PODS, Resource};
 use crate::error_chain::Chain;
-use crate::objects::{ObjectName, Objects, Problem};
+use crate::objects::{ObjectName, Objects, Problem, Unknown};
 use crate::source::log_share::LogShare;
 use crate::source::read::Kind;
 use crate::source::{NotSynced, Warning};
@@ -24,8 +25,8 @@ use crate::ticks::ticks;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// What helps where a server refuses who the agent says it is.
 const EXPIRED: &str = "; it does not accept the agent's token or certificate: renew the one that the kubeconfig names (in a pod the kubelet does)";
-/// How long the snapshot that has the first policy with pods as peers waits for the pods of other nodes. Without them
-/// the policy would deny what it is to allow.
+/// How long the snapshot with the first policy that selects a pod here and has pods as peers waits for the pods of other nodes.
+/// Without them the policy would deny what it is to allow: after that the snapshot says that they are [`Unknown`].
 const PEERS_PATIENCE: Duration = Duration::from_secs(3);
 /// How often what has a time of its own is looked at.
 const TICK: Duration = Duration::from_secs(1);
@@ -45,10 +46,10 @@ pub(super) struct View {
     changed: Notify,
     /// There is room for what was refused.
     room: Notify,
-    /// Whether policies have pods as peers.
-    wants_remote: watch::Sender<bool>,
+    /// Whether policies for pods of this node have pods as peers.
+    wants_remote: watch::Sender<Want>,
     /// Whether definitions take their range from the node.
-    wants_own_node: watch::Sender<bool>,
+    wants_own_node: watch::Sender<Want>,
 }
 
 /// How the kinds are being followed.
@@ -57,7 +58,7 @@ struct Followed {
     kinds: BTreeMap<Content, Following>,
     /// The first change that is not published.
     changed: Option<Instant>,
-    /// Since when the pods of other nodes are wanted.
+    /// Since when something waits for the pods of other nodes.
     wanted: Option<Instant>,
     /// Whether a complete snapshot has been published.
     published: bool,
@@ -67,6 +68,8 @@ struct Following {
     resource: &'static Resource,
     /// All objects have been read at least once.
     complete: bool,
+    /// That is not concluded from one answer alone, which says that the server does not serve the kind.
+    confirmed: bool,
     served: bool,
     /// The newest version is not served, and this path of an older one is.
     older: Option<&'static str>,
@@ -88,8 +91,8 @@ impl View {
             followed: Mutex::new(Followed { kinds, ..Followed::default() }),
             changed: Notify::new(),
             room: Notify::new(),
-            wants_remote: watch::Sender::new(false),
-            wants_own_node: watch::Sender::new(false),
+            wants_remote: watch::Sender::new(Want::Not),
+            wants_own_node: watch::Sender::new(Want::Not),
         }
     }
 
@@ -110,13 +113,13 @@ impl View {
         Duration::from_micros(self.reading.load(Ordering::Relaxed))
     }
 
-    /// Whether policies have pods as peers.
-    pub(super) fn wants_remote(&self) -> watch::Receiver<bool> {
+    /// Whether policies for pods of this node have pods as peers.
+    pub(super) fn wants_remote(&self) -> watch::Receiver<Want> {
         self.wants_remote.subscribe()
     }
 
     /// Whether definitions take their range from the node.
-    pub(super) fn wants_own_node(&self) -> watch::Receiver<bool> {
+    pub(super) fn wants_own_node(&self) -> watch::Receiver<Want> {
         self.wants_own_node.subscribe()
     }
 
@@ -151,7 +154,7 @@ impl View {
     /// All objects of the kind have been read, at that path. Whether their changes are followed is not known yet.
     pub(super) fn complete(&self, resource: &'static Resource, path: &'static str) {
         self.note(resource, |it| {
-            (it.complete, it.served) = (true, true);
+            (it.complete, it.confirmed, it.served) = (true, true, true);
             let older = Some(path).filter(|path| resource.paths.first() != Some(path));
             if older != it.older {
                 it.older = older;
@@ -205,7 +208,8 @@ impl View {
         followed.kinds.get(&resource.content)?.failing.as_ref().map(|(_, why)| why.clone())
     }
 
-    /// The server does not serve the kind. Objects that are known stay in force.
+    /// The server does not serve the kind. Objects that are known stay in force. Of an optional kind there are none otherwise,
+    /// for sure once it has said so again after a while: one that is being started may not know the kind yet.
     pub(super) fn unserved(&self, resource: &'static Resource) {
         self.note(resource, |it| {
             if it.served {
@@ -217,6 +221,7 @@ impl View {
             }
             it.served = false;
             (it.failing, it.expired) = (None, false);
+            it.confirmed |= it.complete;
             it.complete |= resource.optional;
         });
         self.changed.notify_one();
@@ -259,23 +264,28 @@ impl View {
     }
 
     fn publish_now(&self, problems: &mut Vec<Problem>, told: &mut LogShare) {
+        let has_remote = locked(&self.followed).has_remote();
         let (wants_remote, wants_own_node) = {
             let cache = locked(&self.cache);
-            (cache.wants_remote_pods(), cache.wants_own_node())
+            let own_node = if cache.wants_own_node() { Want::Now } else { Want::Not };
+            (cache.wants_remote_pods(!has_remote), own_node)
         };
         for (sender, wants) in [(&self.wants_remote, wants_remote), (&self.wants_own_node, wants_own_node)] {
             sender.send_if_modified(|wanted| std::mem::replace(wanted, wants) != wants);
         }
-        let (since, is_first) = {
+        let (since, is_first, unknown) = {
             let mut followed = locked(&self.followed);
             if !followed.may_publish(wants_remote) {
                 return;
             }
-            (followed.changed.take(), !followed.published)
+            (followed.changed.take(), !followed.published, followed.unknown(wants_remote))
         };
+        let before = self.snapshot();
         let changed = locked(&self.cache).take_changed();
+        let changed = changed.or_else(|| (before.unknown != unknown).then(|| (*before).clone()));
         let is_changed = changed.is_some();
         if let Some(objects) = changed {
+            let objects = Objects { unknown, ..objects };
             let known: BTreeSet<&Problem> = problems.iter().collect();
             let new = objects.problems.iter().filter(|problem| !known.contains(problem));
             new.for_each(|problem| {
@@ -346,7 +356,15 @@ impl View {
                 ),
             },
         });
-        followed.kinds.values().filter_map(Following::warning).chain(refused).chain(more).collect()
+        let reading = followed.reading_remote();
+        followed
+            .kinds
+            .values()
+            .filter_map(Following::warning)
+            .chain(reading)
+            .chain(refused)
+            .chain(more)
+            .collect()
     }
 }
 
@@ -370,14 +388,38 @@ impl Followed {
         self.kinds.entry(resource.content).or_insert_with(|| Following::new(resource))
     }
 
+    /// Whether the pods of other nodes have all been read once.
+    fn has_remote(&self) -> bool {
+        self.kinds.get(&REMOTE_PODS.content).is_some_and(|it| it.complete)
+    }
+
+    /// What a snapshot that is published now does not know.
+    fn unknown(&self, wants_remote: Want) -> Unknown {
+        let is_guessed = |it: &Following| it.complete && !it.confirmed && !it.resource.is_on_demand();
+        Unknown {
+            remote_pods: wants_remote != Want::Not && !self.has_remote(),
+            kinds: self.kinds.values().any(is_guessed),
+        }
+    }
+
+    /// That pods of other nodes are still being read, though something has waited for them for long.
+    fn reading_remote(&self) -> Option<Warning> {
+        self.wanted.filter(|since| since.elapsed() >= PATIENCE)?;
+        Some(Warning {
+            object: REMOTE_PODS.name.to_owned(),
+            problem: "not all read yet: of policies with pods as peers, attachments of an earlier agent keep what it had \
+                      enforced, and others admit the pods that have been read"
+                .to_owned(),
+        })
+    }
+
     /// Whether all that is needed has been read.
-    fn may_publish(&mut self, wants_remote: bool) -> bool {
+    fn may_publish(&mut self, wants_remote: Want) -> bool {
         let known = |it: &Following| it.complete || it.resource.is_on_demand();
         if !self.kinds.values().all(known) {
             return false;
         }
-        let has_remote = self.kinds.get(&REMOTE_PODS.content).is_some_and(|it| it.complete);
-        if !wants_remote || has_remote {
+        if wants_remote != Want::Now || self.has_remote() {
             self.wanted = None;
             return true;
         }
@@ -387,7 +429,15 @@ impl Followed {
 
 impl Following {
     fn new(resource: &'static Resource) -> Self {
-        Self { resource, complete: false, served: true, older: None, failing: None, expired: false }
+        Self {
+            resource,
+            complete: false,
+            confirmed: false,
+            served: true,
+            older: None,
+            failing: None,
+            expired: false,
+        }
     }
 
     fn missing(&self) -> String {
@@ -422,3 +472,7 @@ impl Following {
         Some(Warning { object: self.resource.name.to_owned(), problem })
     }
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

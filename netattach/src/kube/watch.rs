@@ -59,6 +59,14 @@ impl Broken {
         }
     }
 
+    /// Whether the server refuses to go on from the last version, for a reason that need not pass. Others pass by
+    /// themselves or are of the agent's identity, and say nothing about the version.
+    pub(super) fn denies_position(&self) -> bool {
+        let Self::Off(error) = self else { return false };
+        let passes = |code: u16| matches!(code, 401 | 403 | 429 | 500..=599);
+        error.refusal().is_some_and(|refusal| refusal.is_of_future || !passes(refusal.code))
+    }
+
     pub(super) fn error(self) -> RequestError {
         let (Self::Off(error) | Self::Beyond(error)) = self;
         error
@@ -94,8 +102,12 @@ pub(super) async fn watch(
     target: &Target<'_>,
     version: &str,
     lives: impl FnMut(),
-    take: impl FnMut(Event<'_>),
+    mut take: impl FnMut(Event<'_>),
 ) -> Result<(), Broken> {
+    let take = |event: Event<'_>| {
+        client.heard();
+        take(event);
+    };
     let ask = Ask { accept: target.resource.accept_object(), ..Ask::get(target.watch(version)) };
     let answer = client.send(&ask).await.map_err(Broken::Off)?;
     let times = Times::of(Duration::from_secs(target.watch_seconds().into()));
@@ -160,7 +172,7 @@ fn refusal(object: &RawValue) -> Refusal {
         message: String,
     }
     let Status { code, message } = serde_json::from_str(object.get()).unwrap_or_default();
-    Refusal { code, message, retry_after: None }
+    Refusal { code, message, retry_after: None, is_of_future: false }
 }
 
 /// Why a line cannot be read.

@@ -72,60 +72,24 @@ impl Driver for Bridge {
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         let config: Config = request.read()?;
-        if config.hairpin_mode && config.promisc_mode {
-            let reason = "cannot set hairpin mode and promiscuous mode at the same time".into();
-            return Err(PlanError::Value { key: "hairpinMode", reason });
-        }
-        if config.keep_addresses && config.force_address {
-            let reason = "cannot keep other addresses and replace them".into();
-            return Err(PlanError::Value { key: "keepAddresses", reason });
-        }
-        let is_restricted = config.macspoofchk && request.protect.is_none();
-        if is_restricted && request.recorded {
-            let reason = "true needs the dataplane, which this agent is without".into();
-            return Err(PlanError::Value { key: "macspoofchk", reason });
-        }
-        let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
-        check_new_name("bridge", &name)?;
+        config.check(request)?;
+        let name = config.name()?;
         let mtu = check_mtu(config.mtu)?;
-        let key = match (config.is_gateway, config.is_default_gateway) {
-            (true, _) => Some("isGateway"),
-            (false, true) => Some("isDefaultGateway"),
-            (false, false) => None,
-        };
-        let ipam = match (request.ipam()?, key) {
-            (Some(ipam), Some(key)) => Some(behind_gateways(request, key, ipam)?),
-            (ipam, _) => ipam,
-        };
-        // Without addresses there is nobody to be a gateway for.
-        let gateway = key.is_some() && ipam.is_some();
-        if config.disable_container_interface && ipam.is_some() {
-            let reason = "an interface that stays down has no use for ipam".into();
-            return Err(PlanError::Value { key: "disableContainerInterface", reason });
-        }
+        let (ipam, gateway) = addresses(&config, request)?;
+        let addressed = ipam.is_some();
         let Vlans { port: vlans, access } = request.vlans()?;
         // The gateways of a VLAN are on a device of its own.
         let vlan = access.filter(|_| gateway);
-        let device = vlan.map_or_else(|| name.clone(), |vlan| spec::vlan_device(&name, vlan));
-        if cni::identifier::check_ifname(&device).is_err() {
-            let reason = format!(
-                "{name:?} is too long for a gateway: the device of its VLAN would be {device}, and a name has 15 bytes"
-            );
-            return Err(PlanError::Value { key: "bridge", reason });
-        }
+        let device = gateway_device(&name, vlan)?;
 
-        let reach = Reach { device, bridged: true, routed: gateway, addressed: ipam.is_some() };
-        let translation = request.translation(reach)?;
-        // Bridges that show their frames to the packet filter send translated ones on as frames: a pod that comes to
-        // itself by a port of the node, to the port that they came from.
-        let comes_back = matches!(&translation, Some(Step::Translate(it)) if !it.ports.is_empty());
-        let hairpin = config.hairpin_mode || (comes_back && !config.promisc_mode);
+        let translation = request.translation(Reach { device, bridged: true, routed: gateway, addressed })?;
         let made = spec::Bridge {
             name: name.clone(),
             mtu,
             promiscuous: config.promisc_mode,
             vlan_filtering: vlans.is_some(),
         };
+        let hairpin = config.reflects(translation.as_ref());
         let port = spec::BridgePort { bridge: name.clone(), hairpin, isolated: config.port_isolation, vlans };
         let mut steps = vec![
             Step::EnsureBridge(made),
@@ -139,16 +103,11 @@ impl Driver for Bridge {
             })),
         ];
         // An address may be asked for by the pod's interface, which comes up for that.
-        steps.extend(is_restricted.then_some(Step::RestrictSender));
-        let addressed = ipam.is_some();
+        steps.extend(config.is_restricted(request).then_some(Step::RestrictSender));
         steps.extend(ipam);
         if gateway {
-            steps.push(Step::Gateway {
-                bridge: name,
-                force: config.force_address,
-                beside: config.keep_addresses,
-                vlan,
-            });
+            let (force, beside) = (config.force_address, config.keep_addresses);
+            steps.push(Step::Gateway { bridge: name, force, beside, vlan });
             steps.push(Step::EnsureForwarding);
         }
         steps.extend(translation);
@@ -171,6 +130,79 @@ impl Driver for Bridge {
         let restricted = (!request.recorded).then_some(Step::RestrictSender);
         request.veth_remains().into_iter().chain(restricted).collect()
     }
+}
+
+impl Config {
+    /// Refuses keys that exclude each other, and what needs the dataplane where there is none.
+    fn check(&self, request: &Request<'_>) -> Result<(), PlanError> {
+        let refused = |key, reason: &str| Err(PlanError::Value { key, reason: reason.into() });
+        if self.hairpin_mode && self.promisc_mode {
+            return refused("hairpinMode", "cannot set hairpin mode and promiscuous mode at the same time");
+        }
+        if self.keep_addresses && self.force_address {
+            return refused("keepAddresses", "cannot keep other addresses and replace them");
+        }
+        if self.is_restricted(request) && request.recorded {
+            return refused("macspoofchk", "true needs the dataplane, which this agent is without");
+        }
+        Ok(())
+    }
+
+    /// Whether the packet filter is to verify what the pod sends: `macspoofchk` asks for it, and no program does.
+    fn is_restricted(&self, request: &Request<'_>) -> bool {
+        self.macspoofchk && request.protect.is_none()
+    }
+
+    /// The bridge's name.
+    fn name(&self) -> Result<String, PlanError> {
+        let name = self.bridge.clone().filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
+        check_new_name("bridge", &name)?;
+        Ok(name)
+    }
+
+    /// The key by which the node is the pods' gateway, if one says so.
+    fn gateway_key(&self) -> Option<&'static str> {
+        match (self.is_gateway, self.is_default_gateway) {
+            (true, _) => Some("isGateway"),
+            (false, true) => Some("isDefaultGateway"),
+            (false, false) => None,
+        }
+    }
+
+    /// Whether frames go out by the port that they came from. Bridges that show their frames to the packet filter send
+    /// translated ones on as frames: a pod that comes to itself by a port of the node, to the port that they came from.
+    fn reflects(&self, translation: Option<&Step>) -> bool {
+        let comes_back = matches!(translation, Some(Step::Translate(it)) if !it.ports.is_empty());
+        self.hairpin_mode || (comes_back && !self.promisc_mode)
+    }
+}
+
+/// What gives the pod addresses, if anything does, and whether the node is its gateway: without addresses there is
+/// nobody to be a gateway for.
+fn addresses(config: &Config, request: &Request<'_>) -> Result<(Option<Step>, bool), PlanError> {
+    let key = config.gateway_key();
+    let ipam = match (request.ipam()?, key) {
+        (Some(ipam), Some(key)) => Some(behind_gateways(request, key, ipam)?),
+        (ipam, _) => ipam,
+    };
+    if config.disable_container_interface && ipam.is_some() {
+        let reason = "an interface that stays down has no use for ipam".into();
+        return Err(PlanError::Value { key: "disableContainerInterface", reason });
+    }
+    let gateway = key.is_some() && ipam.is_some();
+    Ok((ipam, gateway))
+}
+
+/// The device that has the gateways: the bridge, or the device of a VLAN on it.
+fn gateway_device(bridge: &str, vlan: Option<u16>) -> Result<String, PlanError> {
+    let device = vlan.map_or_else(|| bridge.to_owned(), |vlan| spec::vlan_device(bridge, vlan));
+    if cni::identifier::check_ifname(&device).is_err() {
+        let reason = format!(
+            "{bridge:?} is too long for a gateway: the device of its VLAN would be {device}, and a name has 15 bytes"
+        );
+        return Err(PlanError::Value { key: "bridge", reason });
+    }
+    Ok(device)
 }
 
 /// Refuses addresses whose gateways would be chosen by somebody else than the network's author: the node has them. `key`: what

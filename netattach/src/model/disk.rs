@@ -104,6 +104,12 @@ impl Appended for Open {
         Ok(content.clone())
     }
 
+    fn length(&self) -> io::Result<u64> {
+        let content = locked(&self.0);
+        self.1.goes_on()?;
+        Ok(content.len() as u64)
+    }
+
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut content = locked(&self.0);
         self.1.goes_on()?;

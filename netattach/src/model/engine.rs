@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use super::disk::Disk;
 use super::{explore, finds};
 use crate::attach::rig::{self, Maps};
-use crate::attach::{Collected, Engine, Registry};
+use crate::attach::{AttachError, Collected, Engine, Registry};
 use crate::cni::{AttachmentId, Version};
 use crate::ipam::Pool;
-use crate::journal::Store;
-use crate::netns::Netns;
+use crate::journal::{JournalError, Store};
+use crate::netns::{Netns, NetnsError};
 use crate::npwg::{NetworkName, NetworkRef};
 use crate::plan::resolve::Numbers;
 use crate::step::{Step, StepRef};
@@ -118,8 +118,9 @@ fn operations_beside_each_other_leave_one_mind() {
         // The runtime's view: containers that are being added or removed are in use.
         let collector = thread::spawn(move || gc(&third, &["a", "b", "c", "d"]));
         add(&engine, scene.path(), "c");
-        // CHECK fails as `c` is not attached in the requested namespace; the test only needs it to run concurrently.
-        assert!(engine.check(&rig::request("CHECK", "c")).is_err());
+        // CHECK fails as the namespace of `c` is not there; the test only needs it to run concurrently.
+        let checked = engine.check(&rig::request("CHECK", "c"));
+        assert!(matches!(checked, Err(AttachError::Netns(NetnsError::Gone { .. }))), "{checked:?}");
         del(&engine, "c");
         add(&engine, scene.path(), "d");
         [first, second, collector].into_iter().for_each(|beside| beside.join().unwrap());
@@ -135,7 +136,7 @@ fn a_record_stays(frees_numbers: bool) {
     let plan = engine.registry().all()[0].plan.clone();
     scene.disk.keep_names(true);
     let failed = engine.del(&rig::request("DEL", "a"));
-    assert!(failed.is_err());
+    assert!(matches!(failed, Err(AttachError::Journal(JournalError::Remove { .. }))), "{failed:?}");
     if frees_numbers {
         // The fault: numbers were once freed before the record was gone.
         engine.registry().remove(&rig::key("a"), &plan);

@@ -4,10 +4,12 @@
 //! longer detects anything is noticed. A schedule that fails is printed together with the way to replay it.
 //!
 //! `disk` is a directory in memory. Scenarios: `leases`, `journal` (and `spare`, a fault that the journal once had),
-//! `engine`, which includes the registry. An agent has a `life`, which may end at any step.
+//! `engine`, which includes the registry. An agent has a `life`, which may end at any step. `flow` is not of the agent: packets
+//! on several CPUs.
 
 mod disk;
 mod engine;
+mod flow;
 mod journal;
 mod leases;
 pub(crate) mod life;

@@ -3,9 +3,10 @@
 //! | module | contents |
 //! |---|---|
 //! | [`wish`] | what one attachment wants, as elements of the table's sets. Pure |
+//! | `error` | why it does not translate as asked |
 //! | `forgetting` | who has connections of UDP forgotten, and when |
 //! | `exceptions` | the list of destinations without masquerade that changes under attached pods. Pure |
-//! | `ports` | who has which port of the node. Pure |
+//! | `ports` | who has which port of the node, how many, and which nobody. Pure |
 //! | `loopback` | devices that addresses of loopback may leave by |
 //! | `table` | the table in the kernel: what is in it and what should be |
 //! | [`without_agent`] | the same without an agent: processes that share a table, whose elements say whose they are |
@@ -15,6 +16,7 @@
 //! meant for a Service is not taken from it; and a port of the node is one only in packets to an address of the node.
 //! Decision 0028 says why it is so.
 
+mod error;
 mod exceptions;
 mod forgetting;
 mod loopback;
@@ -24,7 +26,6 @@ pub mod wish;
 pub mod without_agent;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -32,16 +33,17 @@ use std::time::Instant;
 use ipnet::IpNet;
 
 use crate::error_chain::Chain;
-use crate::netlink::nat::{Element, SHARED_TABLE, Set, TABLE};
-use crate::netlink::{self, Handle, conntrack};
-use crate::npwg::selection::PortProtocol;
+use crate::netlink::nat::{Element, Set, TABLE};
+use crate::netlink::{Handle, conntrack};
 use crate::put_back::PutBack;
-use crate::sysctl::SysctlError;
 use exceptions::{Changes, Exceptions};
 use forgetting::{Forgetting, Stale, Which};
 use ports::Ports;
-use table::Table;
+use table::{Repaired, Table};
 use wish::{HostPort, Wish};
+
+pub use error::{NatError, Taken};
+pub use ports::{Reserved, ReservedFor};
 
 /// An attachment: container and interface.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,87 +63,10 @@ pub struct Holder {
     pub who: String,
 }
 
-/// Why the node does not translate as asked.
-#[derive(Debug, thiserror::Error)]
-pub enum NatError {
-    /// The attachment lacks the address.
-    #[error(transparent)]
-    NoAddress(#[from] wish::NoAddress),
-    /// Another attachment has the port of the node.
-    #[error("hostPort {} is taken: {} has it", Shown(&.0.port), .0.holder.who)]
-    PortTaken(Box<Taken>),
-    /// Another attachment has the same address, and asks for something else.
-    #[error("address {0} is translated in another way for another attachment, which has it too")]
-    Ambiguous(IpAddr),
-    /// Another attachment has the same address, and its translation is in the table that plain executables share.
-    #[error("address {address} is translated for another attachment, which has it too: {}", .holder.who)]
-    AddressTaken {
-        /// The address.
-        address: IpAddr,
-        /// Who has it.
-        holder: Box<Holder>,
-    },
-    /// The table could not be read or changed.
-    #[error("table {TABLE} in the node's packet filter")]
-    Table(#[from] netlink::Error),
-    /// The table that plain executables share could not be read or changed.
-    #[error("table {SHARED_TABLE} in the node's packet filter")]
-    Shared(#[source] netlink::Error),
-    /// Others kept changing the packet filter.
-    #[error("table {SHARED_TABLE} in the node's packet filter: others change the packet filter all the time")]
-    Busy,
-    /// Another program removes what is put back.
-    #[error(
-        "table {TABLE} in the node's packet filter: another program removes it or a part of it again and again: it was put back {0} \
-         times, and from now on is once a minute (`nft monitor` shows which program it is)"
-    )]
-    FoughtOver(u32),
-    /// The table is another agent's.
-    #[error(
-        "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
-         agent is gone for good, remove it: nft delete table inet {TABLE}"
-    )]
-    Foreign {
-        /// The comment of the table, which names the other agent's state directory.
-        comment: String,
-    },
-    /// A device could not be opened for addresses of loopback.
-    #[error(transparent)]
-    Sysctl(#[from] SysctlError),
-}
-
-/// A port of the node that another attachment has.
-#[derive(Debug)]
-pub struct Taken {
-    /// The port.
-    pub port: HostPort,
-    /// Who has it.
-    pub holder: Holder,
-}
-
-/// A port of the node, for people.
-struct Shown<'p>(&'p HostPort);
-
-impl fmt::Display for Shown<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let protocol = match self.0.protocol {
-            PortProtocol::Tcp => "tcp",
-            PortProtocol::Udp => "udp",
-            PortProtocol::Sctp => "sctp",
-        };
-        match self.0.at {
-            at if at.ip().is_unspecified() => {
-                let family = if at.is_ipv4() { "IPv4" } else { "IPv6" };
-                write!(f, "{}/{protocol} ({family})", at.port())
-            }
-            at => write!(f, "{}/{protocol} of {}", at.port(), at.ip()),
-        }
-    }
-}
-
 /// The node's translation of addresses.
 #[derive(Debug)]
 pub struct Nat {
+    reserved: Reserved,
     state: Mutex<State>,
     forgetting: Forgetting,
 }
@@ -156,7 +81,8 @@ struct State {
     table: Table,
     /// How often what others had removed from the table was put back.
     put_back: PutBack<()>,
-    /// Whether devices were closed because the table does not keep addresses of loopback out of them.
+    /// Whether devices may be closed that are to be open: the table did not keep addresses of loopback out of them, or opening them
+    /// has failed half way.
     has_closed: bool,
     /// Why the table is not as it should be.
     trouble: Option<String>,
@@ -166,11 +92,18 @@ impl Nat {
     /// The translation by the agent with that state directory.
     pub fn new(owner: &str) -> Self {
         let state = Mutex::new(State { table: Table::new(owner), ..State::default() });
-        Self { state, forgetting: Forgetting::new(forget) }
+        Self { reserved: Reserved::default(), state, forgetting: Forgetting::new(forget) }
+    }
+
+    /// The same, with ports of the node that no pod gets from now on.
+    #[must_use]
+    pub fn reserving(self, reserved: Reserved) -> Self {
+        Self { reserved, ..self }
     }
 
     /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Nat::begin`]. Two of them may
-    /// want the same port or address, if one of their records is damaged: it stays with the first.
+    /// want the same port or address, if one of their records is damaged: it stays with the first. What they have they keep: it
+    /// counts beside what others ask for, and no bound is asked about it.
     pub fn adopt(&self, holder: &Holder, wish: Wish) {
         let mut state = self.lock();
         let is_known = state.wishes.contains_key(&holder.key) || state.ambiguous(&wish).is_some();
@@ -195,7 +128,8 @@ impl Nat {
     /// belongs to nobody.
     ///
     /// # Errors
-    /// The kernel refuses. [`Nat::repair`] tries again.
+    /// The kernel refuses. Whichever call comes next begins anew: [`Nat::repair`], which is called once a second, or one that
+    /// changes the table.
     pub fn begin(&self, all: bool) -> Result<(), NatError> {
         let mut state = self.lock();
         state.take_over_exceptions();
@@ -203,14 +137,14 @@ impl Nat {
         let begun = table.begin(users, all);
         state.note(&begun);
         begun?;
-        state.opened().into_iter().try_for_each(loopback::open)
+        state.reopen()
     }
 
     /// Gives an attachment what it wants. Idempotent.
     ///
     /// # Errors
-    /// Another attachment has a port that it wants, or the kernel refuses. What has been done is taken back by
-    /// [`Nat::detach`].
+    /// Another attachment has a port that it wants, or nobody may have it, or it would be one too many; or the kernel refuses. What
+    /// has been done is taken back by [`Nat::detach`].
     pub fn attach(&self, holder: &Holder, wish: Wish) -> Result<(), NatError> {
         let mut state = self.lock();
         if state.wishes.get(&holder.key).is_some_and(|known| *known != wish) {
@@ -220,8 +154,15 @@ impl Nat {
         if let Some(address) = state.ambiguous(&wish) {
             return Err(NatError::Ambiguous(address));
         }
+        let is_new = !state.wishes.contains_key(&holder.key);
+        if is_new {
+            if let Some((port, why)) = self.reserved.find(&wish.ports) {
+                return Err(NatError::PortReserved { port: Box::new(port), why });
+            }
+            state.ports.check_room(&wish.ports, &holder.key)?;
+        }
         state.ports.claim(&wish.ports, holder).map_err(NatError::PortTaken)?;
-        if !state.wishes.contains_key(&holder.key) {
+        if is_new {
             let Changes { gone, new } = state.count(&wish);
             let State { users, table, .. } = &mut *state;
             let written = table.change(users, &gone, &new);
@@ -288,6 +229,7 @@ impl Nat {
 
     /// Puts back what another program has removed from the table: at once, but once a minute where that goes on. Returns whether
     /// there was something. While it is not put back, no address of loopback leaves by any device: by these it would come in.
+    /// What has failed of [`Nat::begin`] is begun anew.
     ///
     /// # Errors
     /// The kernel refuses; or it was put back too often just now.
@@ -302,15 +244,14 @@ impl Nat {
             state.opened().into_iter().try_for_each(loopback::close_unless_shared)?;
         }
         let repaired = repaired?;
-        if repaired {
+        if repaired == Repaired::PutBack {
             state.put_back.count((), now);
         }
         // The table is whole.
-        if std::mem::take(&mut state.has_closed) || repaired {
-            // While it was not there, a process without an agent may have closed what nobody seemed to need.
-            state.opened().into_iter().try_for_each(loopback::reopen)?;
+        if state.has_closed || repaired != Repaired::Nothing {
+            state.reopen()?;
         }
-        Ok(repaired)
+        Ok(repaired == Repaired::PutBack)
     }
 
     /// A device has been made anew under its name: addresses of loopback leave by it again where ports of an attachment
@@ -357,6 +298,15 @@ impl State {
     fn opened(&self) -> BTreeSet<&str> {
         let whole = self.wishes.values().filter(|wish| !wish.ports.is_empty());
         whole.filter_map(|wish| wish.opened.as_deref()).collect()
+    }
+
+    /// Opens these devices, but for those that are gone. Where that fails half way, [`Nat::repair`] does it again: a process
+    /// without an agent may have closed what nobody seemed to need while the table was not there.
+    fn reopen(&mut self) -> Result<(), NatError> {
+        self.has_closed = true;
+        self.opened().into_iter().try_for_each(loopback::reopen)?;
+        self.has_closed = false;
+        Ok(())
     }
 
     /// An address of the wish for which another attachment wants something else: the kernel takes one value for a key.

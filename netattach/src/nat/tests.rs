@@ -1,8 +1,12 @@
 //! What attachments want as elements, and who has which port. Without a kernel.
 
+use std::net::Ipv4Addr;
+
 use serde_json::{Value, json};
 
 use super::*;
+use crate::budget;
+use crate::npwg::selection::PortProtocol;
 use crate::step::{LeasedAddress, Translate};
 
 fn leased(addresses: &[&str]) -> Vec<LeasedAddress> {
@@ -173,6 +177,84 @@ fn a_port_has_one_holder_whatever_the_addresses_it_is_asked_for() {
     held.release(&wanted(80, "tcp", Some("192.0.2.1")).ports, &holder("a").key);
     let gone = wanted(80, "tcp", Some("192.0.2.1"));
     held.claim(&gone.ports, &holder("c")).unwrap();
+}
+
+/// That many ports of the node from this number on, all of one pod.
+fn held(first: usize, count: usize) -> Vec<HostPort> {
+    let port = |number: usize| HostPort {
+        protocol: PortProtocol::Udp,
+        at: (Ipv4Addr::UNSPECIFIED, u16::try_from(number).unwrap()).into(),
+        to: ([10, 1, 0, 2], 80).into(),
+    };
+    (first..first + count).map(port).collect()
+}
+
+#[test]
+fn neither_a_pod_nor_a_node_has_more_ports_than_the_bounds() {
+    let (of_pod, of_node) = (budget::HOST_PORTS_OF_POD, budget::HOST_PORTS);
+    let mut ports = Ports::default();
+    let mut first = 1;
+    while first + of_pod.most <= of_node.most {
+        let holder = holder(&first.to_string());
+        assert_eq!(ports.check_room(&held(first, of_pod.most), &holder.key), Ok(()), "{first}");
+        ports.claim(&held(first, of_pod.most), &holder).unwrap();
+        first += of_pod.most;
+    }
+    let left = of_node.most + 1 - first;
+    ports.claim(&held(first, left / 2), &holder("half")).unwrap();
+    let (first, left) = (first + left / 2, left - left / 2);
+    // A pod has them by all its interfaces together, and its own are not counted twice.
+    let own = holder("1").key;
+    let other = Key { ifname: "eth1".to_owned(), ..own.clone() };
+    let refused =
+        |key: &Key, count: usize| NatError::from(ports.check_room(&held(first, count), key).unwrap_err());
+    assert_eq!(ports.check_room(&held(1, of_pod.most), &own), Ok(()));
+    assert_eq!(ports.check_room(&[], &other), Ok(()));
+    assert_eq!(
+        refused(&other, 1).to_string(),
+        "ports of the node that lead to one pod: 1025 ports, and at most 1024 are allowed"
+    );
+    let late = holder("late").key;
+    assert_eq!(ports.check_room(&held(first, left), &late), Ok(()));
+    let many = refused(&late, left + 1);
+    assert!(matches!(many, NatError::ManyPorts(_)), "{many:?}");
+    assert_eq!(
+        many.to_string(),
+        "ports of the node that lead to pods: 8193 ports, and at most 8192 are allowed"
+    );
+}
+
+#[test]
+fn a_reserved_port_is_nobodys_whatever_the_address() {
+    let reserved = Reserved { own: Some(10475), set: [10250].into() };
+    let found = |port: u16, protocol: &str, at: Option<&str>| {
+        let mut one = json!({"hostPort": port, "containerPort": 80, "protocol": protocol});
+        if let Some(at) = at {
+            one["hostIP"] = at.into();
+        }
+        let free = json!({"hostPort": 80, "containerPort": 80, "protocol": "tcp"});
+        let wish = Wish::new(&ports(true, json!([free, one])), &leased(&BOTH)).unwrap();
+        let nat = Nat::new("/nowhere").reserving(reserved.clone());
+        let (port, why) = nat.reserved.find(&wish.ports)?;
+        Some(NatError::PortReserved { port: Box::new(port), why }.to_string())
+    };
+    let agent = "for netattachd, which listens there (setting metrics.listen)";
+    let setting = "by the setting reservedHostPorts";
+    let table = [
+        (10475, "tcp", None, Some(format!("hostPort 10475/tcp (IPv4) is reserved {agent}"))),
+        (
+            10475,
+            "tcp",
+            Some("192.0.2.1"),
+            Some(format!("hostPort 10475/tcp of 192.0.2.1 is reserved {agent}")),
+        ),
+        (10475, "udp", None, None),
+        (10250, "udp", Some("::"), Some(format!("hostPort 10250/udp (IPv6) is reserved {setting}"))),
+        (10251, "tcp", None, None),
+    ];
+    for (port, protocol, at, expected) in table {
+        assert_eq!(found(port, protocol, at), expected, "{port}/{protocol} of {at:?}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest, Sha256};
 
 use super::forgetting::{Stale, Which};
-use super::ports::overlap;
+use super::ports::{check_room, overlap};
 use super::wish::{self, HostPort, Wish};
 use super::{Holder, Key, NatError, Taken, forget, loopback};
 use crate::netlink::Error;
@@ -134,9 +134,12 @@ struct Change {
 /// What gives the attachment what it wants, and nothing else.
 ///
 /// # Errors
-/// Another attachment has one of its ports, or its address.
+/// Another attachment has one of its ports, or its address; or it would have a port too many.
 fn attached(table: &[Noted], whose: &Whose<'_>, wish: &Wish) -> Result<Change, NatError> {
     let own = whose.note();
+    let of_ports = table.iter().filter(|it| matches!(it.element.set, Set::Ports4 | Set::Ports6));
+    let others = of_ports.filter_map(Note::of).filter(|note| !note.is_of(&own)).map(|note| note.container);
+    check_room(others, &shortened(whose.container, MOST_CONTAINER), wish.ports.len())?;
     let wanted = wanted(&own, wish);
     let mut gone: Vec<Noted> = table
         .iter()
@@ -286,12 +289,12 @@ pub fn difference(whose: &Whose<'_>, wish: &Wish) -> Result<Option<String>, NatE
     Ok(missing.next().map(said).or_else(|| wish.opened.as_deref().and_then(loopback::closed)))
 }
 
-/// Whether the kernel has what a table needs.
+/// Checks that the kernel has what a table needs.
 ///
 /// # Errors
 /// It has not.
-pub fn is_possible() -> Result<(), NatError> {
-    nat::table_is_possible().map_err(NatError::Shared)
+pub fn check_possible() -> Result<(), NatError> {
+    nat::check_table_possible().map_err(NatError::Shared)
 }
 
 fn remove(is_gone: impl Fn(&Note<'_>) -> bool) -> Result<(), NatError> {

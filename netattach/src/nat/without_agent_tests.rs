@@ -65,6 +65,25 @@ fn each_element_says_whose_it_is_and_the_last_port_takes_the_device_along() {
 }
 
 #[test]
+fn no_container_has_more_ports_than_the_bound_and_none_counts_twice() {
+    let most = crate::budget::HOST_PORTS_OF_POD.most;
+    let ports = |numbers: std::ops::Range<usize>| {
+        let port = |number| json!({"hostPort": number, "containerPort": 80, "protocol": "tcp"});
+        wish("10.1.0.2/24", &json!({"ports": numbers.map(port).collect::<Value>()}))
+    };
+    let (a, b) = (whose(Plugin::Portmap, "a"), whose(Plugin::Portmap, "b"));
+    let table = with(&[], &a, &ports(1..most + 1));
+    assert_eq!(attached(&table, &a, &ports(1..most + 1)).unwrap().new, []);
+    let of_link = attached(&table, &whose(Plugin::Link, "a"), &ports(most + 1..most + 2)).unwrap_err();
+    assert_eq!(
+        of_link.to_string(),
+        format!("ports of the node that lead to one pod: {} ports, and at most {most} are allowed", most + 1)
+    );
+    let other = json!({"ports": [{"hostPort": most + 1, "containerPort": 80, "protocol": "tcp"}]});
+    assert!(attached(&table, &b, &wish("10.1.0.3/24", &other)).is_ok());
+}
+
+#[test]
 fn a_port_has_one_holder_and_plugins_of_one_attachment_are_no_others() {
     let (a, b) = (whose(Plugin::Portmap, "a"), whose(Plugin::Portmap, "b"));
     let table = with(&[], &a, &wish("10.1.0.2/24", &port(8080)));

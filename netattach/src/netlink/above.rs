@@ -12,6 +12,7 @@ use super::link::show;
 use super::nft::attribute_in;
 use super::socket::NetlinkRequest;
 use super::{Error, Handle};
+use crate::error_chain::Chain;
 
 /// `IFLA_LINK`, `IFLA_IFALIAS` and `IFLA_LINK_NETNSID` of `linux/if_link.h`.
 const LINK: u16 = 5;
@@ -41,7 +42,7 @@ impl Handle {
     /// which nothing can be told is among them.
     ///
     /// There may be any number of links: of the others, nothing is kept. Each is asked for by itself. The kernel lists none where
-    /// one is described by more than 4 MiB, and ends a list without a word at one that has grown since it began.
+    /// one is described by more than 4 MiB, and ends a list at one that has grown since it began.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -77,7 +78,7 @@ impl Handle {
     }
 
     /// The indices of all links, by a list that says little else, and as much of each whatever that is.
-    fn indices(&mut self) -> Result<Vec<u32>, Error> {
+    pub(super) fn indices(&mut self) -> Result<Vec<u32>, Error> {
         let mut all = StatsMessage::default();
         // Without any counters it is refused. These are those of MPLS.
         all.header.filter_mask = StatsFilterMask::AfSpec;
@@ -106,7 +107,7 @@ impl Handle {
             let mut all = LinkMessage::default();
             all.attributes.push(group());
             if let Err(error) = self.socket.request(RouteNetlinkMessage::DelLink(all), 0) {
-                tracing::debug!(%error, "no deletion by group, deleting links one by one");
+                tracing::debug!(error = %Chain(&error), "no deletion by group, deleting links one by one");
             }
         }
         let delete = |index: &u32| {
@@ -140,7 +141,7 @@ fn on(message: &[u8], index: u32, counts: impl Fn(u32, &str, &str) -> bool) -> O
 }
 
 /// The index in a message about a link or its counters.
-fn index_of(message: &[u8]) -> Option<u32> {
+pub(super) fn index_of(message: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(message.get(INDEX_AT..INDEX_AT + 4)?.try_into().ok()?))
 }
 

@@ -96,9 +96,7 @@ impl Handle {
     pub fn await_unique(&mut self, index: u32, patience: Duration) -> Result<Option<IpAddr>, Error> {
         let deadline = Instant::now() + patience;
         loop {
-            let mut all = AddressMessage::default();
-            all.header.index = index;
-            let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
+            let found = self.list_addresses(AddressFamily::default(), index)?;
             let with = |flag: AddressFlags| {
                 found.iter().find_map(|message| match message {
                     RouteNetlinkMessage::NewAddress(address) if address.header.index == index => {
@@ -155,12 +153,25 @@ impl Handle {
         Ok(found.into_iter().filter_map(of_link).collect())
     }
 
-    /// The addresses of a link, host bits kept.
+    /// The addresses of a link, host bits kept. One that is gone has none.
     pub fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, Error> {
-        let mut all = AddressMessage::default();
-        all.header.index = index;
-        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
+        let found = self.list_addresses(AddressFamily::default(), index)?;
         Ok(found.into_iter().filter_map(|message| observed(message, Some(index))).collect())
+    }
+
+    /// What the kernel tells of a link's addresses; nothing of one that is gone.
+    pub(super) fn list_addresses(
+        &mut self,
+        family: AddressFamily,
+        index: u32,
+    ) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let mut all = AddressMessage::default();
+        all.header.family = family;
+        all.header.index = index;
+        match self.socket.dump(RouteNetlinkMessage::GetAddress(all)) {
+            Err(error) if error.not_found() => Ok(Vec::new()),
+            found => found,
+        }
     }
 }
 

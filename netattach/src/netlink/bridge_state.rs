@@ -7,7 +7,7 @@ use netlink_packet_route::link::{
     LinkInfo, LinkLayerType, LinkMessage, LinkXdp, XdpAttached,
 };
 use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+use rtnetlink::LinkUnspec;
 
 use super::link::show;
 use super::socket::{CREATE, REPLACE};
@@ -83,8 +83,7 @@ impl Handle {
 
     /// All links of the namespace.
     pub fn forwarding_states(&mut self) -> Result<Vec<ForwardingState>, Error> {
-        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
-        Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
+        Ok(self.all_links()?.into_iter().filter_map(observed).collect())
     }
 
     /// Adds the address behind the port to the bridge's forwarding database, without ageing. The entry moves when the

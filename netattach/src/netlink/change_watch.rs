@@ -179,7 +179,7 @@ impl std::fmt::Debug for ChangeWatch {
 }
 
 /// The value of the first attribute of that kind.
-fn attribute(message: &[u8], mut at: usize, wanted: u16) -> Option<&[u8]> {
+pub(super) fn attribute(message: &[u8], mut at: usize, wanted: u16) -> Option<&[u8]> {
     loop {
         let (length, kind) = (usize::from(half(message, at)?), half(message, at + 2)? & TYPE);
         let value = message.get(at + 4..at + length)?;
@@ -190,11 +190,11 @@ fn attribute(message: &[u8], mut at: usize, wanted: u16) -> Option<&[u8]> {
     }
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+pub(super) fn word(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn half(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
 }
 

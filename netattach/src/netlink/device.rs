@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, LinkMode, Prop};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage, LinkMode, Prop};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::{observed, show};
@@ -59,10 +59,7 @@ impl Handle {
     /// # Errors
     /// The kernel refuses.
     pub fn devices(&mut self) -> Result<Vec<DeviceState>, Error> {
-        let mut all = LinkMessage::default();
-        all.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        let found = self.socket.dump(RouteNetlinkMessage::GetLink(all))?;
-        Ok(found.into_iter().filter_map(device).collect())
+        Ok(self.all_links()?.into_iter().filter_map(device).collect())
     }
 
     /// The device of that index, or `None`.

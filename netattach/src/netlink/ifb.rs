@@ -7,6 +7,7 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::show;
 use super::nft::attribute_in;
+use super::socket::Walked;
 use super::{Error, Handle};
 
 /// `IFLA_LINKINFO` of `linux/if_link.h`, with `IFLA_INFO_KIND` in it.
@@ -16,6 +17,8 @@ const KIND: u16 = 1;
 const HEADER: usize = 16;
 /// Most links that are read. Of what a pod usually has, all are, and its handle goes on.
 const MOST: usize = 64;
+/// Most links that are asked for one by one, some ten microseconds each.
+const MOST_BY_INDEX: usize = 4 << 10;
 /// Name of the kind, as the kernel has it.
 const IFB: &[u8] = b"ifb";
 
@@ -26,18 +29,46 @@ impl Handle {
     /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is
     /// of no use.
     ///
+    /// The kernel ends a list at a link that has grown since it began, see `whole`: where none was listed, each link is asked for by
+    /// itself, and where these are more than a few thousand, a device may be there.
+    ///
     /// # Errors
     /// The kernel refuses.
     pub fn has_ifb(mut self) -> Result<(bool, Option<Self>), Error> {
         let of_kind = show(LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Ifb));
         let mut first = None;
-        let is_whole = self.socket.first(of_kind, MOST, |message| {
+        let walked = self.socket.first(of_kind, MOST, |message| {
             first.get_or_insert_with(|| is_ifb(message));
         });
-        match is_whole {
-            Err(error) if error.is_too_many() => Ok((true, None)),
-            is_whole => Ok((first == Some(true), is_whole?.then_some(self))),
+        let walked = match walked {
+            Err(error) if error.is_too_many() => return Ok((true, None)),
+            walked => walked?,
+        };
+        let has_one = match first {
+            Some(has_one) => has_one,
+            None => self.has_ifb_by_index()?,
+        };
+        Ok((has_one, (walked != Walked::Left).then_some(self)))
+    }
+
+    fn has_ifb_by_index(&mut self) -> Result<bool, Error> {
+        let indices = self.indices()?;
+        if indices.len() > MOST_BY_INDEX {
+            return Ok(true);
         }
+        for index in indices {
+            let one = show(LinkUnspec::new_with_index(index));
+            match self.socket.look(one, |message| Some(is_ifb(message))) {
+                Err(error) if error.not_found() => {}
+                Err(error) if error.is_untold() => return Ok(true),
+                found => {
+                    if found? == Some(true) {
+                        return Ok(true);
+                    }
+                }
+            }
+        }
+        Ok(false)
     }
 }
 
@@ -78,7 +109,12 @@ mod tests {
     fn one_is_found_among_other_links_while_it_is_there() {
         let netns = Netns::private().unwrap();
         let mut handle = Handle::open_in(&netns).unwrap();
-        let found = || Handle::open_in(&netns).unwrap().has_ifb().unwrap().0;
+        let found = || {
+            let open = || Handle::open_in(&netns).unwrap();
+            let (listed, by_index) = (open().has_ifb().unwrap().0, open().has_ifb_by_index().unwrap());
+            assert_eq!(listed, by_index);
+            listed
+        };
         make(&mut handle, InfoKind::Bridge, "other0").unwrap();
         assert!(!found());
         if make(&mut handle, InfoKind::Ifb, "other1").is_err() {

@@ -17,6 +17,7 @@ use super::netkit::observed_ways;
 use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::tap::observed_access;
 use super::{Error, Handle};
+use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::spec;
 use crate::timing;
@@ -186,8 +187,7 @@ impl Handle {
 
     /// All links of the namespace.
     pub fn links(&mut self) -> Result<Vec<LinkState>, Error> {
-        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
-        Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
+        Ok(self.all_links()?.into_iter().filter_map(observed).collect())
     }
 
     /// The bridges of the namespace that netattach has made, each with the number of its ports. The ports by which the
@@ -518,7 +518,7 @@ impl Handle {
             all.attributes.push(LinkAttribute::Group(group));
             match self.socket.request(RouteNetlinkMessage::DelLink(all), 0) {
                 Err(error) if !error.not_found() => {
-                    tracing::debug!(%error, "no deletion by group, deleting links one by one");
+                    tracing::debug!(error = %Chain(&error), "no deletion by group, deleting links one by one");
                 }
                 _ => {}
             }

@@ -6,10 +6,11 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `socket`, `lean`, `text`, `error` | several requests in one datagram; what of the answers is parsed; texts that are any bytes; the kernel's refusals as data |
+//! | `socket`, `answer`, `lean`, `text`, `error` | several requests in one datagram; what the answers say; what of them is parsed; texts that are any bytes; the kernel's refusals as data |
 //! | `blurred` | descriptions of links whose lengths have wrapped |
 //! | `receive` | what the kernel sends, whole however long it is |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
+//! | `whole` | lists of links that end at none that has grown meanwhile |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
 //! | `names`, `trunks` | the names of a namespace's links; the devices beneath a VLAN |
 //! | `device`, `above`, `virtual_function` | devices that pods take; what is on one; what a card sets for its virtual functions |
@@ -29,6 +30,8 @@
 
 mod above;
 mod address;
+mod address_watch;
+mod answer;
 mod blurred;
 mod bridge;
 mod bridge_port;
@@ -70,10 +73,12 @@ mod trunks;
 mod virtual_function;
 mod vrf;
 mod watch;
+mod whole;
 mod xdp_links;
 mod xfrm;
 
 pub use above::Above;
+pub use address_watch::{AddressWatch, ToldAddress};
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::{ChangeWatch, Changed, ChangedLinks};

@@ -6,7 +6,7 @@
 //! (`devlink_port_phys_port_name_get`), and other drivers have taken it over.
 
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage};
+use netlink_packet_route::link::LinkAttribute;
 
 use super::link::observed;
 use super::{Error, Handle, LinkState};
@@ -30,10 +30,7 @@ impl Handle {
     /// # Errors
     /// The kernel refuses.
     pub fn representors(&mut self, of: &VirtualFunction) -> Result<Vec<LinkState>, Error> {
-        let mut all = LinkMessage::default();
-        all.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        let shown = self.socket.dump(RouteNetlinkMessage::GetLink(all))?;
-        let ports: Vec<SwitchPort> = shown.into_iter().filter_map(switch_port).collect();
+        let ports: Vec<SwitchPort> = self.all_links()?.into_iter().filter_map(switch_port).collect();
         Ok(representors(&ports, of).into_iter().map(|port| port.link.clone()).collect())
     }
 }
@@ -99,7 +96,7 @@ impl PortName {
 
 #[cfg(test)]
 mod tests {
-    use netlink_packet_route::link::LinkPhysId;
+    use netlink_packet_route::link::{LinkMessage, LinkPhysId};
 
     use super::*;
 

@@ -94,9 +94,7 @@ impl Handle {
     pub fn tables_of_rules(&mut self) -> Result<Vec<u32>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut all = RuleMessage::default();
-            all.header.family = family;
-            for answer in self.socket.dump(RouteNetlinkMessage::GetRule(all))? {
+            for answer in self.list_rules(family)? {
                 let RouteNetlinkMessage::NewRule(rule) = answer else { continue };
                 let wide = rule.attributes.iter().find_map(|attribute| match attribute {
                     RuleAttribute::Table(number) => Some(*number),
@@ -112,12 +110,19 @@ impl Handle {
     pub fn rules(&mut self) -> Result<Vec<Rule>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut all = RuleMessage::default();
-            all.header.family = family;
-            let answers = self.socket.dump(RouteNetlinkMessage::GetRule(all))?;
-            found.extend(answers.into_iter().filter_map(observed));
+            found.extend(self.list_rules(family)?.into_iter().filter_map(observed));
         }
         Ok(found)
+    }
+
+    /// A kernel that has no rules of a family, as it was started without IPv6 (`ipv6.disable=1`), has an empty list of them.
+    fn list_rules(&mut self, family: AddressFamily) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let mut all = RuleMessage::default();
+        all.header.family = family;
+        match self.socket.dump(RouteNetlinkMessage::GetRule(all)) {
+            Err(error) if error.errno() == Some(rustix::io::Errno::AFNOSUPPORT) => Ok(Vec::new()),
+            answers => answers,
+        }
     }
 }
 

@@ -6,30 +6,24 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload};
+use netlink_packet_core::{NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
+use super::answer::{
+    Body, HEADER_LEN, NLMSG_DONE, NLMSG_ERROR, Received, parse_datagram, parse_message, u16_at, u32_at,
+};
 use super::error::{Error, Refused};
-use super::lean::lean;
 use super::receive::{LONGEST, Receiver};
 use crate::netns::cookie_of;
 use crate::timing;
 
-const HEADER_LEN: usize = 16;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
 /// The dump may be inconsistent: objects changed while it was produced.
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
-/// In an acknowledgement: only the header of the request is repeated.
-const NLM_F_CAPPED: u16 = 0x100;
-/// In an acknowledgement: attributes follow.
-const NLM_F_ACK_TLVS: u16 = 0x200;
-const NLMSGERR_ATTR_MSG: u16 = 1;
 /// Report the resulting object to the sender.
 pub(super) const ECHO: u16 = 0x8;
 /// Fail if the object exists.
@@ -73,6 +67,8 @@ pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
     receiver: Receiver,
+    /// Bytes of all answers so far.
+    received: u64,
     /// Most objects of a list, and the bytes of their messages: of one route there may be thousands of next hops.
     most: usize,
     most_bytes: usize,
@@ -94,7 +90,8 @@ impl Socket {
         // A bound: nothing is allocated. Where the kernel refuses it, for lack of privileges on the whole machine, more is lost,
         // and told as such.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, LONGEST);
-        Ok(Self { raw, sequence: 0, receiver: Receiver::new(), most: usize::MAX, most_bytes: usize::MAX })
+        let receiver = Receiver::new();
+        Ok(Self { raw, sequence: 0, receiver, received: 0, most: usize::MAX, most_bytes: usize::MAX })
     }
 
     /// Reads no list of more objects, or of more bytes, from now on.
@@ -168,7 +165,7 @@ impl Socket {
                     Body::Ack(errno, text) => {
                         *slot = Some(Err(Refused { request: names[index as usize], errno, text }));
                     }
-                    Body::Done => continue,
+                    Body::Done(..) => continue,
                     Body::Unreadable => {
                         unreadable =
                             Some(names[index as usize]).filter(|name| name.starts_with(ASKS)).or(unreadable);
@@ -229,6 +226,9 @@ impl Socket {
     }
 
     /// Lists objects; starts again if the kernel reports that they changed meanwhile.
+    ///
+    /// # Errors
+    /// The kernel refuses the list, or has broken it off.
     pub(super) fn dump(&mut self, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let name = request_name(&message);
         for _ in 0..DUMP_TRIES {
@@ -237,6 +237,32 @@ impl Socket {
             }
         }
         Err(Error::Interrupted(name))
+    }
+
+    /// Adds what each request, for one object, is answered by to a list, of which no more is read than of any other. Left out is
+    /// what is gone, and what cannot be read, as in a list.
+    ///
+    /// # Errors
+    /// The kernel refuses one; [`Error::TooMany`].
+    pub(super) fn add_each(
+        &mut self,
+        found: &mut Vec<RouteNetlinkMessage>,
+        requests: impl Iterator<Item = RouteNetlinkMessage>,
+    ) -> Result<(), Error> {
+        let before = self.received;
+        for message in requests {
+            let name = request_name(&message);
+            let bytes = self.received.wrapping_sub(before);
+            if found.len() >= self.most || bytes > self.most_bytes as u64 {
+                return Err(Error::TooMany(name, found.len()));
+            }
+            match self.request(message, 0) {
+                Err(Error::Unreadable(_)) => {}
+                Err(error) if error.not_found() => {}
+                answers => found.extend(answers?),
+            }
+        }
+        Ok(())
     }
 
     /// Reads of each object of a list what `read` finds in its message behind the header: far cheaper than the whole of a
@@ -280,18 +306,17 @@ impl Socket {
         Ok(found)
     }
 
-    /// Has `see` see the first `most` objects of a list, what is behind the header of the message of each. Returns whether those
-    /// were all: the socket is of no use otherwise, as the kernel waits for somebody to read the rest. A list of which objects
-    /// changed meanwhile is read as it comes.
+    /// Has `see` see the first `most` objects of a list, what is behind the header of the message of each. Returns how far that
+    /// list was read: the socket is of no use otherwise, as the kernel waits for somebody to read the rest. A list of which objects
+    /// changed meanwhile is read as it comes, and is [`Walked::Interrupted`].
     pub(super) fn first(
         &mut self,
         message: RouteNetlinkMessage,
         most: usize,
         see: impl FnMut(&[u8]),
-    ) -> Result<bool, Error> {
+    ) -> Result<Walked, Error> {
         let name = request_name(&message);
-        let walked = timing::part(name, || self.walk((message, NLM_F_DUMP), name, most, see))?;
-        Ok(walked != Walked::Left)
+        timing::part(name, || self.walk((message, NLM_F_DUMP), name, most, see))
     }
 
     /// `flags`: of a list, or of a request that is acknowledged.
@@ -322,15 +347,20 @@ impl Socket {
                 }
                 interrupted |= u16_at(message, 6).is_some_and(|flags| flags & NLM_F_DUMP_INTR != 0);
                 match u16_at(message, 4) {
-                    Some(NLMSG_DONE) if interrupted => return Ok(Walked::Interrupted),
-                    Some(NLMSG_DONE) => return Ok(Walked::Whole),
-                    Some(NLMSG_ERROR) => match parse_message(&message[..length]).map_err(malformed)? {
-                        Received { body: Body::Ack(errno, text), .. } if errno != 0 => {
-                            return Err(Refused { request: name, errno, text }.into());
+                    Some(NLMSG_DONE | NLMSG_ERROR) => {
+                        match parse_message(&message[..length]).map_err(malformed)? {
+                            Received { body: Body::Ack(errno, text) | Body::Done(errno, text), .. }
+                                if errno != 0 =>
+                            {
+                                return Err(Refused { request: name, errno, text }.into());
+                            }
+                            Received { body: Body::Done(..), .. } if interrupted => {
+                                return Ok(Walked::Interrupted);
+                            }
+                            // No list is acknowledged.
+                            _ => return Ok(Walked::Whole),
                         }
-                        // No list is acknowledged.
-                        _ => return Ok(Walked::Whole),
-                    },
+                    }
                     _ if seen == most => return Ok(Walked::Left),
                     _ => {
                         seen += 1;
@@ -370,9 +400,12 @@ impl Socket {
                     // Here it counts as absent: one that a newer kernel describes would keep all others from being looked at.
                     // What a pod writes does not make one so, see `blurred` and `text`.
                     Body::Unreadable => unreadable += 1,
-                    Body::Done => return Ok((!interrupted).then_some(found)),
+                    Body::Done(0, _) => return Ok((!interrupted).then_some(found)),
                     Body::Ack(0, _) => {}
-                    Body::Ack(errno, text) => return Err(Refused { request: name, errno, text }.into()),
+                    // Also where objects changed meanwhile: what is not listed then is not absent.
+                    Body::Done(errno, text) | Body::Ack(errno, text) => {
+                        return Err(Refused { request: name, errno, text }.into());
+                    }
                 }
             }
         }
@@ -393,105 +426,20 @@ impl Socket {
 
     fn receive(&mut self, name: &'static str) -> Result<Vec<Received>, Error> {
         let datagram = self.receiver.answer(&self.raw, name)?;
+        self.received = self.received.wrapping_add(datagram.len() as u64);
         parse_datagram(datagram).map_err(|what| Error::Malformed { request: name, what })
     }
 }
 
 /// How far a list was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Walked {
+pub(super) enum Walked {
+    /// To its end.
     Whole,
     /// To its end, and objects changed meanwhile.
     Interrupted,
     /// There is more.
     Left,
-}
-
-struct Received {
-    sequence: u32,
-    flags: u16,
-    body: Body,
-}
-
-enum Body {
-    /// Errno (0 = carried out) and the kernel's text.
-    Ack(i32, Option<String>),
-    Done,
-    Payload(RouteNetlinkMessage),
-    /// A newer kernel may describe an object in a way that the parser refuses.
-    Unreadable,
-}
-
-fn parse_datagram(mut bytes: &[u8]) -> Result<Vec<Received>, &'static str> {
-    let mut messages = Vec::new();
-    while bytes.len() >= HEADER_LEN {
-        let length = u32_at(bytes, 0).ok_or("short header")? as usize;
-        if length < HEADER_LEN || length > bytes.len() {
-            return Err("message length outside the datagram");
-        }
-        let (message, rest) = bytes.split_at(length.next_multiple_of(4).min(bytes.len()));
-        bytes = rest;
-        messages.push(parse_message(&message[..length])?);
-    }
-    Ok(messages)
-}
-
-fn parse_message(message: &[u8]) -> Result<Received, &'static str> {
-    let kind = u16_at(message, 4).ok_or("short header")?;
-    let flags = u16_at(message, 6).ok_or("short header")?;
-    let sequence = u32_at(message, 8).ok_or("short header")?;
-    let payload = &message[HEADER_LEN..];
-    let body = match kind {
-        NLMSG_DONE => Body::Done,
-        NLMSG_ERROR => {
-            let code = u32_at(payload, 0).ok_or("short acknowledgement")? as i32;
-            Body::Ack(code.saturating_neg(), extended_text(payload, flags))
-        }
-        _ => {
-            let mut header = NetlinkHeader::default();
-            header.message_type = kind;
-            match RouteNetlinkMessage::deserialize(&header, &lean(kind, payload)) {
-                Ok(message) => Body::Payload(message),
-                Err(error) => {
-                    tracing::debug!(kind, %error, "netlink message not understood");
-                    Body::Unreadable
-                }
-            }
-        }
-    };
-    Ok(Received { sequence, flags, body })
-}
-
-/// The text of an extended acknowledgement (`NLMSGERR_ATTR_MSG`).
-fn extended_text(payload: &[u8], flags: u16) -> Option<String> {
-    if flags & NLM_F_ACK_TLVS == 0 {
-        return None;
-    }
-    let repeated = if flags & NLM_F_CAPPED != 0 {
-        HEADER_LEN
-    } else {
-        (u32_at(payload, 4)? as usize).max(HEADER_LEN).next_multiple_of(4)
-    };
-    let mut attributes = payload.get(4 + repeated..)?;
-    while attributes.len() >= 4 {
-        let length = usize::from(u16_at(attributes, 0)?);
-        let kind = u16_at(attributes, 2)? & 0x3fff;
-        let value = attributes.get(4..length)?;
-        if kind == NLMSGERR_ATTR_MSG {
-            let text = value.strip_suffix(&[0]).unwrap_or(value);
-            return Some(String::from_utf8_lossy(text).into_owned());
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
-    None
-}
-
-fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(offset..offset + 2)?.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
 }
 
 fn request_name(message: &RouteNetlinkMessage) -> &'static str {
@@ -537,6 +485,10 @@ fn set_link_name(link: &LinkMessage) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::address::AddressMessage;
+    use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+
+    use super::super::link::show;
     use super::*;
 
     impl Socket {
@@ -546,49 +498,22 @@ mod tests {
         }
     }
 
-    fn ack(errno: i32, text: Option<&str>) -> Vec<u8> {
-        let mut payload = (-errno).to_ne_bytes().to_vec();
-        payload.extend([0; HEADER_LEN]);
-        let mut flags = NLM_F_CAPPED;
-        if let Some(text) = text {
-            flags |= NLM_F_ACK_TLVS;
-            payload.extend((4 + text.len() as u16 + 1).to_ne_bytes());
-            payload.extend(NLMSGERR_ATTR_MSG.to_ne_bytes());
-            payload.extend(text.as_bytes());
-            payload.push(0);
-        }
-        let mut message = (HEADER_LEN as u32 + payload.len() as u32).to_ne_bytes().to_vec();
-        message.extend(NLMSG_ERROR.to_ne_bytes());
-        message.extend(flags.to_ne_bytes());
-        message.extend(7u32.to_ne_bytes());
-        message.extend(0u32.to_ne_bytes());
-        message.extend(payload);
-        message.resize(message.len().next_multiple_of(4), 0);
-        message
-    }
-
+    /// The kernel refuses the list of addresses of an interface that there is not (from Linux 5.0 on).
     #[test]
-    fn acknowledgements_carry_errno_and_text() {
-        let mut datagram = ack(17, Some("Name in use"));
-        datagram.extend(ack(0, None));
-        let parsed = parse_datagram(&datagram).unwrap();
-        assert_eq!(parsed.len(), 2);
-        assert_eq!(parsed[0].sequence, 7);
-        assert!(matches!(&parsed[0].body, Body::Ack(17, Some(text)) if text == "Name in use"));
-        assert!(matches!(&parsed[1].body, Body::Ack(0, None)));
-    }
-
-    #[test]
-    fn a_length_outside_the_datagram_is_malformed() {
-        let mut datagram = ack(1, None);
-        datagram[0] = 0xff;
-        assert!(parse_datagram(&datagram).is_err());
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
-            let _ = parse_datagram(&bytes);
-        }
+    fn a_list_that_the_kernel_refuses_is_refused_however_it_is_read() {
+        let mut addresses = AddressMessage::default();
+        addresses.header.index = 0x7fff_ffff;
+        let message = RouteNetlinkMessage::GetAddress(addresses);
+        let mut socket = Socket::open().unwrap();
+        let refusals = [
+            socket.dump(message.clone()).map(drop),
+            socket.scan(message.clone(), |_| Some(())).map(drop),
+            socket.first(message, 8, |_| {}).map(drop),
+        ];
+        let errno = |refusal: Result<(), Error>| refusal.unwrap_err().errno();
+        assert_eq!(refusals.map(errno), [Some(rustix::io::Errno::NODEV); 3]);
+        // The socket is in step with the kernel.
+        let links = show(LinkMessageBuilder::<LinkUnspec>::new());
+        assert!(!socket.dump(links).unwrap().is_empty());
     }
 }

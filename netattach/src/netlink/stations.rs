@@ -87,10 +87,12 @@ impl Handle {
         Ok(found)
     }
 
-    /// All stations in a bridge's database, in any VLAN.
+    /// All stations in a bridge's database, in any VLAN. A bridge that is gone knows none.
     pub fn stations(&mut self, bridge: u32) -> Result<Vec<Station>, Error> {
-        let all = self.socket.dump(RouteNetlinkMessage::GetNeighbour(of_bridge(bridge)))?;
-        Ok(all.into_iter().filter_map(observed).collect())
+        match self.socket.dump(RouteNetlinkMessage::GetNeighbour(of_bridge(bridge))) {
+            Err(error) if error.not_found() => Ok(Vec::new()),
+            all => Ok(all?.into_iter().filter_map(observed).collect()),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use netlink_packet_route::link::{InfoData, InfoKind, InfoVrf, LinkAttribute};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
-use super::link::{BRIDGE_ALIAS, observed, show};
+use super::link::BRIDGE_ALIAS;
 use super::socket::{CREATE, NetlinkRequest, REPLACE};
 use super::{Error, Handle, LinkState};
 
@@ -57,13 +57,9 @@ impl Handle {
     /// # Errors
     /// The kernel cannot be asked.
     pub fn has_ports(&mut self, controller: u32) -> Result<bool, Error> {
-        let ports = show(LinkMessageBuilder::<LinkUnspec>::new().controller(controller));
-        match self.socket.dump(ports) {
+        match self.links() {
             Err(error) if error.is_too_many() => Ok(true),
-            found => {
-                let is_port = |link| observed(link).map(|link| link.controller);
-                Ok(found?.into_iter().filter_map(is_port).any(|of| of == Some(controller)))
-            }
+            links => Ok(links?.iter().any(|link| link.controller == Some(controller))),
         }
     }
 
@@ -72,10 +68,7 @@ impl Handle {
     /// # Errors
     /// The kernel cannot be asked.
     pub fn v6_addresses_to_keep(&mut self, index: u32) -> Result<KeptAddresses, Error> {
-        let mut all = AddressMessage::default();
-        all.header.family = AddressFamily::Inet6;
-        all.header.index = index;
-        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?.into_iter();
+        let found = self.list_addresses(AddressFamily::Inet6, index)?.into_iter();
         let kept = found.filter_map(|answer| match answer {
             RouteNetlinkMessage::NewAddress(address)
                 if address.header.index == index && address.header.family == AddressFamily::Inet6 =>

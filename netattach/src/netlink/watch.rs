@@ -29,6 +29,8 @@ const HEADER_LEN: usize = 16;
 const INDEX_AT: usize = HEADER_LEN + 4;
 /// Offset of the destination's prefix length in `rtmsg`.
 const PREFIX_AT: usize = HEADER_LEN + 1;
+/// Offset of the protocol in `rtmsg`.
+const PROTOCOL_AT: usize = HEADER_LEN + 5;
 
 /// Receives notifications about changed links in the namespace of the thread that opened it. Readable if there are
 /// any.
@@ -53,10 +55,12 @@ pub struct Touched {
     pub links: BTreeSet<u32>,
     /// A default route, in any table.
     pub default_routes: bool,
+    /// The protocols (`rtm_protocol`) of routes that were removed. The kernel does not tell of routes that go with their link.
+    pub removed_routes: BTreeSet<u8>,
 }
 
 impl Changes {
-    /// Whether nothing has changed.
+    /// Whether nothing has changed but routes that are no default routes.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::Of(touched) if touched.links.is_empty() && !touched.default_routes)
     }
@@ -133,8 +137,10 @@ impl Touched {
                 Some(
                     RTM_NEWLINK | RTM_DELLINK | RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER,
                 ) => self.links.extend(number::<4>(datagram, INDEX_AT).map(u32::from_ne_bytes)),
-                Some(RTM_NEWROUTE | RTM_DELROUTE) => {
+                Some(kind @ (RTM_NEWROUTE | RTM_DELROUTE)) => {
                     self.default_routes |= number::<1>(datagram, PREFIX_AT) == Some([0]);
+                    let protocol = number::<1>(datagram, PROTOCOL_AT).map(|[protocol]| protocol);
+                    self.removed_routes.extend(protocol.filter(|_| kind == RTM_DELROUTE));
                 }
                 _ => {}
             }
@@ -171,16 +177,25 @@ mod tests {
     fn links_that_change_and_go_are_found() {
         let datagram =
             [message(16, 7, 33), message(44, 8, 40), message(17, 9, 32), message(36, 4, 36)].concat();
-        assert_eq!(touched(&datagram), Touched { links: [7, 8, 9, 4].into(), default_routes: false });
+        assert_eq!(touched(&datagram), Touched { links: [7, 8, 9, 4].into(), ..Touched::default() });
     }
 
     #[test]
-    fn only_default_routes_are_reported() {
-        let mut route = message(24, 0, 40);
-        route[PREFIX_AT] = 24;
-        assert_eq!(touched(&route), Touched::default());
-        let default = [route, message(25, 0, 40)].concat();
-        assert_eq!(touched(&default), Touched { links: BTreeSet::new(), default_routes: true });
+    fn of_routes_default_ones_are_reported_and_whose_those_are_that_go() {
+        let route = |kind: u16, prefix: u8, protocol: u8| {
+            let mut route = message(kind, 0, 40);
+            (route[PREFIX_AT], route[PROTOCOL_AT]) = (prefix, protocol);
+            route
+        };
+        let of = |default_routes, removed: &[u8]| {
+            let removed_routes = removed.iter().copied().collect();
+            Touched { links: BTreeSet::new(), default_routes, removed_routes }
+        };
+        assert_eq!(touched(&route(24, 24, 110)), of(false, &[]));
+        assert_eq!(touched(&[route(24, 24, 3), route(25, 0, 3)].concat()), of(true, &[3]));
+        let removed = touched(&[route(25, 24, 110), route(25, 32, 2)].concat());
+        assert_eq!(removed, of(false, &[2, 110]));
+        assert!(Changes::Of(removed).is_none());
     }
 
     proptest::proptest! {

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkXdp};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+use rtnetlink::LinkUnspec;
 
+use super::above::index_of;
 use super::link::show;
 use super::nft::attribute_in;
 use super::{Error, Handle};
@@ -13,9 +14,8 @@ use super::{Error, Handle};
 /// `IFLA_XDP` and `IFLA_XDP_ATTACHED` of `linux/if_link.h`.
 const XDP: u16 = 43;
 const ATTACHED: u16 = 2;
-/// Length of `ifinfomsg`, and offset of the index in it.
+/// Length of `ifinfomsg`.
 const HEADER: usize = 16;
-const INDEX_AT: usize = 4;
 
 /// Who runs an XDP program of a link. Each runs one at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +42,9 @@ impl XdpPlace {
 impl Handle {
     /// The links of the namespace that have an XDP program, by index.
     pub fn links_with_xdp(&mut self) -> Result<BTreeSet<u32>, Error> {
-        let all = show(LinkMessageBuilder::<LinkUnspec>::new());
-        Ok(self.socket.scan(all, with_xdp)?.into_iter().collect())
+        let has_one = |message: &[u8]| Some((index_of(message)?, with_xdp(message)));
+        let all = self.scan_links(has_one)?;
+        Ok(all.into_iter().filter_map(|(index, has_one)| has_one.then_some(index)).collect())
     }
 
     /// The XDP programs of a link: who runs each, and the kernel's id of it.
@@ -86,12 +87,12 @@ pub(super) fn of_link(told: &[LinkXdp]) -> impl Iterator<Item = (XdpPlace, u32)>
     })
 }
 
-/// The index of a link that has a program.
-fn with_xdp(message: &[u8]) -> Option<u32> {
-    let index = u32::from_ne_bytes(message.get(INDEX_AT..INDEX_AT + 4)?.try_into().ok()?);
-    let xdp = attribute_in(message.get(HEADER..)?, XDP)?;
+/// Whether a link has a program, by the message about it.
+fn with_xdp(message: &[u8]) -> bool {
+    let xdp = message.get(HEADER..).and_then(|attributes| attribute_in(attributes, XDP));
+    let mode = xdp.and_then(|xdp| attribute_in(xdp, ATTACHED)?.first().copied());
     // A mode (`XDP_ATTACHED_*`), 0 for none.
-    attribute_in(xdp, ATTACHED)?.first().is_some_and(|mode| *mode != 0).then_some(index)
+    mode.is_some_and(|mode| mode != 0)
 }
 
 #[cfg(test)]
@@ -129,13 +130,12 @@ mod tests {
     fn a_link_has_a_program_if_its_message_names_a_mode() {
         let message = |mode: u8| {
             let mut message = vec![0; HEADER];
-            message[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
             message.extend(encoded(3, b"net1\0"));
             message.extend(encoded(XDP | 0x8000, &encoded(ATTACHED, &[mode])));
             message
         };
-        assert_eq!([0, 1, 2].map(|mode| with_xdp(&message(mode))), [None, Some(9), Some(9)]);
-        assert_eq!(with_xdp(&message(1)[..HEADER + 12]), None);
+        assert_eq!([0, 1, 2].map(|mode| with_xdp(&message(mode))), [false, true, true]);
+        assert!(!with_xdp(&message(1)[..HEADER + 12]));
     }
 
     proptest::proptest! {

@@ -62,6 +62,18 @@ pub struct Objects {
     pub cluster_ranges: Option<Arc<ClusterRanges>>,
     /// Problems found while reading.
     pub problems: Vec<Problem>,
+    /// What is not known yet of what policies depend on.
+    pub unknown: Unknown,
+}
+
+/// What a source does not know yet while its snapshot counts as complete. A source of manifests knows all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Unknown {
+    /// Pods of other nodes are wanted, and have not all been read once: policies that select pods have fewer peers than they
+    /// should.
+    pub remote_pods: bool,
+    /// The server has not known a kind for some seconds only: it may know it, with objects of it, when it is asked again.
+    pub kinds: bool,
 }
 
 /// A map shared between snapshots: a copy costs nothing until one of the two is written to, which then gets its own

@@ -16,7 +16,7 @@
 //! | `made_before` | the default network where a plugin before netattach has made it |
 //! | `judged_first` | whether programs come before the address is asked for |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
-//! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
+//! | [`result`], `told`, [`result_cache`] | the CNI result; what each step tells for it; the entry in libcni's cache |
 //! | [`host_access`] | the node's own way to a pod on a parent |
 //! | [`phases`] | which steps of several attachments are carried out together |
 //! | [`compare`], [`check`] | whether an ADD is repeated; the state that CHECK expects |
@@ -47,6 +47,7 @@ pub mod resolve;
 pub mod result;
 pub mod result_cache;
 pub mod routing;
+mod told;
 pub mod undo;
 pub mod vrf;
 

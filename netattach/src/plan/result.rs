@@ -1,17 +1,17 @@
 //! Converts step outputs to a CNI result, and back. Pure.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
 use ipnet::IpNet;
 
-use super::{AttachmentPlan, Sandbox, addressing, routing};
+use super::told::Told;
+pub use super::told::tuned;
+use super::{AttachmentPlan, Sandbox, routing};
 use crate::cni::{self, CniArgs, CniError, CniResult, Value, Version};
 use crate::ipam;
-use crate::npwg::device_info::is_pci_address;
-use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{
-    Bridge, Brought, Configure, Delegate, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Protect,
-    Role, SetDevice, Step, StepRef, Style, Translate,
+    Bridge, Brought, Delegate, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Protect, Role,
+    Step, StepRef, Translate,
 };
 
 /// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
@@ -24,140 +24,48 @@ pub fn result(
     attachment: &AttachmentPlan,
     outputs: Brought<'_>,
 ) -> Result<CniResult, CniError> {
-    let mut result = CniResult::default();
-    let mut pod = None;
+    let mut told = Told::nothing(sandbox, attachment);
     for (index, step) in attachment.steps.iter().enumerate() {
         let Some(output) = outputs.step(index) else { break };
-        match (step, output) {
-            (Step::Delegate(delegate), Output::Delegate { result: printed }) => {
-                let printed = printed.read(attachment.version)?;
-                match delegate.role {
-                    Role::Plugin => result = printed.clone(),
-                    Role::Ipam => {
-                        add_ips(&mut result, pod, printed.ips.iter().map(|ip| (ip.address, ip.gateway)));
-                        result.routes.extend(printed.routes.iter().cloned());
-                        result.dns = printed.dns.clone();
-                    }
-                }
-            }
-            (Step::TakeMade(_), Output::Delegate { result: printed }) => {
-                result = printed.read(attachment.version)?.clone();
-            }
-            (_, Output::Bridge(bridge)) => result.interfaces.push(interface(&bridge.link, None)),
-            (_, Output::Link { host, pod: end, .. }) => {
-                result.interfaces.extend(host.iter().map(|host| interface(host, None)));
-                pod = Some(result.interfaces.len());
-                let end = interface(end, Some(&sandbox.netns));
-                result.interfaces.push(cni::Interface { pci_id: pci_id(attachment), ..end });
-            }
-            (Step::ClaimDevice(device), Output::Claimed(claim)) => {
-                let representor = claim.representor.iter().map(|it| interface(&it.device, None));
-                result.interfaces.extend(representor);
-                if device.userspace.is_none() {
-                    continue;
-                }
-                pod = Some(result.interfaces.len());
-                let mac = claim.settings.as_ref().and_then(|settings| settings.mac);
-                result.interfaces.push(cni::Interface {
-                    name: device.pod_name.clone(),
-                    mac: mac.filter(|mac| mac.0 != [0; 6]).map(|mac| mac.to_string()),
-                    sandbox: Some(sandbox.netns.clone()),
-                    pci_id: pci_id(attachment),
-                    ..Default::default()
-                });
-            }
-            (Step::SetDevice(SetDevice { mac: Some(mac), .. }), Output::Nothing) => {
-                if let Some(own) = pod.and_then(|pod| result.interfaces.get_mut(pod)) {
-                    own.mac = Some(mac.to_string());
-                }
-            }
-            (Step::Tune(tune), _) => {
-                let of_pod = |one: &&mut cni::Interface| {
-                    one.sandbox.as_deref() == Some(&sandbox.netns) && one.name == attachment.ifname
-                };
-                if let Some(own) = result.interfaces.iter_mut().find(of_pod) {
-                    tuned(own, tune);
-                }
-            }
-            (_, Output::Loopback { addresses }) => {
-                pod = Some(result.interfaces.len());
-                result.interfaces.push(cni::Interface {
-                    name: "lo".into(),
-                    mac: Some("00:00:00:00:00:00".into()),
-                    sandbox: Some(sandbox.netns.clone()),
-                    ..Default::default()
-                });
-                let own = |is_ipv4: bool| {
-                    let is_own = |net: &&IpNet| net.addr().is_loopback() && net.addr().is_ipv4() == is_ipv4;
-                    addresses.iter().find(is_own).map(|address| (*address, None))
-                };
-                add_ips(&mut result, pod, [own(true), own(false)].into_iter().flatten());
-            }
-            (_, Output::Lease { addresses, dns, routes, server: _ }) => {
-                add_ips(&mut result, pod, addresses.iter().map(|leased| (leased.address, leased.gateway)));
-                result.routes.extend(routes.iter().cloned());
-                result.dns = dns.clone();
-            }
-            (Step::Gateway { .. }, Output::Nothing | Output::Gateway(_)) => {
-                if let Output::Gateway(device) = output {
-                    result.interfaces.push(interface(device, None));
-                }
-                for ip in result.ips.iter_mut().filter(|ip| ip.interface == pod) {
-                    ip.gateway = ip.gateway.or_else(|| addressing::first_host(ip.address));
-                }
-            }
-            (Step::Configure(configure), Output::Nothing) => {
-                configured(&mut result, configure, &leased(attachment, outputs)?.addresses);
-            }
-            _ => {}
+        match step {
+            Step::Delegate(delegate) => told.plugin(delegate.role, output)?,
+            Step::TakeMade(_) => told.plugin(Role::Plugin, output)?,
+            Step::EnsureBridge(_) => told.bridge(output),
+            Step::CreateLink(_) | Step::MoveDevice => told.link(output),
+            Step::ClaimDevice(device) => told.device(device, output),
+            Step::SetDevice(set) => told.set(set),
+            Step::RaiseLoopback => told.loopback(output),
+            Step::Lease(_) => told.lease(output),
+            Step::Gateway { .. } => told.gateway(output),
+            Step::Configure(configure) => told.configure(configure, &leased(attachment, outputs)?.addresses),
+            Step::Tune(tune) => told.tune(tune),
+            Step::EnsureForwarding
+            | Step::RouteToPod
+            | Step::FindReach
+            | Step::Translate(_)
+            | Step::Admit(_)
+            | Step::RestrictSender
+            | Step::FindDevice
+            | Step::Protect(_)
+            | Step::ProtectAddresses
+            | Step::ChooseHostAccess
+            | Step::GiveHostAccess
+            | Step::Remember(_)
+            | Step::PrepareDeviceInfo(_)
+            | Step::ReadDeviceInfo(_)
+            | Step::NoteProperties(_)
+            | Step::ChooseTables(_)
+            | Step::UseTables(_)
+            | Step::ChooseVrf(_)
+            | Step::JoinVrf(_)
+            // What they moved is taken out of the routes below.
+            | Step::MoveDefaultRoutes { .. }
+            | Step::RouteBySource => {}
         }
     }
+    let mut result = told.result;
     routing::settle_result(attachment, outputs, &mut result.routes);
     Ok(result)
-}
-
-/// Puts the Ethernet address and the MTU that an interface was given into what a result says of it; the MTU where it says any.
-pub fn tuned(interface: &mut cni::Interface, tune: &Tune) {
-    if let Some(mac) = tune.properties.mac {
-        interface.mac = Some(mac.to_string());
-    }
-    if let (Some(mtu), Some(_)) = (tune.properties.mtu, interface.mtu) {
-        interface.mtu = Some(mtu);
-    }
-}
-
-/// The PCI address of the attachment's device, if it has one.
-fn pci_id(attachment: &AttachmentPlan) -> Option<String> {
-    match attachment.made_by() {
-        MadeBy::Device(Device { id: DeviceId::Bus(name), .. }) if is_pci_address(name) => Some(name.clone()),
-        _ => None,
-    }
-}
-
-/// Adds the effects of configuring the interface to the leased addresses and routes: netattach's own routes, and the
-/// addresses as they are in the pod.
-fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAddress]) {
-    if configure.default_route || configure.style == Style::Routed {
-        for route in addressing::pod_side(configure, leased, &result.routes).routes {
-            if !result.routes.iter().any(|known| known.dst.trunc() == route.destination.trunc()) {
-                result.routes.push(cni::Route::new(route.destination, route.gateway));
-            }
-        }
-    }
-    if configure.style == Style::Routed {
-        for ip in &mut result.ips {
-            ip.address = ip.address.addr().into();
-            ip.gateway = Some(addressing::link_gateway(ip.address.addr()));
-        }
-    }
-    if configure.style == Style::PointToPoint {
-        for ip in &mut result.ips {
-            ip.gateway = ip.gateway.or_else(|| Some(addressing::link_gateway(ip.address.addr())));
-        }
-    }
-    if let Some(dns) = &configure.dns {
-        result.dns = dns.clone();
-    }
 }
 
 /// The result as [`as_reported`], in each of these versions.
@@ -501,24 +409,6 @@ fn brought(
     let addresses = printed.ips.iter().filter(is_its);
     let addresses = addresses.map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway }).collect();
     Ok(Leased { addresses, routes: printed.routes.clone(), server: None })
-}
-
-fn add_ips(
-    result: &mut CniResult,
-    interface: Option<usize>,
-    ips: impl Iterator<Item = (IpNet, Option<IpAddr>)>,
-) {
-    result.ips.extend(ips.map(|(address, gateway)| cni::IpConfig { interface, address, gateway }));
-}
-
-fn interface(made: &Interface, sandbox: Option<&str>) -> cni::Interface {
-    cni::Interface {
-        name: made.name.clone(),
-        mac: made.mac.map(|mac| mac.to_string()),
-        mtu: Some(made.mtu).filter(|mtu| *mtu != 0),
-        sandbox: sandbox.map(str::to_owned),
-        ..Default::default()
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::cni::{Request, Version};
 use crate::link;
 use crate::plan::resolve::one;
 use crate::plan::{check, fixtures, hook_kind};
-use crate::spec;
+use crate::spec::{self, Device, DeviceId};
 use crate::step::{Claim, EnforceWhen, HookKind, NotObservable, Outputs, Representor};
 
 const POD: &str = "/run/netns/c1";

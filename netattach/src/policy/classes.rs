@@ -100,6 +100,8 @@ struct Grants {
     /// The rule of each grant and the start of its traffic, which ends at the start of the next.
     all: Vec<(RuleId, u32)>,
     traffic: Vec<Traffic>,
+    /// The rule that holds only as [`Origin::AsRouted`] says. There is one at most.
+    as_routed: Option<RuleId>,
 }
 
 impl Grants {
@@ -143,6 +145,9 @@ impl TablesBuilder {
             return Err(Excess::Entries);
         }
         let id = RuleId::try_from(self.rules.len() + 1).unwrap_or(RuleId::MAX);
+        if matches!(rule.origin, Origin::AsRouted(_)) {
+            self.grants.as_routed = Some(id);
+        }
         for (address, traffic) in rule.traffic_of {
             let traffic: Vec<Traffic> = traffic.into_iter().collect();
             let grant = self.grants.push(id, &traffic);
@@ -302,7 +307,7 @@ impl Classes {
     }
 
     /// The traffic that a set of grants allows, each with the first rule that allows it; without traffic that is part
-    /// of wider traffic in the set.
+    /// of wider traffic in the set, but for what holds under a condition.
     fn content(&self, grants: &[GrantId]) -> Content {
         let of_grant = |grant: &GrantId| {
             let (rule, traffic) = self.grants.get(*grant);
@@ -312,8 +317,10 @@ impl Classes {
         all.sort_unstable();
         all.dedup_by_key(|(traffic, _)| *traffic);
         if all.len() > 1 {
-            let holds =
-                |traffic: Traffic| all.binary_search_by_key(&traffic, |(traffic, _)| *traffic).is_ok();
+            let holds = |traffic: Traffic| {
+                all.binary_search_by_key(&traffic, |(traffic, _)| *traffic)
+                    .is_ok_and(|at| Some(all[at].1) != self.grants.as_routed)
+            };
             let covered: Vec<bool> = all.iter().map(|(traffic, _)| wider(*traffic).any(holds)).collect();
             let mut covered = covered.into_iter();
             all.retain(|_| !covered.next().unwrap_or(false));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use super::conditions::Conditions;
 use super::lookup::CompiledPolicy;
 use crate::objects::ObjectName;
 use crate::objects::policy::{Policy, PolicyKind, PolicyName, Severity};
@@ -16,8 +17,8 @@ pub struct Desired {
     /// Attachments whose pod is unknown, so that the policies that select them are unknown too: their policies in the
     /// maps must stay.
     pub undecided: BTreeSet<u32>,
-    /// Problems that are reported to the authors of policies and pods, sorted.
-    pub conditions: Vec<Condition>,
+    /// Problems that are reported to the authors of policies and pods.
+    pub conditions: Conditions,
 }
 
 /// The policy of one attachment.
@@ -53,6 +54,19 @@ pub enum Subject {
     Policy(PolicyName),
     /// A pod.
     Pod(ObjectName),
+    /// A namespace, of more than is told one by one.
+    Namespace(String),
+}
+
+impl Subject {
+    /// Its namespace.
+    pub fn namespace(&self) -> &str {
+        match self {
+            Self::Policy(name) => &name.object.namespace,
+            Self::Pod(name) => &name.namespace,
+            Self::Namespace(namespace) => namespace,
+        }
+    }
 }
 
 impl fmt::Display for Subject {
@@ -61,6 +75,7 @@ impl fmt::Display for Subject {
             Self::Policy(name) if name.kind == PolicyKind::Multi => write!(f, "multi-networkpolicy {name}"),
             Self::Policy(name) => write!(f, "{name}"),
             Self::Pod(name) => write!(f, "pod {name}"),
+            Self::Namespace(namespace) => write!(f, "namespace {namespace}"),
         }
     }
 }

@@ -143,7 +143,7 @@ mod tests {
         Desired {
             endpoints: endpoints.iter().map(endpoint).collect(),
             undecided: undecided.iter().copied().collect(),
-            conditions: Vec::new(),
+            ..Desired::default()
         }
     }
 

@@ -6,7 +6,8 @@
 //! | labels of a namespace | the policies whose namespace selectors match differently, of namespaces with attachments here |
 //! | a definition, labels of a namespace | the policies whose namespace gained or lost the use of a network |
 //! | a pod, or its attachments on this node | of such policies those that selected or select it as a peer, or a pod that claims one of its addresses too; its attachments |
-//! | settings, addresses of the node | everything |
+//! | addresses of the node | NetworkPolicies, whose tables have them |
+//! | settings | everything |
 //!
 //! Compiling everything is the same from an empty memory; property tests compare the two.
 
@@ -16,6 +17,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use super::changes::{Changes, different};
+use super::conditions::Conditions;
 use super::desired::{Condition, Desired, EndpointPolicy, Subject};
 use super::entry::PolicyEntry;
 use super::index::{Endpoint, Endpoints, selecting, selects};
@@ -41,6 +43,10 @@ pub struct Compiler {
     attachments: BTreeMap<u32, Attached>,
     tables: HashMap<Key, Arc<CachedTables>>,
     interner: Interner,
+    /// What is wrong with peers, as far as it is among `conditions`.
+    of_peers: Vec<Condition>,
+    /// The conditions of peers, policies, tables and attachments.
+    conditions: Conditions,
     /// Addresses that pods have given up, until somebody asks.
     departed: BTreeSet<(Place, IpAddr)>,
 }
@@ -77,7 +83,10 @@ impl Compiler {
     /// Attachments with the same rules share one [`CompiledPolicy`]. Equal ones are one value, also from one update to
     /// the next, as long as the caller keeps a reference.
     pub fn update(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints, options: &Options) -> Desired {
-        if self.options != *options {
+        let is_node_other = self.options != *options && self.options.differ_by_node_alone(options);
+        if is_node_other {
+            self.options = options.clone();
+        } else if self.options != *options {
             let departed = self.departing(objects, endpoints);
             self.forget();
             (self.departed, self.options) = (departed, options.clone());
@@ -91,8 +100,11 @@ impl Compiler {
         self.take_policies(&changes, &mut touched);
         self.look_at_networks(&changes, &mut touched);
         self.take_peers(&changes, &before, endpoints, &mut touched);
-        self.tables.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
-        self.attachments.retain(|id, _| endpoints.contains_key(id));
+        if is_node_other {
+            touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
+        }
+        self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
+        self.retain_attachments(endpoints);
         drop(before);
         self.let_go(&changes);
         for (id, endpoint) in endpoints {
@@ -100,8 +112,30 @@ impl Compiler {
             self.take_attachment(endpoint, is_new, &changes, &touched);
         }
         // Referenced by the cache alone: no attachment uses it any more.
-        self.tables.retain(|_, cached| Arc::strong_count(cached) > 1);
+        self.retain_tables(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
+    }
+
+    fn retain_tables(&mut self, is_kept: impl Fn(&Key, &Arc<CachedTables>) -> bool) {
+        let conditions = &mut self.conditions;
+        self.tables.retain(|key, cached| {
+            let is_kept = is_kept(key, cached);
+            if !is_kept {
+                conditions.remove(&cached.conditions);
+            }
+            is_kept
+        });
+    }
+
+    fn retain_attachments(&mut self, endpoints: &Endpoints) {
+        let conditions = &mut self.conditions;
+        self.attachments.retain(|id, attached| {
+            let is_kept = endpoints.contains_key(id);
+            if !is_kept {
+                conditions.remove(&attached.conditions);
+            }
+            is_kept
+        });
     }
 
     /// Forgets everything, so that no memory is taken while there is nothing to compile: the next update compiles all. Equal
@@ -149,7 +183,9 @@ impl Compiler {
         touched.extend(different(&self.refused, &refused, PartialEq::eq).cloned());
         self.refused = refused;
         for name in &*touched {
-            self.policies.remove(name);
+            if let Some(before) = self.policies.remove(name) {
+                self.conditions.remove(&before.conditions);
+            }
             let all = match name.kind {
                 PolicyKind::Multi => &self.objects.policies,
                 PolicyKind::Network => &self.objects.network_policies,
@@ -159,6 +195,7 @@ impl Compiler {
             let bare =
                 self.refused.get(name).map(|excess| Arc::new(policy.without_rules(*excess, inference)));
             let entry = PolicyEntry::new(bare.as_ref().unwrap_or(policy), &self.objects, &self.options);
+            self.conditions.add(&entry.conditions);
             self.policies.insert(name.clone(), entry);
         }
     }
@@ -181,9 +218,11 @@ impl Compiler {
             return;
         }
         for (name, entry) in &mut self.policies {
+            let before = std::mem::take(&mut entry.conditions);
             if entry.look_again(&self.objects, &self.options) {
                 touched.insert(name.clone());
             }
+            self.conditions.replace(&before, &entry.conditions);
         }
     }
 
@@ -223,6 +262,8 @@ impl Compiler {
                 open.pod_changes(&self.peers, &now, touched);
             }
         }
+        let before = std::mem::replace(&mut self.of_peers, self.peers.conditions());
+        self.conditions.replace(&before, &self.of_peers);
     }
 
     fn take_attachment(
@@ -250,7 +291,11 @@ impl Compiler {
             }
         };
         let endpoint = Arc::clone(endpoint);
-        self.attachments.insert(endpoint.id, Attached { endpoint, selected, conditions });
+        self.conditions.add(&conditions);
+        let before = self.attachments.insert(endpoint.id, Attached { endpoint, selected, conditions });
+        if let Some(before) = before {
+            self.conditions.remove(&before.conditions);
+        }
     }
 
     fn reselected(
@@ -329,7 +374,10 @@ impl Compiler {
         });
         let tables = self.interner.share(tables);
         let cached = Arc::new(CachedTables { tables, conditions: found.conditions });
-        self.tables.insert(key, Arc::clone(&cached));
+        self.conditions.add(&cached.conditions);
+        if let Some(before) = self.tables.insert(key, Arc::clone(&cached)) {
+            self.conditions.remove(&before.conditions);
+        }
         Some(cached)
     }
 
@@ -354,14 +402,8 @@ impl Compiler {
     }
 
     fn desired(&self) -> Desired {
-        let mut desired = Desired::default();
-        let of_peers = self.peers.conditions();
-        let of_policies = self.policies.values().flat_map(|entry| &entry.conditions);
-        let of_tables = self.tables.values().flat_map(|cached| &cached.conditions);
-        let mut conditions: BTreeSet<&Condition> =
-            of_peers.iter().chain(of_policies).chain(of_tables).collect();
+        let mut desired = Desired { conditions: self.conditions.clone(), ..Desired::default() };
         for (id, attached) in &self.attachments {
-            conditions.extend(&attached.conditions);
             match &attached.selected {
                 Some(selected) => {
                     desired.endpoints.insert(*id, Arc::clone(&selected.policy));
@@ -371,7 +413,6 @@ impl Compiler {
                 }
             }
         }
-        desired.conditions = conditions.into_iter().cloned().collect();
         desired
     }
 }

@@ -19,7 +19,7 @@ use crate::policy::desired::{Condition, Desired, Subject};
 use crate::policy::evaluate::evaluate;
 use crate::policy::index::{Endpoint, Endpoints};
 use crate::policy::lookup::{CompiledPolicy, Origin, PortPrefix, Traffic};
-use crate::policy::options::Options;
+use crate::policy::options::{OnOverflow, Options};
 use crate::source::read::policy;
 
 /// Two namespaces, a pod with two networks, and every kind of peer.
@@ -205,9 +205,9 @@ fn addresses_that_pods_have_given_up_are_told_once() {
     };
     let nobody: [&str; 0] = [];
     assert_eq!(departed(&objects, &endpoints, &options), nobody);
-    // By its status, as a pod of another node is; and the node has got an address meanwhile, for which all is compiled anew.
+    // By its status, as a pod of another node is; and settings are others meanwhile, for which all is compiled anew.
     let remote = objects.pods.remove(&ObjectName::new("shop", "remote")).unwrap();
-    options.node.insert("192.0.2.1".parse().unwrap());
+    options.on_overflow = OnOverflow::Keep;
     assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.9", "fd00::9"]);
     assert_eq!(departed(&objects, &endpoints, &options), nobody);
     objects.pods.insert(remote.name.clone(), Arc::clone(&remote));
@@ -221,6 +221,32 @@ fn addresses_that_pods_have_given_up_are_told_once() {
     let web = objects.pods.get_mut(&ObjectName::new("shop", "web")).unwrap();
     Arc::make_mut(web).labels = labels(&[("app", "other")]);
     assert_eq!(departed(&objects, &endpoints, &options), nobody);
+}
+
+#[test]
+fn another_address_of_the_node_concerns_network_policies_alone() {
+    let of_db = json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"]});
+    let mut world = World::new().with(&[of_db]);
+    Arc::make_mut(&mut world.endpoints[0].at).insert(Place::Default);
+    let of_web = json!({"podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"]});
+    let of_web = policy::read_network_policy(ObjectName::new("shop", "n"), &of_web).unwrap();
+    world.objects.network_policies.insert(of_web.name.object.clone(), Arc::new(of_web));
+    let endpoints: Endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
+    let (mut compiler, objects) = (Compiler::default(), Arc::new(world.objects.clone()));
+    let mut update = |node: &str| {
+        let node = BTreeSet::from([node.parse().unwrap()]);
+        let options = Options { network_policy: true, node, ..Options::default() };
+        let desired = compiler.update(&objects, &endpoints, &options);
+        assert_eq!(desired, compile(&world.objects, &world.endpoints, &options));
+        desired
+    };
+    let (before, now) = (update("192.0.2.1"), update("192.0.2.2"));
+    let from_node = |desired: &Desired| {
+        ["in 192.0.2.1 tcp/80", "in 192.0.2.2 tcp/80"].map(|probe| allowed(desired, probe))
+    };
+    assert_eq!((from_node(&before), from_node(&now)), ([true, false], [false, true]));
+    let is_kept = |id: u32| Arc::ptr_eq(&before.endpoints[&id], &now.endpoints[&id]);
+    assert_eq!([1, 3].map(is_kept), [false, true], "the third is that of shop/db");
 }
 
 /// Rows: C08.

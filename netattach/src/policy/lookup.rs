@@ -46,6 +46,9 @@ pub enum Origin {
     },
     /// Another origin, in words.
     Other(String),
+    /// The same, of a rule for everything that holds only where the node's packet filter judges again, behind the node's
+    /// translation: it leaves no rule for less out of a class.
+    AsRouted(&'static str),
 }
 
 impl From<&str> for Origin {
@@ -59,6 +62,7 @@ impl fmt::Display for Origin {
         match self {
             Self::Policy { name, direction, position } => write!(f, "{name} {direction}[{position}]"),
             Self::Other(words) => f.write_str(words),
+            Self::AsRouted(words) => f.write_str(words),
         }
     }
 }

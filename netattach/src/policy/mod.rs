@@ -28,6 +28,7 @@ mod by_kind;
 mod changes;
 mod claims;
 mod classes;
+pub mod conditions;
 pub mod desired;
 pub mod diff;
 pub mod dump;

@@ -26,6 +26,26 @@ pub struct Options {
     pub on_overflow: OnOverflow,
 }
 
+impl Options {
+    /// Whether the two differ in nothing but the addresses of the node and where traffic to them may lead.
+    pub(super) fn differ_by_node_alone(&self, other: &Self) -> bool {
+        let Self {
+            policy_types_inference,
+            restrictions,
+            network_policy,
+            node: _,
+            node_may_lead_elsewhere: _,
+            common,
+            on_overflow,
+        } = self;
+        *policy_types_inference == other.policy_types_inference
+            && *restrictions == other.restrictions
+            && *network_policy == other.network_policy
+            && *common == other.common
+            && *on_overflow == other.on_overflow
+    }
+}
+
 /// The treatment of attachments whose new policy does not fit into the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnOverflow {

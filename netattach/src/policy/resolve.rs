@@ -306,9 +306,19 @@ fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = Resolve
     let node = (of_network_policy && ends_there).then(|| ResolvedRule {
         hosts: options.node.iter().copied().collect(),
         traffic: vec![Traffic::Any],
-        ..ResolvedRule::of("the pod's own node".into())
+        ..ResolvedRule::of(of_node(key.direction))
     });
     common.chain(node).chain(key.dhcp.as_ref().map(|dhcp| of_dhcp(dhcp, key.direction)))
+}
+
+/// What a pod sends to its node's addresses may go elsewhere: where that is not judged behind the translation, the node is not
+/// excepted. An address that leads to no attachment there is one that pods share, or a link-local one.
+fn of_node(direction: Direction) -> Origin {
+    const NODE: &str = "the pod's own node";
+    match direction {
+        Direction::Ingress => NODE.into(),
+        Direction::Egress => Origin::AsRouted(NODE),
+    }
 }
 
 /// What DHCP of an attachment needs. A rule has no source port, so whoever it names can be spoken to from any: it names no more

@@ -11,6 +11,7 @@ use super::desired::{Desired, EndpointPolicy};
 use super::evaluate::evaluate;
 use super::incremental::compile;
 use super::index::{Dhcp, Endpoint};
+use super::lookup::{CompiledPolicy, Origin};
 use super::options::{CommonRules, Options};
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
@@ -534,6 +535,36 @@ fn a_node_that_may_lead_elsewhere_is_not_excepted_from_what_its_pods_may_send() 
     };
     assert_eq!(with_node(false), [true, true]);
     assert_eq!(with_node(true), [true, false]);
+}
+
+/// What a policy allows by itself is not left to the exception of the node, which holds where the node judges again.
+///
+/// Rows: SVC-node-ports.
+#[test]
+fn the_node_is_excepted_from_egress_where_it_judges_again_and_beside_what_policies_allow() {
+    let name = ObjectName::new("x", "p0");
+    let mut cluster = Cluster::new(&[]);
+    let block = json!([{"ipBlock": {"cidr": "192.0.2.0/24"}}]);
+    let spec = json!({
+        "podSelector": pods(&["server"]), "policyTypes": ["Ingress", "Egress"],
+        "egress": [{"to": block, "ports": [{"port": 443}]}]
+    });
+    let policy = policy::read_network_policy(name.clone(), &spec).unwrap();
+    cluster.objects.network_policies.insert(name, policy.into());
+    let desired = cluster.compile_with(&options(true));
+    let EndpointPolicy { ingress, egress, .. } = &*desired.endpoints[&cluster.endpoint("server").id];
+    let [ingress, egress] = [ingress, egress].map(|policy| policy.as_ref().unwrap());
+    let by = |policy: &CompiledPolicy, address: &str, port| {
+        let rule = evaluate(policy, address.parse().unwrap(), 6, Some(port))?;
+        Some(policy.rules[&rule].clone())
+    };
+    let said = |origin: Option<Origin>| origin.map(|origin| origin.to_string());
+    let written = Some("networkpolicy x/p0 egress[0]".to_owned());
+    assert_eq!(said(by(egress, "192.0.2.1", 443)), written);
+    assert_eq!(said(by(egress, "192.0.2.9", 443)), written);
+    assert_eq!(by(egress, "192.0.2.1", 30080), Some(Origin::AsRouted("the pod's own node")));
+    assert_eq!(by(egress, "192.0.2.9", 30080), None);
+    assert_eq!(by(ingress, "192.0.2.1", 30080), Some(Origin::Other("the pod's own node".to_owned())));
 }
 
 /// Of the first attachment the lease is known, of the second nothing yet; the third has none by DHCP.

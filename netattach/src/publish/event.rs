@@ -47,6 +47,14 @@ impl Regarding {
         }
     }
 
+    /// Whether the agents of all nodes read it, and find the same wrong with it.
+    pub fn is_read_by_all(&self) -> bool {
+        match self {
+            Self::Definition(_) | Self::MultiNetworkPolicy(_) | Self::NetworkPolicy(_) => true,
+            Self::Pod(_) | Self::Node(_) => false,
+        }
+    }
+
     /// Its namespace; empty if it is in none.
     pub fn namespace(&self) -> &str {
         self.object().0

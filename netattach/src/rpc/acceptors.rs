@@ -213,7 +213,7 @@ fn forget_ended(waiting: &mut JoinSet<()>) {
 /// Has nobody connect any more.
 fn close(door: Option<&Door>) {
     if let Some(Err(error)) = door.map(Door::close) {
-        tracing::error!(%error, "end a listening socket");
+        tracing::error!(error = %Chain(&error), "end a listening socket");
     }
 }
 

@@ -21,6 +21,7 @@ use super::acceptors::Acceptors;
 pub use super::converse::Reply;
 use super::door::Door;
 use super::message::{Request, Response};
+use crate::error_chain::Chain;
 use crate::ticks::ticks;
 use crate::{durable, flock, own_thread};
 
@@ -201,7 +202,10 @@ pub async fn serve<H: Handler>(
                 tracing::warn!(socket = %path.display(), "socket was removed; created again");
             }
             Err(error) => {
-                tracing::error!(socket = %path.display(), %error, "socket was removed; not created again");
+                tracing::error!(
+                    socket = %path.display(), error = %Chain(&error),
+                    "socket was removed; not created again"
+                );
             }
         }
     }

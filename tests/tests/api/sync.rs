@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use netattach_tests::api_server::{Fault, Options, Request, Verb, When};
-use netattach_tests::manifest::{NAMESPACE, policy};
+use netattach_tests::manifest::{NAMESPACE, network, policy};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Outcome, Pod};
 use serde_json::{Value, json};
@@ -93,27 +93,54 @@ fn an_add_before_the_first_sync_fails_at_once_when_the_server_does_not_answer() 
     );
 }
 
+fn create_definition(rig: &Rig, number: usize) {
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge"});
+    rig.server.create(&network(NAMESPACE, &format!("n{number}"), &config)).unwrap();
+}
+
+#[test]
+fn a_page_that_an_overloaded_server_refuses_is_asked_for_again_in_its_place() {
+    let mut rig = Rig::new(&Options::default());
+    (0..210).for_each(|number| create_definition(&rig, number));
+    let kind = "network-attachment-definitions";
+    // The first page comes.
+    rig.server.faults().times(1, When::on(Verb::List, kind), Fault::Delay(Duration::ZERO));
+    rig.server.faults().times(2, When::on(Verb::List, kind), Fault::AnswerRetryAfter(503, 1));
+    rig.start();
+    let requests = rig.server.requests();
+    let lists: Vec<_> =
+        requests.iter().filter(|one| one.verb == Verb::List && one.resource == kind).collect();
+    let answers: Vec<_> = lists.iter().map(|one| one.answer).collect();
+    assert_eq!(answers, [200, 503, 503, 200, 200].map(Some));
+    let positions: Vec<_> = lists.iter().map(|one| one.query.get("continue")).collect();
+    let (second, third) = (positions[1], positions[4]);
+    assert!(second.is_some() && third.is_some() && second != third);
+    assert_eq!(positions, [None, second, second, second, third]);
+    assert!(lists[2].at - lists[1].at >= Duration::from_secs(1), "it asked for a pause");
+}
+
 #[test]
 fn lists_come_in_pages_and_watches_begin_where_they_end() {
     let mut rig = Rig::new(&Options::default());
     for number in 0..210 {
         rig.server.create(&object(&format!("p{number}"), NODE)).unwrap();
-        rig.server.create(&object(&format!("q{number}"), "another")).unwrap();
+        create_definition(&rig, number);
     }
     rig.start();
     let requests = rig.server.requests();
-    let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
-    let pages: Vec<_> = of_pods(Verb::List)
-        .map(|one| {
-            (
-                one.query["fieldSelector"].as_str(),
-                one.query["limit"].as_str(),
-                one.query.contains_key("continue"),
-            )
+    let of = |resource: &'static str| {
+        requests.iter().filter(move |one| one.verb == Verb::List && one.resource == resource).map(|one| {
+            let limit = one.query.get("limit").map(String::as_str);
+            (one.query.get("fieldSelector").map(String::as_str), limit, one.query.contains_key("continue"))
         })
-        .collect();
-    let page = |goes_on: bool| ("spec.nodeName=node-1", "100", goes_on);
+    };
+    let page = |goes_on: bool| (None, Some("100"), goes_on);
+    let pages: Vec<_> = of("network-attachment-definitions").collect();
     assert_eq!(pages, [page(false), page(true), page(true)]);
+    // Those of one node are asked for at once: older servers look through the pods of all nodes for each page.
+    let at_once: Vec<_> = of("pods").collect();
+    assert_eq!(at_once, [(Some("spec.nodeName=node-1"), None, false)]);
+    let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
     let watch = of_pods(Verb::Watch).next().unwrap();
     assert_eq!(watch.query["fieldSelector"], "spec.nodeName=node-1");
     assert_eq!(watch.query["allowWatchBookmarks"], "true");
@@ -123,9 +150,9 @@ fn lists_come_in_pages_and_watches_begin_where_they_end() {
     rig.add(&pod).success();
 }
 
-/// Blocks need no pods.
+/// Blocks need no pods, nor do policies that can select no pod of this node.
 #[test]
-fn pods_of_other_nodes_are_followed_once_a_policy_has_pods_as_peers() {
+fn pods_of_other_nodes_are_followed_once_a_policy_for_pods_of_this_node_has_pods_as_peers() {
     let rig = Rig::started();
     let are_others = |one: &Request| one.resource == "pods" && one.query.contains_key("labelSelector");
     let policy = |name: &str, peer: Value| {
@@ -135,10 +162,12 @@ fn pods_of_other_nodes_are_followed_once_a_policy_has_pods_as_peers() {
     policy("blocks", json!({"ipBlock": {"cidr": "10.61.0.0/24"}}));
     let source = || rig.node.whole_status().unwrap()["ready"][0]["detail"].clone();
     assert!(eventually(PATIENCE, || source().as_str().unwrap().contains("1 policy")), "{}", source());
+    policy("pods", json!({"podSelector": {"matchLabels": {"app": "friend"}}}));
+    assert!(eventually(PATIENCE, || source().as_str().unwrap().contains("2 policies")), "{}", source());
     rig.settle("settled");
     assert!(!rig.server.requests().iter().any(are_others));
     let mark = rig.server.mark();
-    policy("pods", json!({"podSelector": {"matchLabels": {"app": "friend"}}}));
+    rig.pod("a");
     assert!(rig.server.wait_for(mark, |requests| requests.iter().any(are_others)));
 }
 
@@ -151,6 +180,24 @@ fn the_older_version_of_policies_is_followed_where_the_newer_one_is_not_served()
     let watched =
         requests.iter().find(|one| one.verb == Verb::Watch && one.resource == "multi-networkpolicies");
     assert_eq!(watched.unwrap().api_version, "k8s.cni.cncf.io/v1beta1");
+}
+
+/// The definition of the kind gets a version while the agent runs: its watch goes on, and the next one is of the newer version.
+#[test]
+fn the_newer_version_of_policies_is_followed_once_it_is_served() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("kubernetes", json!({"watchSeconds": 1}));
+    rig.server.serve("multi-networkpolicies", Some("v1beta2"), false).unwrap();
+    rig.start();
+    let kind = "multi-networkpolicies";
+    rig.await_trouble(kind, PATIENCE, "serves v1beta1 alone");
+    let mark = rig.server.mark();
+    rig.server.serve(kind, Some("v1beta2"), true).unwrap();
+    let is_newer = |one: &Request| {
+        one.verb == Verb::Watch && one.resource == kind && one.api_version == "k8s.cni.cncf.io/v1beta2"
+    };
+    assert!(rig.server.wait_for(mark, |requests| requests.iter().any(is_newer)));
+    assert!(eventually(PATIENCE, || rig.trouble(kind).is_none()), "{:?}", rig.trouble(kind));
 }
 
 #[test]

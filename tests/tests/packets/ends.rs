@@ -1,5 +1,6 @@
 //! Both ends of a flow on one node, each under its own policy, and others that its packets come to.
 
+use netattach_common::entry::Entry;
 use netattach_common::flow::state::{OPENER_AT_END, REPLIED, RESPONDER_AT_END};
 
 use super::*;

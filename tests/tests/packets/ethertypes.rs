@@ -25,7 +25,7 @@ fn with_ethertypes(rig: &Rig, ethertypes: &[u16]) {
 #[test]
 fn isolation_ends_what_no_rule_can_name_in_its_direction() {
     let rig = Rig::new();
-    let frames = [EXPERIMENT, 0x8847, 0x8863, 0x8035, 0x88e5, 46].map(other_ethertype);
+    let frames = [EXPERIMENT, 0x88b6, 0x22f0, 0x8035, 0x88e5, 46].map(other_ethertype);
     let of = |side| frames.each_ref().map(|frame| rig.run(side, frame));
     let dropped = [Err(DropReason::Ethertype); 6];
     let allow = allow_all();
@@ -87,12 +87,47 @@ fn a_network_lets_ethertypes_pass_that_it_names() {
     assert_eq!(rig.run(FromPod, &other_ethertype(EXPERIMENT)), Err(DropReason::Ethertype), "taken away");
 }
 
+/// What such frames carry has addresses, which nobody checks.
+#[test]
+fn carriers_of_packets_pass_where_a_network_names_them_or_addresses_are_not_checked() {
+    let rig = Rig::new();
+    let snap = |last: u8, ethertype: u16| {
+        let [high, low] = ethertype.to_be_bytes();
+        let payload = [&[0xaa, 0xaa, 3, 0, 0, last, high, low][..], &[0x45; 38]].concat();
+        any_frame(PEER_MAC, POD_MAC, 46, &payload)
+    };
+    const CARRIERS: [u16; 4] = [0x8847, 0x8848, 0x8863, 0x8864];
+    let carriers = CARRIERS.map(other_ethertype);
+    let in_snap = [(0, 0x0800), (0, 0x0806), (0, 0x86dd), (0xf8, 0x0800), (0, 0x8100), (0, 0x8847)]
+        .map(|(last, ethertype)| snap(last, ethertype));
+    let neither = [snap(0x0c, 0x0800), snap(0, 0x809b), any_frame(PEER_MAC, POD_MAC, 3, &[0xaa, 0xaa, 3])];
+    let all = |side, frames: &[Vec<u8>], expected: Outcome, why: &str| {
+        for frame in frames {
+            assert_eq!(rig.run(side, frame), expected, "{why}: {:02x?}", &frame[12..]);
+        }
+    };
+    let dropped = Err(DropReason::Ethertype);
+    all(FromPod, &carriers, dropped, "from a pod");
+    all(FromPod, &in_snap, dropped, "from a pod");
+    all(FromPod, &neither, Ok(()), "no carrier");
+    all(ToPod, &carriers, Ok(()), "from others");
+    all(ToPod, &in_snap, Ok(()), "from others");
+
+    with_ethertypes(&rig, &CARRIERS);
+    all(FromPod, &carriers, Ok(()), "named");
+    all(FromPod, &in_snap, dropped, "a length has no name");
+
+    rig.put(Checks { source_mac: true, ..Checks::default() });
+    all(FromPod, &carriers, Ok(()), "sourceCheck mac");
+    all(FromPod, &in_snap, Ok(()), "sourceCheck mac");
+}
+
 /// Nothing that says what it is is dropped where a socket has to name the protocol that its frame has. What names another needs a
 /// socket: the kernel reads the protocol of a frame that is handed to a program from the frame.
 #[test]
 fn no_frame_is_lost_where_its_protocol_has_to_be_its_ethertype() {
     let rig = Rig::new();
-    let frames = [EXPERIMENT, 0x8847, 0x8863, 0x88e5, 46, 1500].map(other_ethertype);
+    let frames = [EXPERIMENT, 0x88b6, 0x22f0, 0x88e5, 46, 1500].map(other_ethertype);
     let frames = frames.into_iter().chain([
         Packet::between(POD_V4, PEER_V4).udp(1000, 7).frame(),
         Packet::between(POD_V6, PEER_V6).udp(1000, 7).frame(),

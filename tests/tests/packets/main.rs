@@ -40,6 +40,7 @@ mod pins;
 mod policies;
 mod random;
 mod rig;
+mod roles;
 mod routed;
 mod sender;
 mod shares;

@@ -140,6 +140,54 @@ fn a_pod_sends_icmp_errors_about_its_own_flows_only() {
     assert_eq!(at(POD, FromPod, &Packet::between(POD_V4, "10.0.0.3").unreachable(&call)), Ok(()));
 }
 
+/// Those who get an error look at what it quotes, whether or not a policy isolates its sender.
+///
+/// Rows: C79.
+#[test]
+fn a_pod_that_nobody_isolates_sends_icmp_errors_about_what_it_was_sent() {
+    let rig = Rig::new();
+    let of = |ours: &str, theirs: &str, caller: &str, kinds: [u8; 4], at: usize| {
+        let about = |to: &str| {
+            let call = Packet::between(caller, to).udp(1000, 443);
+            Packet::between(ours, caller).unreachable(&call).frame()
+        };
+        for kind in kinds {
+            let of_kind = |mut frame: Vec<u8>| {
+                frame[at] = kind;
+                frame
+            };
+            assert_eq!(rig.run(FromPod, &of_kind(about(ours))), Ok(()), "{kind}");
+            let forged = rig.run(FromPod, &of_kind(about(theirs)));
+            assert_eq!(forged, Err(DropReason::IcmpUnrelated), "{kind}");
+            assert_eq!(rig.run(ToPod, &of_kind(about(theirs))), Ok(()), "{kind} from others");
+        }
+        // Where what it quotes comes later, or is nothing that the receiver reads.
+        let header = || Packet::between(ours, caller).icmp(kinds[0], &[0; 4]);
+        let cut = rig.run(FromPod, &header().fragment(0, true).frame());
+        assert_eq!(cut, Err(DropReason::Malformed), "in another fragment");
+        let call = Packet::between(caller, ours).udp(1000, 443).frame();
+        let behind = [&header().frame()[..], &call[14..]].concat();
+        assert_eq!(rig.run(FromPod, &behind), Err(DropReason::Malformed), "behind the packet");
+    };
+    of(POD_V4, PEER_V4, "10.0.0.3", [3, 4, 11, 12], 14 + 20);
+    of(POD_V6, PEER_V6, "fd00::3", [1, 2, 3, 4], 14 + 40);
+
+    // What is sent to an address that pods share may come to any of them.
+    let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
+    let addresses = vec![POD_V4.parse().unwrap()];
+    let shared = vec![PEER_V4.parse().unwrap()];
+    rig.dataplane.attachments().put(POD, &Attachment { addresses, shared, flags, ..bare() }).unwrap();
+    let about = |to: &str| {
+        let call = Packet::between("10.0.0.3", to).udp(1000, 443);
+        rig.run(FromPod, &Packet::between(POD_V4, "10.0.0.3").unreachable(&call).frame())
+    };
+    assert_eq!([POD_V4, PEER_V4].map(about), [Ok(()); 2]);
+    assert_eq!(about("10.0.0.9"), Err(DropReason::IcmpUnrelated));
+    // A router's are about what it sends on.
+    rig.put(Checks { source_mac: true, ..Checks::default() });
+    assert_eq!(about("10.0.0.9"), Ok(()));
+}
+
 #[test]
 fn stray_fragments_need_a_rule_without_ports() {
     let ports_only = web_from_peer();

@@ -37,7 +37,7 @@ const V6: [&str; 9] = [
 const GROUPS: [&str; 8] =
     ["ff02::1", "ff02::2", "ff02::16", "ff02::1:ff00:1", "ff02::1:ff00:2", "ff05::2", "ff0e::77", "fd00::2"];
 const V4: [&str; 6] = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.9", "0.0.0.0", "224.0.0.1"];
-const SOME_PORTS: [u16; 13] = [1, 8, 10, 11, 12, 16, 65_535, 67, 68, 546, 547, 80, 443];
+const SOME_PORTS: [u16; 15] = [1, 8, 10, 11, 12, 16, 65_535, 67, 68, 546, 547, 80, 443, 1985, 3222];
 
 /// Random numbers from a seed (xorshift, Marsaglia 2003): a failure names its world, which contains the seed.
 struct Dice(Cell<u64>);
@@ -149,17 +149,33 @@ fn traffic(dice: &Dice, side: Side) -> Vec<u8> {
     let (source, port) = (dice.number(), dice.of(&SOME_PORTS));
     let packet = match dice.below(12) {
         0..4 => packet.tcp(source, port, dice.of(&[SYN, SYN, SYN | ACK, ACK, 4, 1, 0, 0x29, dice.byte()])),
+        4 if !four => packet.payload(17, &dhcpv6(dice.of(&[0, 1, 2, 3, 8, 12, 13, 20, 21]))),
         4..7 => packet.udp(dice.of(&[source, 67, 68, 547, 546]), port),
         7 => packet.sctp(source, port, dice.of(&[INIT, INIT_ACK, 0, 3])),
         8 => packet.ping(source),
         9 => packet.icmp(
             dice.of(&[0, 1, 2, 3, 4, 5, 9, 11, 13, 128, 129, 151]),
-            &[dice.bytes(60), vec![0; 4]].concat(),
+            &if dice.rarely(2) { about_own(four) } else { [dice.bytes(60), vec![0; 4]].concat() },
         ),
-        10 => packet.payload(2, &[dice.of(&[0x11, 0x16, 0x22, 0x30]), 0, 0, 0, 224, 0, 0, 9]),
-        _ => packet.payload(dice.of(&[2, 33, 47, 50, 59, 103, 136]), &dice.bytes(40)),
+        10 => packet.payload(2, &[dice.of(&[0x11, 0x13, 0x16, 0x22, 0x30]), 0, 0, 0, 224, 0, 0, 9]),
+        _ => packet.payload(dice.of(&[2, 33, 47, 50, 59, 89, 103, 112, 136]), &dice.bytes(40)),
     };
     packet.frame()
+}
+
+/// A message from the port of clients of DHCPv6 to that of servers.
+fn dhcpv6(message: u8) -> Vec<u8> {
+    vec![2, 34, 2, 35, 0, 12, 0, 0, message, 0, 0, 1]
+}
+
+/// What follows the checksum of an ICMP error about a packet to the pod.
+fn about_own(four: bool) -> Vec<u8> {
+    let own: Vec<u8> = if four {
+        POD_V4.parse::<std::net::Ipv4Addr>().unwrap().octets().to_vec()
+    } else {
+        POD_V6.parse::<std::net::Ipv6Addr>().unwrap().octets().to_vec()
+    };
+    [vec![0; 4 + if four { 16 } else { 24 }], own, vec![0; 8]].concat()
 }
 
 fn discovery(dice: &Dice, side: Side) -> Vec<u8> {
@@ -214,7 +230,13 @@ fn other(dice: &Dice, side: Side) -> Vec<u8> {
     let ethertypes =
         [0x88b5, 0x88b6, 0x8847, 0x8863, 0x8808, 0x8809, 0x888e, 0x88cc, 0x8035, 0x88e5, 46, 3, 0];
     let ethertype = if dice.rarely(6) { dice.number() } else { dice.of(&ethertypes) };
-    let payload = [vec![dice.of(&[0x42, 0xaa, 0])], dice.bytes(60)].concat();
+    let snap = |ethertype: u16| [&[0xaa, 0xaa, 3, 0, 0, 0][..], &ethertype.to_be_bytes()].concat();
+    let head = if dice.rarely(4) {
+        snap(dice.of(&[0x0800, 0x86dd, 0x809b]))
+    } else {
+        vec![dice.of(&[0x42, 0xaa, 0])]
+    };
+    let payload = [head, dice.bytes(60)].concat();
     any_frame(to, source_mac(dice, side), ethertype, &payload[..dice.of(&[payload.len(), payload.len(), 0])])
 }
 
@@ -253,15 +275,38 @@ fn is_own(address: IpAddr) -> bool {
     [POD_V4, POD_V6, LINK_LOCAL].iter().any(|own| own.parse() == Ok(address))
 }
 
+/// Whether a packet is of a protocol among routers, which a pod with no address but its own does not speak.
+fn is_among_routers(packet: &Reading) -> bool {
+    let to_group = packet.protocol == 17 && packet.destination.is_multicast();
+    let to_port = packet.ports().is_some_and(|(_, to)| [1985, 2029, 3222].contains(&to));
+    [88, 89, 103, 112].contains(&packet.protocol) || to_group && to_port
+}
+
+/// Whether a packet is no ICMP error, or one about a packet to the pod.
+fn is_about_own(packet: &Reading) -> bool {
+    let quoted = match (packet.source.is_ipv4(), packet.icmp()) {
+        (true, Some(3 | 4 | 5 | 11 | 12)) => packet.payload.get(24..28),
+        (false, Some(1..=4)) => packet.payload.get(32..48),
+        _ => return true,
+    };
+    quoted.is_some_and(|quoted| match <[u8; 4]>::try_from(quoted) {
+        Ok(four) => is_own(IpAddr::from(four)),
+        Err(_) => <[u8; 16]>::try_from(quoted).is_ok_and(|six| is_own(IpAddr::from(six))),
+    })
+}
+
 /// Whether a packet in a frame of that length passes the sender checks.
 fn is_honest(packet: &Reading, length: usize) -> bool {
+    if is_among_routers(packet) || !is_about_own(packet) {
+        return false;
+    }
     let to_port = |port| packet.protocol == 17 && packet.ports().is_some_and(|(_, to)| to == port);
     if packet.source.is_ipv4() {
         let asks_for_address =
             packet.source.is_unspecified() && packet.protocol == 17 && packet.ports() == Some((68, 67));
         let igmp = (packet.protocol == 2 && !packet.later).then(|| packet.payload.first().copied());
-        let speaks_as_host =
-            !matches!(igmp, Some(None | Some(0x11 | 0x30))) && !matches!(packet.icmp(), Some(5 | 9));
+        let speaks_as_host = !matches!(igmp, Some(None | Some(0x11 | 0x13 | 0x14 | 0x30)))
+            && !matches!(packet.icmp(), Some(5 | 9));
         return (is_own(packet.source) || asks_for_address)
             && !to_port(68)
             && (!to_port(67) || is_own_dhcp(packet, length))
@@ -274,6 +319,12 @@ fn is_honest(packet: &Reading, length: usize) -> bool {
         && matches!(message, Some(131 | 132 | 133 | 135 | 143));
     if !(is_own(packet.source) || unsourced) || to_port(546) {
         return false;
+    }
+    if to_port(547) {
+        return match packet.payload.get(8) {
+            Some(message) => [1, 3, 4, 5, 6, 8, 9, 11, 20].contains(message),
+            None => !packet.first && packet.behind == 0,
+        };
     }
     let options = match message {
         Some(130 | 134 | 137 | 151) => return false,
@@ -345,8 +396,15 @@ fn judge(world: &World, frame: &[u8], side: Side) -> (bool, Option<Asked>) {
                 || frame[..5] == [1, 0, 0x0c, 0xcc, 0xcc] && [0xcc, 0xcd].contains(&frame[5])
                 || [0x8808, 0x8809, 0x888e, 0x88cc].contains(&ethertype)
                 || ethertype < 0x600 && matches!(frame.get(14), None | Some(0x42));
+            let carried = match &frame[14..] {
+                [0xaa | 0xab, 0xaa | 0xab, 3, 0, 0, 0 | 0xf8, high, low, ..] if ethertype < 0x600 => {
+                    u16::from_be_bytes([*high, *low])
+                }
+                _ => ethertype,
+            };
+            let carriers = [0x0800, 0x0806, 0x86dd, 0x8100, 0x88a8, 0x9100, 0x8847, 0x8848, 0x8863, 0x8864];
             let form = Form::Ethertype(ethertype);
-            match (own && infrastructure, isolated(direction)) {
+            match (own && (infrastructure || carriers.contains(&carried)), isolated(direction)) {
                 (true, _) => (false, None),
                 (false, isolated) => (!isolated, asked(0, None, form)),
             }
@@ -360,6 +418,7 @@ fn is_sound_arp(frame: &[u8], own: bool) -> bool {
         return arp.len() <= 50;
     }
     reading::arp(arp).is_some_and(|(mac, address)| mac == POD_MAC.0 && is_own(address))
+        && arp[28..].iter().all(|byte| *byte == 0)
 }
 
 /// The answer of `explain` for a packet between addresses; `None`: it cannot be asked.

@@ -57,3 +57,48 @@ fn what_the_node_routes_is_left_to_it_by_the_addresses_that_lead_to_the_pod_ther
     routed.forget(OTHER).unwrap();
     assert_eq!(verdicts(&rig), [[sent, sent, received, received]; 2], "they lead to nobody");
 }
+
+/// What a pod sends to its node may go elsewhere behind the node's translation. It is excepted from its policy where it is judged
+/// there as well, and so is what comes back; not by an address that leads to no attachment there.
+///
+/// Rows: SVC-shared, SVC-node-ports.
+#[test]
+fn the_node_is_excepted_for_what_it_judges_again() {
+    const LINK_LOCAL: &str = "fe80::ff:fe00:1";
+    // The peer stands for the node: anything there by its exception, and a port that a policy names.
+    let mut egress = policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, any()), (1, port(17, 53))]);
+    egress.rules.insert(1, Origin::AsRouted("the pod's own node"));
+    let rig = Rig::isolated(None, Some(&egress));
+    let own = addresses(&[POD_V4, POD_V6]);
+    let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
+    let attachment = Attachment { addresses: own.clone(), shared: addresses(&SHARED), flags, ..bare() };
+    rig.dataplane.attachments().put(POD, &attachment).unwrap();
+    // By the own address, the shared one and, by IPv6, the link-local one.
+    let sent = |port: u16| {
+        let to = |source: &str, node: &str| {
+            let mut frame = Packet::between(source, node).udp(1, port).frame();
+            frame[..6].copy_from_slice(&GATEWAY.0);
+            rig.run(FromPod, &frame)
+        };
+        let [shared4, shared6] = SHARED;
+        [to(POD_V4, PEER_V4), to(shared4, PEER_V4)]
+            .into_iter()
+            .chain([POD_V6, shared6, LINK_LOCAL].map(|source| to(source, PEER_V6)))
+            .collect::<Vec<_>>()
+    };
+    let refused = Err(DropReason::EgressPeer);
+    assert_eq!(sent(30080), [refused; 5], "nothing is judged again");
+    let mut routed = rig.dataplane.routed().unwrap();
+    routed.guard(POD, &own).unwrap();
+    let by_own = [Ok(()), refused, Ok(()), refused, refused];
+    assert_eq!(sent(30081), by_own, "judged here and there");
+    // What comes back of a flow whose policy has been replaced is asked about as well.
+    rig.enforce(None, Some(&egress));
+    let back = |node: &str, to: &str| rig.run(ToPod, &Packet::between(node, to).udp(30081, 1).frame());
+    assert_eq!([back(PEER_V4, POD_V4), back(PEER_V6, POD_V6)], [Ok(()); 2]);
+    assert_eq!(sent(53), [Ok(()); 5], "a policy allows it");
+    routed.set_gate(POD, Gate::new(netattach_common::Mac { octets: GATEWAY.0 }, false, false)).unwrap();
+    assert_eq!(sent(30082), by_own, "left to the packet filter");
+    routed.forget(POD).unwrap();
+    assert_eq!(sent(30083), [refused; 5], "judged here again");
+}

@@ -9,6 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
+use netattach::error_chain::Chain;
 use netattach::ipam::Owner;
 use netattach::ipam::host_local::{self, Config, Lease, Leases};
 use netattach_tests::tools;
@@ -138,7 +139,10 @@ fn each_releases_and_checks_what_the_other_reserved() {
     assert_eq!(shared.release(&owner("theirs")), 2);
     assert!(!shared.go("CHECK", &owner("theirs")).status.success());
     assert!(shared.go("DEL", &owner("ours")).status.success());
-    assert!(host_local::check(shared.data.path(), "shared", &owner("ours"), &[]).is_err());
+    let refused = host_local::check(shared.data.path(), "shared", &owner("ours"), &[]).unwrap_err();
+    let expected =
+        format!("no address is reserved for {} in {}", owner("ours"), shared.directory().display());
+    assert_eq!(refused.to_string(), expected);
     let left: Vec<_> = shared.files().into_iter().map(|(name, _)| name).collect();
     assert_eq!(left, ["last_reserved_ip.0", "last_reserved_ip.1", "lock"]);
 }
@@ -148,9 +152,15 @@ fn each_refuses_a_second_address_to_an_attachment_of_the_other() {
     let Some(shared) = Shared::new("each_refuses_a_second", json!([[{"subnet": "10.7.0.0/29"}]])) else {
         return;
     };
-    shared.go_add(&owner("theirs"));
+    assert_eq!(shared.go_add(&owner("theirs")), ["10.7.0.2/29"]);
     shared.ours(&owner("ours"));
-    assert!(host_local::allocate(&shared.config(), &owner("theirs")).is_err());
+    let refused = host_local::allocate(&shared.config(), &owner("theirs")).unwrap_err();
+    let expected = format!(
+        "allocate an address from {}: 10.7.0.2 is already reserved for {}; a second address from the same range set is not given",
+        shared.directory().display(),
+        owner("theirs"),
+    );
+    assert_eq!(Chain(&refused).to_string(), expected);
     assert!(!shared.go("ADD", &owner("ours")).status.success());
 }
 

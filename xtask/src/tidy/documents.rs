@@ -1,4 +1,4 @@
-//! The documents: links lead somewhere, prose can be reviewed side by side, the README stays short.
+//! The documents: links and names of files lead somewhere, prose can be reviewed side by side, the README stays short.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -12,6 +12,10 @@ use crate::tree;
 const COLUMNS: usize = 100;
 /// Longest README.
 const README_LINES: usize = 150;
+/// Pages that lead to places of the source by their names.
+const NAMES_PLACES: [&str; 2] = ["CONTRIBUTING.md", "docs/architecture.md"];
+/// Where such a name begins: at the top, or in the library.
+const BEGINNINGS: [&str; 2] = ["", "netattach/src/"];
 /// Pages whose lines are as they are: one is generated, one is history.
 const ANY_WIDTH: [&str; 2] = ["docs/conformance.md", "CHANGELOG.md"];
 
@@ -21,6 +25,7 @@ pub(super) fn check() -> anyhow::Result<Done> {
     let mut violations = Vec::new();
     for page in &pages {
         violations.extend(links(page, &pages, exists));
+        violations.extend(places(page, exists));
         violations.extend(wide(page));
         violations.extend(long(page));
     }
@@ -57,6 +62,39 @@ fn links(page: &Source, pages: &[Source], exists: impl Fn(&str) -> bool) -> Vec<
         }
     }
     violations
+}
+
+/// Files and folders in backticks that are not there, on the pages that lead to them. A name counts as one of these if its first
+/// part is a folder of the repository; names with capitals, such as `link/NAME.rs`, stand for others.
+fn places(page: &Source, exists: impl Fn(&str) -> bool) -> Vec<Violation> {
+    if !NAMES_PLACES.contains(&page.path.as_str()) {
+        return Vec::new();
+    }
+    let is_of_path = |sign: char| sign.is_ascii_lowercase() || sign.is_ascii_digit() || "_-./".contains(sign);
+    let is_missing = |named: &str| {
+        let path = named.split("::").next().unwrap_or_default().trim_end_matches('/');
+        // What is built is not always there.
+        let first = path.split_once('/').map(|(first, _)| first).filter(|it| !["", "target"].contains(it));
+        let Some(first) = first.filter(|_| path.chars().all(is_of_path)) else { return false };
+        let mut within = BEGINNINGS.iter().filter(|begin| exists(&format!("{begin}{first}"))).peekable();
+        // A module may be a file or a folder.
+        let is_there = |begin: &&str| ["", ".rs"].iter().any(|end| exists(&format!("{begin}{path}{end}")));
+        within.peek().is_some() && !within.any(is_there)
+    };
+    let in_backticks = |(line, text): (usize, &str)| {
+        let named = text.split('`').skip(1).step_by(2).filter(|named| is_missing(named));
+        named.map(|named| (line, named.to_owned())).collect::<Vec<_>>()
+    };
+    let missing = prose(&page.text).flat_map(in_backticks);
+    missing
+        .map(|(line, found)| Violation {
+            path: page.path.clone(),
+            line,
+            found,
+            rule: "a file or folder that the page names is there",
+            why: "who changes something begins at what the page names; files move",
+        })
+        .collect()
 }
 
 fn wide(page: &Source) -> Vec<Violation> {
@@ -161,6 +199,33 @@ mod tests {
         let missing = [(3, "c.md".to_owned()), (4, "#d".to_owned())];
         assert_eq!(found(links(&pages[0], &pages, exists)), missing);
         assert_eq!(found(links(&pages[1], &pages, exists)), [(5, "docs/a.md#not-one".to_owned())]);
+    }
+
+    #[test]
+    fn places_that_a_page_names_are_there() {
+        let text = "`source/mod.rs`, `agent/scheduler`, `deploy/metrics`, `attach/apply.rs::check`, `read/`\n\
+                    `link/NAME.rs` `pods/status` `target/dist` `/proc/self` `alerts.yaml`\n\
+                    ```\nsource/gone.rs\n```\n| `source/kube` | `source/read/`, `link/gone.rs::f` |\n";
+        let there = [
+            "source",
+            "source/mod.rs",
+            "source/read",
+            "agent",
+            "agent/scheduler.rs",
+            "deploy",
+            "deploy/metrics",
+            "link",
+            "attach",
+            "attach/apply.rs",
+            "target",
+        ];
+        let exists = |path: &str| {
+            let library = path.strip_prefix("netattach/src/");
+            there.contains(&library.unwrap_or(path)) && library.is_some() != path.starts_with("deploy")
+        };
+        let missing = [(6, "source/kube".to_owned()), (6, "link/gone.rs::f".to_owned())];
+        assert_eq!(found(places(&page("CONTRIBUTING.md", text), exists)), missing);
+        assert_eq!(found(places(&page("docs/a.md", text), exists)), []);
     }
 
     #[test]

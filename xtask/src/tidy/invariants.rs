@@ -137,13 +137,17 @@ const RULES: &[Rule] = &[
 /// File and directory names that say nothing about the content.
 const ATTICS: [&str; 8] = ["utils", "util", "helpers", "helper", "manager", "common", "misc", "shared"];
 
+/// Files that log by themselves what the kernel or a decoder has said: such an error has no source.
+const WITHOUT_SOURCE: [&str; 3] =
+    ["netattach/src/agent/health.rs", "netattach/src/journal/store.rs", "netattach/src/netlink/socket.rs"];
+
 pub(super) fn check() -> anyhow::Result<Done> {
     let sources = source::all()?;
     let mut violations = Vec::new();
     for source in &sources {
         violations.extend(check_source(source)?);
     }
-    report(violations, format!("{} rules on {} files", RULES.len() + 2, sources.len()))
+    report(violations, format!("{} rules on {} files", RULES.len() + 3, sources.len()))
 }
 
 fn check_source(source: &Source) -> anyhow::Result<Vec<Violation>> {
@@ -151,6 +155,7 @@ fn check_source(source: &Source) -> anyhow::Result<Vec<Violation>> {
     let mut violations = Vec::new();
     violations.extend(attic(source));
     violations.extend(undescribed(source, &file));
+    violations.extend(unchained(source));
     let rules: Vec<&Rule> = RULES.iter().filter(|rule| rule.governs(&source.path)).collect();
     if !rules.is_empty() {
         for named in names::named_in(&file) {
@@ -224,6 +229,37 @@ fn undescribed(source: &Source, file: &syn::File) -> Option<Violation> {
         found: "no module comment".to_owned(),
         rule: "every file begins with `//!` lines",
         why: "a reader must know what a file is for before reading it",
+    })
+}
+
+/// Errors that are logged without what has caused them: `%error`, and `error = %other`.
+fn unchained(source: &Source) -> Vec<Violation> {
+    let path = source.path.as_str();
+    if !path.starts_with("netattach/src/") || WITHOUT_SOURCE.contains(&path) || is_test_module(path) {
+        return Vec::new();
+    }
+    let lines = source.text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+    lines
+        .filter(|(_, line)| logs_alone(line))
+        .map(|(index, line)| Violation {
+            path: source.path.clone(),
+            line: index + 1,
+            found: line.trim().to_owned(),
+            rule: "an error is logged with its sources: `error = %Chain(&error)`",
+            why: "its text says its own layer only; what the kernel has said is the source",
+        })
+        .collect()
+}
+
+/// Whether a line logs a variable by its text alone, as an error.
+fn logs_alone(line: &str) -> bool {
+    let is_of_name = |letter: char| letter.is_alphanumeric() || letter == '_';
+    line.match_indices('%').any(|(at, _)| {
+        let (before, shown) = (&line[..at], &line[at + 1..]);
+        let (name, rest) =
+            shown.split_at(shown.find(|letter: char| !is_of_name(letter)).unwrap_or(shown.len()));
+        let is_variable = !name.is_empty() && !rest.starts_with(['(', ':', '.']);
+        is_variable && (name == "error" || before.ends_with(" error = ") || before.ends_with("(error = "))
     })
 }
 
@@ -319,6 +355,28 @@ mod tests {
             violations.iter().map(|violation| violation.found.as_str()).collect::<Vec<_>>(),
             ["no module comment"]
         );
+    }
+
+    #[test]
+    fn an_error_that_is_logged_without_its_sources_is_reported() {
+        let rule = "an error is logged with its sources: `error = %Chain(&error)`".to_owned();
+        let (alone, chained) = (vec![(2, rule)], Vec::new());
+        let table = [
+            ("fn f() { tracing::warn!(%error, \"lost\"); }", &alone),
+            ("fn f() { tracing::warn!(path = %path.display(), error = %other, \"lost\"); }", &alone),
+            ("fn f() { tracing::warn!(error = %Chain(&error), \"lost\"); }", &chained),
+            ("fn f() { tracing::warn!(error = %crate::error_chain::Chain(&error), \"lost\"); }", &chained),
+            ("fn f() { tracing::warn!(%problem, errors = %error_count, \"lost\"); }", &chained),
+            ("// tracing::warn!(%error)", &chained),
+        ];
+        for (text, expected) in table {
+            assert_eq!(&found("netattach/src/attach/mod.rs", text), expected, "{text}");
+        }
+        let text = "fn f() { tracing::warn!(%error, \"lost\"); }";
+        for path in ["netattach/src/agent/health.rs", "netattach/src/link/tests.rs", "tests/tests/cni/add.rs"]
+        {
+            assert_eq!(found(path, text), [], "{path}");
+        }
     }
 
     #[test]

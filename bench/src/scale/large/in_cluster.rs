@@ -45,6 +45,7 @@ pub(super) fn measure(cycles: u16, progress: &Progress) -> anyhow::Result<Figure
     drop(all);
     let cluster = Cluster::start(&node, server, kubeconfig)?;
     cluster.agent.call("ADD", pod, &pod.new_container())?;
+    cluster.knows_attached(PEERS)?;
     let mut author = OfCluster { server: &cluster.server, next: Value::Null };
     let subject = Subject::of(&cluster.agent, pod, "net1")?;
     let figures = subject.cycles(name(), cycles, &mut author, progress)?;

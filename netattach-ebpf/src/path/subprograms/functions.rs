@@ -30,6 +30,7 @@ macro_rules! subprograms {
         $enter:ident,
         $renew:ident,
         $ask:ident,
+        $displace:ident,
         $answer:ident,
         $end:ident,
         $policy:ident
@@ -41,7 +42,7 @@ macro_rules! subprograms {
             let answer = match exclusive(packet) {
                 Some(packet) => {
                     let read = $body(&skb, packet);
-                    read.and_then(|()| skb.is_settled(packet.judged())).map_err(Denied::from)
+                    read.and_then(|()| skb.check_settled(packet.judged())).map_err(Denied::from)
                 }
                 None => Err(NULL_ARGUMENT),
             };
@@ -126,8 +127,17 @@ macro_rules! subprograms {
         #[inline(never)]
         fn $ask(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
             let answer = match reference(key) {
-                // Copied: the kernel does not accept a function's argument as key or value of a map.
-                Some(key) => share::ask(attachment, place, &{ *key }, now).map_err(Denied::from),
+                Some(key) => share::ask::<_, false>(attachment, place, key, now).map_err(Denied::from),
+                None => Err(NULL_ARGUMENT),
+            };
+            answer.encode()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $displace(attachment: u32, place: u32, key: *const FlowKey<$address>, now: u32) -> u64 {
+            let answer = match reference(key) {
+                Some(key) => share::ask::<_, true>(attachment, place, key, now).map_err(Denied::from),
                 None => Err(NULL_ARGUMENT),
             };
             answer.encode()
@@ -228,6 +238,11 @@ macro_rules! subprograms {
             }
 
             #[inline(always)]
+            fn displace(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied> {
+                Encode::decode($displace(attachment, place, key, now))
+            }
+
+            #[inline(always)]
             fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool {
                 $answer(ctx.skb.skb, scope, packet) != 0
             }
@@ -263,6 +278,7 @@ subprograms!(
     na_enter4,
     na_renew4,
     na_ask4,
+    na_displace4,
     na_answer4,
     na_end4,
     na_policy4
@@ -279,6 +295,7 @@ subprograms!(
     na_enter6,
     na_renew6,
     na_ask6,
+    na_displace6,
     na_answer6,
     na_end6,
     na_policy6

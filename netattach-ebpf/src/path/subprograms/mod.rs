@@ -13,7 +13,7 @@
 //! | `na_first4`, `na_first6` | judge those of them that may begin a flow | `plain` |
 //! | `na_tags` | walks over VLAN tags | `frame` |
 //! | `na_read4`, `na_read6` | read IP and transport headers | `functions` |
-//! | `na_options`, `na_neighbour`, `na_dhcp` | check IPv4 options, neighbour discovery and DHCP that a pod sends | `antispoof` |
+//! | `na_options`, `na_neighbour`, `na_dhcp`, `na_dhcp6`, `na_quoted`, `na_padding` | check IPv4 options, ICMPv6, DHCP, ICMP errors and the padding of ARP that a pod sends | `antispoof` |
 //! | `na_other` | judges a frame that is neither IP's nor ARP's | `antispoof` |
 //! | `na_on_link` | asks whether neighbour discovery is no more than that | `functions` |
 //! | `na_guard4`, `na_guard6` | ask whether a packet is judged behind the node's translation | `functions` |
@@ -23,6 +23,7 @@
 //! | `na_enter4`, `na_enter6` | find a place for its flow among the attachment's own, and enter it | `functions` |
 //! | `na_renew4`, `na_renew6` | enter it where the table has one that is over | `functions` |
 //! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed | `functions` |
+//! | `na_displace4`, `na_displace6` | take one place from the flow that has it | `functions` |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about | `functions` |
 //! | `na_end4`, `na_end6` | ask whether a packet is of no other attachment | `functions` |
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
@@ -74,6 +75,8 @@ pub(crate) trait Subprograms: Family {
     fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool;
     /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed.
     fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
+    /// Takes a place from the flow that has it.
+    fn displace(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
     fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
     /// Whether the attachment is an end of a packet, and the only one that can be.

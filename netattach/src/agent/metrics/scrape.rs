@@ -81,7 +81,7 @@ fn counted(totals: &mut Totals, agent: &Agent, measured: &[Measured]) -> Result<
     for it in measured {
         match &it.stats {
             Some(stats) => totals.add(&it.of, &it.network, stats),
-            None => totals.is_there(&it.of),
+            None => totals.mark_seen(&it.of),
         }
     }
     totals.add(&nobody(), "-", &strangers);

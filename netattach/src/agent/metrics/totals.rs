@@ -114,7 +114,7 @@ impl Totals {
     }
 
     /// An attachment is there, though what it counts is not known.
-    pub(super) fn is_there(&mut self, of: &Of) {
+    pub(super) fn mark_seen(&mut self, of: &Of) {
         if let Some(last) = self.last.get_mut(of) {
             last.round = self.round;
         }
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!((totals.ended.len(), totals.last.len()), (MOST_ENDED, MOST_ENDED + 1));
         assert!(totals.last.contains_key(&of("b")), "it was attached again");
         totals.end_of_scrape();
-        totals.is_there(&of("b"));
+        totals.mark_seen(&of("b"));
         totals.end_of_scrape();
         assert_eq!((totals.ended.len(), totals.last.len()), (0, 1));
         totals.end_of_scrape();

@@ -155,7 +155,7 @@ fn engine(
 ) -> Result<Arc<Engine>, AgentError> {
     let node = Node {
         leases: ipam::Leases::renewing(dhcp::Leases::open(&settings.state_dir.join("dhcp"))?),
-        nat: Some(Nat::new(&owner)),
+        nat: Some(Nat::new(&owner).reserving(settings.reserved_ports()?)),
         firewall: Some(Firewall::new(&owner)),
         delegate: Delegate {
             search: settings.cni_bin_dirs.clone(),

@@ -24,7 +24,7 @@ use crate::firewall::Firewall;
 use crate::kube::Cluster;
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
-use crate::netlink::{Changes, LinkWatch, StationWatch};
+use crate::netlink::{AddressWatch, Changes, LinkWatch, StationWatch, ToldAddress};
 use crate::observe::{Event, Observer};
 use crate::pace;
 use crate::put_back::PutBack;
@@ -53,6 +53,9 @@ const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often the tables in the node's packet filter are checked.
 const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Least time between two looks at the node's addresses, and how long after one that has failed.
+const BETWEEN_ADDRESSES: Duration = Duration::from_secs(1);
 
 /// How often unreferenced policies are checked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -92,6 +95,7 @@ pub(super) fn keep_packet_filter(background: &mut Background, parts: &Parts) -> 
     let Parts { enforcer, engine, .. } = parts;
     if enforcer.judges_routed() {
         background.keep("the packet filter", keep_routed(Arc::clone(enforcer), LinkWatch::open()?));
+        background.keep("addresses of the node", keep_addresses(Arc::clone(enforcer), AddressWatch::open()?));
     }
     let repair_nat = |node: &Node| node.nat.as_ref().map_or(Ok(false), Nat::repair);
     background.keep("the translation of addresses", keep_put_back(Arc::clone(engine), NAT_TABLE, repair_nat));
@@ -214,24 +218,56 @@ async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String)
     }
 }
 
-/// Maintains the enforcement of traffic that the node routes: once a second, and when links change.
+/// Maintains the enforcement of traffic that the node routes: once a second, and when links change, which is gathered: whoever may
+/// change a pod's links could have it done all the time.
 async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::Result<()> {
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut checked = true;
+    let mut took = Duration::ZERO;
     loop {
         // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
         let is_told = tokio::select! {
             ready = watch.readable() => ready.map(|()| true)?,
             _ = tick.tick() => false,
         };
+        if is_told {
+            tokio::time::sleep(pace::gather(took)).await;
+        }
         let changes = watch.changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
         let enforcer = Arc::clone(&enforcer);
-        let keep = move || crate::upkeep(|| enforcer.keep_routed(&changes));
-        let kept = rounds::take(!is_told, keep).await;
+        let keep = move || {
+            let begun = Instant::now();
+            let kept = crate::upkeep(|| enforcer.keep_routed(&changes));
+            (kept, begun.elapsed())
+        };
+        let (kept, lasted) = rounds::take(!is_told, keep).await;
+        took = lasted;
         checked = kept.is_ok();
         if let Err(error) = kept {
             tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
         }
+    }
+}
+
+/// Takes over the node's addresses when the kernel tells of others, at once, and of more within a second.
+async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std::io::Result<()> {
+    // They may have changed before the socket was there.
+    let mut told: Option<Vec<ToldAddress>> = None;
+    loop {
+        let taking = Arc::clone(&enforcer);
+        let take = move || crate::upkeep(|| taking.keep_addresses(told.as_deref()));
+        let taken = rounds::take(false, take).await;
+        if let Err(error) = &taken {
+            tracing::warn!(error = %Chain(error), "addresses of the node not taken over; will try again");
+        }
+        tokio::time::sleep(BETWEEN_ADDRESSES).await;
+        told = match taken {
+            Ok(()) => {
+                watch.readable().await?;
+                watch.told()
+            }
+            Err(_) => None,
+        };
     }
 }
 

@@ -6,10 +6,14 @@ use std::net::IpAddr;
 use super::{Executor, owner};
 use crate::attach::StepError;
 use crate::attach::occupied::{Address, ROUTED, Routed, check_ip_is_free, segment};
-use crate::ipam::{self, Asked, Lease, Lessee};
+use crate::ipam::{self, Asked, Lease, Lessee, Owner};
 use crate::plan::{AttachmentPlan, result};
 use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::waits::{self, Resource};
+
+/// How many addresses of a pool one ADD passes over that somebody has chosen on another network. A pool gives its addresses in turn:
+/// the next ADD begins behind them.
+const PASSED_OVER: usize = 8;
 
 impl Executor<'_> {
     pub(super) fn loopback(&mut self) -> Result<Output, StepError> {
@@ -27,20 +31,50 @@ impl Executor<'_> {
         let owner = owner(self.sandbox, attachment);
         let lessee = Lessee { owner: &owner, netns: Some(self.netns) };
         let resource = waits::of_lease(attachment, config);
-        let (node, mut failed): (_, Option<StepError>) = (self.node, None);
-        let mut before_probe =
-            |address| failed = failed.take().or_else(|| self.admit_probe(at, attachment, address).err());
-        let output = lease(&node.leases, config, lessee, resource.as_ref(), &mut before_probe);
-        if let Some(error) = failed {
-            return Err(error);
+        let mut output = self.lease_once(at, attachment, config, lessee)?;
+        for _ in 0..PASSED_OVER {
+            if config.is_chosen() || !self.is_chosen_elsewhere(at, attachment, &owner, &output) {
+                break;
+            }
+            waits::at_any(resource.as_ref(), || self.node.leases.release(config, lessee))?;
+            output = self.lease_once(at, attachment, config, lessee)?;
         }
-        let output = output?;
         if let Output::Lease { addresses, .. } = &output {
             let addresses = addresses.iter().map(|leased| leased.address.addr());
             let asked = config.asked_elsewhere();
             self.occupy(at, attachment, addresses, config.is_chosen().then_some(&asked))?;
         }
         Ok(output)
+    }
+
+    /// Leases what a configuration gives next, whether somebody has chosen that or not.
+    fn lease_once(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        config: &ipam::Config,
+        lessee: Lessee<'_>,
+    ) -> Result<Output, StepError> {
+        let resource = waits::of_lease(attachment, config);
+        let (node, mut failed): (_, Option<StepError>) = (self.node, None);
+        let mut before_probe =
+            |address| failed = failed.take().or_else(|| self.admit_probe(at, attachment, address).err());
+        let output = lease(&node.leases, config, lessee, resource.as_ref(), &mut before_probe);
+        failed.map_or(output, Err)
+    }
+
+    /// Whether another attachment has chosen one of the addresses that a pool has given, of which the pool knows nothing.
+    fn is_chosen_elsewhere(
+        &self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        owner: &Owner,
+        output: &Output,
+    ) -> bool {
+        let Some(segment) = segment(attachment, self.progress.outputs().of(at.0)) else { return false };
+        let Output::Lease { addresses, .. } = output else { return false };
+        let mut addresses = addresses.iter().map(|leased| leased.address.addr());
+        addresses.any(|ip| self.node.occupied.is_chosen_by_another(segment, ip, owner))
     }
 
     /// Has programs that are there before an address is let the question pass whether another host has it: it is asked in the
@@ -78,7 +112,7 @@ impl Executor<'_> {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
             });
-            // A pool knows of no address that somebody has asked for on another network of the segment.
+            // A pool knows of no address that somebody has asked for on another network of the segment: those that are left by now.
             claimed?;
             let Some(asked) = asked else { continue };
             let routed = match &of_node {

@@ -45,7 +45,7 @@ impl FirewallPlugin<'_> {
 
     fn status(&self) -> Result<(), CniError> {
         self.asked()?;
-        firewall::is_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))
+        firewall::check_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))
     }
 
     fn note(&self) -> String {

@@ -5,12 +5,12 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use super::kept::KeptHome;
-use super::{Memory, chained};
+use super::{Memory, chained, left_devices};
 use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::status_verb::{check_node, lease_error};
 use crate::attach::undo::undo;
-use crate::attach::{AttachError, Doing, Node, StepError, bridges, facts};
+use crate::attach::{AttachError, Doing, Node, StepError, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
@@ -78,10 +78,13 @@ impl Interface<'_> {
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        let mut progress = Memory { kept: self.kept()?, ..Memory::default() };
-        let has_bridge = plan.steps().any(|(_, _, step)| matches!(step, Step::EnsureBridge(_)));
-        // Until it is a port there, or nobody's.
-        let held = has_bridge.then(bridges::hold).flatten();
+        if self.driver.takes_device()
+            && let Err(error) = left_devices::settle()
+        {
+            // It may be another device.
+            let _ = writeln!(stderr, "{}: a device that was left: {}", self.driver.kind(), Chain(&error));
+        }
+        let mut progress = Memory { kept: self.kept(Some(&netns))?, ..Memory::default() };
         let carried_out =
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
@@ -90,7 +93,6 @@ impl Interface<'_> {
                 };
                 result.to_value(request.version)
             });
-        drop(held);
         let roll_back = || {
             undo(self.node, &plan, Some(&netns), &progress)?;
             progress.forget();
@@ -134,7 +136,7 @@ impl Interface<'_> {
             None => Outputs::default(),
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        let kept = self.kept()?;
+        let kept = self.kept(None)?;
         let home = kept.as_ref().and_then(KeptHome::read);
         let progress = Memory { kept, home, ..Memory::of_unknown(&plan, outputs) };
         undo(self.node, &plan, netns, &progress)?;
@@ -148,9 +150,13 @@ impl Interface<'_> {
         }
     }
 
-    /// Where it is kept how a device was on the node; `None`: the plugin takes none.
-    fn kept(&self) -> Result<Option<KeptHome>, CniError> {
-        self.driver.takes_device().then(|| KeptHome::of(self.request)).transpose()
+    /// Where it is kept how a device was on the node; `None`: the plugin takes none. `netns`: where the device goes.
+    fn kept(&self, netns: Option<&Netns>) -> Result<Option<KeptHome>, CniError> {
+        if !self.driver.takes_device() {
+            return Ok(None);
+        }
+        let cookie = netns.map(Netns::cookie).transpose().map_err(AttachError::from)?.flatten();
+        KeptHome::of(self.request, cookie).map(Some)
     }
 
     /// Whether what has the name of the device in the pod is marked as another container's: the path of a DEL that comes late
@@ -220,8 +226,8 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Interfaces disappear with their namespaces; only addresses, what is translated for them, and by which Ethernet address they
-    /// may send can be left over.
+    /// Interfaces disappear with their namespaces; only addresses, what is translated for them, by which Ethernet address they may
+    /// send, and devices of the node can be left over.
     fn gc(&self) -> Result<(), CniError> {
         let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
         let in_use = InUse::from(valid.as_slice());
@@ -240,6 +246,9 @@ impl Interface<'_> {
                     .map_err(|error| chained::cannot(error.into()))?;
             }
         }
+        if self.driver.takes_device() {
+            left_devices::collect(&self.request.name, &chained::pairs(valid))?;
+        }
         self.forward(&sandbox, &attachment)
     }
 
@@ -256,11 +265,11 @@ impl Interface<'_> {
         };
         check_node(self.node, &attachment)?;
         if attachment.steps.iter().any(|step| matches!(step, Step::Translate(_))) {
-            without_agent::is_possible()
+            without_agent::check_possible()
                 .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))?;
         }
         if attachment.steps.contains(&Step::RestrictSender) {
-            senders::is_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
+            senders::check_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
         }
         self.forward(&sandbox, &attachment)
     }

@@ -3,7 +3,7 @@
 //! ADD plans with the same drivers as the agent, carries out the plan with its progress in memory, and rolls it back
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
 //! `prevResult` back into the outputs of the steps and compares as the agent does. How a device was on the node that goes into a
-//! pod is all that is kept in between (`kept`).
+//! pod is all that is kept in between (`kept`), by which GC gives one back whose DEL never came (`left_devices`).
 //!
 //! `interface` has the interface plugins, `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth` and `firewall` the chained ones (`chained` is what they
 //! have in common), `ipam` the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
@@ -17,6 +17,7 @@ pub mod install;
 mod interface;
 mod ipam;
 mod kept;
+mod left_devices;
 mod portmap;
 mod sbr;
 mod tuning;
@@ -233,7 +234,7 @@ impl Progress for Memory {
         self.begun.contains(&step)
     }
 
-    fn is_in(&mut self, _: u64) -> Result<(), JournalError> {
+    fn note_namespace(&mut self, _: u64) -> Result<(), JournalError> {
         Ok(())
     }
 

@@ -60,7 +60,7 @@ impl Portmap<'_> {
 
     fn status(&self) -> Result<(), CniError> {
         self.asked()?;
-        without_agent::is_possible()
+        without_agent::check_possible()
             .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))
     }
 

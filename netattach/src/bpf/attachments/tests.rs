@@ -126,3 +126,14 @@ fn the_maps_tell_own_addresses_from_shared_ones_also_those_of_an_earlier_agent()
     let expected = "the dataplane does not allow attachment 1 the source 10.0.0.100";
     assert_eq!(difference(&attachments).as_deref(), Some(expected));
 }
+
+#[test]
+fn a_record_says_whether_others_may_have_an_attachments_addresses_too() {
+    let flags = |shared: &[&str]| {
+        let mut attachments = over(BTreeMap::new());
+        attachments.put(1, &attachment(1, 1, &["10.0.0.1"], shared)).unwrap();
+        attachments.known(1).unwrap().flags
+    };
+    assert_eq!(flags(&[]), flag::PRESENT);
+    assert_eq!(flags(&["10.0.0.100"]), flag::PRESENT | flag::SHARES_ADDRESSES);
+}

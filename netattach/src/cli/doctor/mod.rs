@@ -8,13 +8,15 @@
 //! | `disk` | whether what the agent writes can be written |
 //! | `machine` | privileges, kernel, the BPF file system and what is pinned there |
 //! | `runtime` | the order of CNI configurations, the executables that they name |
-//! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links, leases |
+//! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links |
+//! | `pools` | leases of containers without a record, and pools that do not answer |
 //! | `cluster` | what the agent may do in the cluster |
 
 mod agent;
 mod cluster;
 mod disk;
 mod machine;
+mod pools;
 mod records;
 mod runtime;
 
@@ -172,6 +174,7 @@ bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
             include_str!("cluster.rs"),
             include_str!("disk.rs"),
             include_str!("machine.rs"),
+            include_str!("pools.rs"),
             include_str!("records.rs"),
             include_str!("runtime.rs"),
         ];

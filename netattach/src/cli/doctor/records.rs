@@ -1,13 +1,13 @@
-//! The journal, and what is left of sandboxes: records without a namespace, links and leases without a record.
+//! The journal, and what is left of sandboxes: records without a namespace, links without a record.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::super::missing::list;
-use super::Check;
+use super::{Check, pools};
 use crate::agent::Settings;
 use crate::error_chain::Chain;
-use crate::ipam::{Leases, Patience, Pool};
+use crate::ipam::Pool;
 use crate::journal::{JournalError, JournalKey, Loaded, Store};
 use crate::step::Output;
 
@@ -73,7 +73,7 @@ pub(super) fn checks(settings: &Settings, found: Result<Found, JournalError>) ->
         let unread = [&found.damaged, &found.partly, &found.foreign];
         checks.push(strange_links(&strangers, unread.iter().all(|records| records.is_empty())));
     }
-    checks.extend(leases(&found));
+    checks.extend(pools::checks(&found.pools, &found.containers));
     checks
 }
 
@@ -154,36 +154,4 @@ fn ends_on_the_node() -> Vec<String> {
         links.map(|link| link.file_name().to_string_lossy().into_owned()).filter(is_ours).collect();
     names.sort();
     names
-}
-
-/// Addresses whose holder has no record.
-fn leases(found: &Found) -> Vec<Check> {
-    let leases = Leases::default();
-    let mut checks = Vec::new();
-    for pool in &found.pools {
-        match leases.holders(pool, Patience::Operation) {
-            Ok(held) => {
-                let is_stray = |owner: &crate::ipam::Owner| !found.containers.contains(&owner.container_id);
-                let stray: Vec<String> = held
-                    .iter()
-                    .filter_map(|held| Some((held.address, held.owner.as_ref()?)))
-                    .filter(|(_, owner)| is_stray(owner))
-                    .map(|(address, owner)| format!("{address} of {owner}"))
-                    .collect();
-                if !stray.is_empty() {
-                    let detail =
-                        format!("{pool}: addresses of containers without a record: {}", list(&stray));
-                    let remedy = "a runtime that sends GC releases them, and containerd sends none; else, if no other plugin uses the \
-                                  directory, remove the files of these addresses in it";
-                    checks.push(Check::warning("leases", detail, remedy));
-                }
-            }
-            Err(error) => checks.push(Check::failed(
-                "leases",
-                Chain(&error).to_string(),
-                "see who holds the lock of the directory, and that it can be read",
-            )),
-        }
-    }
-    checks
 }

@@ -193,6 +193,58 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
     }
 }
 
+/// One that takes the lease over, as the first is gone.
+///
+/// Rows: DHCP-renew.
+#[test]
+fn another_server_that_extends_a_lease_is_asked_next() {
+    let known = terms(&begin(Purpose::New(None)), 40);
+    let mut exchange = begin(Purpose::Rebind(known));
+    sent(exchange.tick(seconds(100)));
+    let another = Server { address: [10, 1, 0, 2].into(), mac: Mac([2, 0, 0, 0, 0, 2]) };
+    let mut ack = answer(&exchange, Kind::Ack);
+    ack.options.set(code::SERVER, another.address.octets());
+    let given = Terms { server: another, ..terms(&exchange, 100) };
+    let bound = Outcome::Bound(given, ack.options.clone());
+    assert_eq!(exchange.hear(seconds(101), another.mac, &ack), Act::Done(bound));
+    // And it alone may deny it.
+    let mut exchange = begin(Purpose::Renew(given));
+    assert_eq!(sent(exchange.tick(seconds(100))).to, Some(another));
+    let nak = answer(&exchange, Kind::Nak);
+    assert_eq!(exchange.hear(seconds(101), SERVER.mac, &nak), Act::Wait);
+}
+
+/// Servers may send the identifier back (RFC 6842): what has another one is another client's, also where that is the one that this
+/// client would have had.
+///
+/// Rows: DHCP-client.
+#[test]
+fn an_answer_with_an_identifier_is_the_clients_if_it_has_sent_that_one() {
+    let own = client().id;
+    let mine = b"\x01mine".to_vec();
+    for (provided, sent_back, is_ours) in [
+        (None, own.clone(), true),
+        (None, mine.clone(), false),
+        (None, Vec::new(), false),
+        (Some(mine.clone()), mine, true),
+        (Some(b"\x01other".to_vec()), own, false),
+    ] {
+        let provided: Vec<_> = provided.into_iter().map(|id| (code::CLIENT, id)).collect();
+        let mut exchange = Exchange::begin(
+            Client { provided, ..client() },
+            Purpose::New(None),
+            seconds(100),
+            seconds(110),
+            7,
+        );
+        sent(exchange.tick(seconds(100)));
+        let mut offer = answer(&exchange, Kind::Offer);
+        offer.options.set(code::CLIENT, sent_back.clone());
+        let act = exchange.hear(seconds(101), SERVER.mac, &offer);
+        assert_eq!(act != Act::Wait, is_ours, "{sent_back:?}");
+    }
+}
+
 #[test]
 fn messages_of_others_are_passed_over() {
     let mut exchange = begin(Purpose::New(None));

@@ -1,6 +1,6 @@
 //! The leases of this node: taken, checked and given back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -8,10 +8,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::config::Config;
-use super::exchange::{Act, Exchange, Outcome, Outgoing, Purpose, release};
+use super::converse::{converse, send};
+use super::exchange::{Exchange, Outcome, Purpose, release};
 use super::proxies::Proxies;
 use super::record::{Directory, Found, Record};
-use super::terms::{Server, Terms};
+use super::terms::Terms;
 use super::wire::{self, Socket, now, random};
 use super::writer::{self, Job};
 use super::{Error, PATIENCE, granted, probe, renewal};
@@ -20,6 +21,9 @@ use crate::ipam::{Lease, Lessee, Owner};
 use crate::moment;
 use crate::netns::Netns;
 use crate::sync::{Condvar, Mutex, PoisonError, locked, thread};
+
+/// Why a lease is lost that nobody has denied.
+pub(super) const OVER: &str = "its time is over, and no server has extended it";
 
 /// The leases that an agent keeps. A thread renews them, and another one writes them, as soon as there are some.
 #[derive(Debug)]
@@ -70,6 +74,8 @@ pub(super) struct State {
     /// Whether the threads have begun: the one that renews, and the one that writes.
     has_threads: [bool; 2],
     proxies: Proxies,
+    /// Of the files that could not be read at the start, those that are written anew since.
+    rewritten: BTreeSet<PathBuf>,
     pub(super) ends: bool,
     /// Number of the last lease that was begun.
     last: u64,
@@ -137,13 +143,10 @@ impl Leases {
 
     /// The files that could not be read, and are there still, each with the reason.
     pub fn unreadable(&self) -> impl Iterator<Item = &(PathBuf, String)> {
-        let is_there = move |(path, _): &&(PathBuf, String)| path.exists() && !self.is_rewritten(path);
+        let is_there = move |(path, _): &&(PathBuf, String)| {
+            path.exists() && !locked(&self.shared.state).rewritten.contains(path)
+        };
         self.shared.unreadable.iter().filter(is_there)
-    }
-
-    /// Whether a file is that of a lease which was taken since the start.
-    fn is_rewritten(&self, path: &Path) -> bool {
-        locked(&self.shared.state).held.keys().any(|owner| self.shared.directory.path(owner) == path)
     }
 
     /// Whether a lease of the owner is known, in force or lost.
@@ -233,6 +236,43 @@ impl Leases {
         }
     }
 
+    /// Verifies that the owner's lease is in force still, as its ADD is about to say so: a server may have denied it since, or its
+    /// time may be over, and then its address was taken from an interface that had none yet.
+    pub(in super::super) fn check_in_force(&self, owner: &Owner) -> Result<(), Error> {
+        let state = locked(&self.shared.state);
+        let record = state.held.get(owner).map(|held| &held.record);
+        let Some((record, terms)) = record.and_then(|record| Some((record, record.terms.as_ref()?))) else {
+            return Err(Error::NotHeld { owner: owner.clone(), address: "any address".to_owned() });
+        };
+        let is_over = || terms.is_over(now()).then(|| OVER.to_owned());
+        match record.lost.clone().or_else(is_over) {
+            Some(why) => Err(Error::LostMeanwhile { address: record.address, why }),
+            None => Ok(()),
+        }
+    }
+
+    /// An address that a container has for any interface except those in `keep`.
+    pub(in super::super) fn held_by(&self, container: &str, keep: &[String]) -> Option<Ipv4Addr> {
+        let state = locked(&self.shared.state);
+        let mut held =
+            of_container(&state.held, container).filter(|(owner, _)| !keep.contains(&owner.ifname));
+        held.next().map(|(_, held)| held.record.address)
+    }
+
+    /// Gives back what a container has for any interface except those in `keep`.
+    ///
+    /// # Errors
+    /// The first that could not be given back; the others were tried.
+    pub(in super::super) fn release_container(&self, container: &str, keep: &[String]) -> Result<(), Error> {
+        let owners: Vec<Owner> = {
+            let state = locked(&self.shared.state);
+            of_container(&state.held, container).map(|(owner, _)| owner.clone()).collect()
+        };
+        let others = owners.iter().filter(|owner| !keep.contains(&owner.ifname));
+        let failed: Vec<Error> = others.filter_map(|owner| self.release(owner).err()).collect();
+        failed.into_iter().next().map_or(Ok(()), Err)
+    }
+
     /// Gives back what the owner has. Where the pod's interface is gone, the server is not told, and its lease ends by itself.
     pub(in super::super) fn release(&self, owner: &Owner) -> Result<(), Error> {
         let taken = locked(&self.shared.state).held.get_mut(owner).map(|held| {
@@ -310,6 +350,15 @@ pub(super) enum Next {
     End,
 }
 
+/// What a container has, by its interfaces: of thousands nobody else's is looked at.
+fn of_container<'h>(
+    held: &'h BTreeMap<Owner, Held>,
+    container: &'h str,
+) -> impl Iterator<Item = (&'h Owner, &'h Held)> {
+    let first = Owner { container_id: container.to_owned(), ifname: String::new() };
+    held.range(first..).take_while(move |(owner, _)| owner.container_id == container)
+}
+
 /// What a thread of the leases does, without end.
 type Work = fn(&Arc<Shared>);
 
@@ -324,7 +373,12 @@ impl Shared {
         if !held.record.is_taken {
             self.ensure_threads(&mut state.has_threads);
         }
-        state.held.insert(held.record.owner(), held);
+        let owner = held.record.owner();
+        if !self.unreadable.is_empty() {
+            let path = self.directory.path(&owner);
+            state.rewritten.extend(self.unreadable.iter().any(|(of, _)| *of == path).then_some(path));
+        }
+        state.held.insert(owner, held);
         self.changed.notify_all();
     }
 
@@ -335,7 +389,9 @@ impl Shared {
             match thread::Builder::new().name(name.into()).spawn(move || run(&shared)) {
                 Ok(_) => *has_begun = true,
                 // The next lease tries it again.
-                Err(error) => tracing::error!(%error, "no thread that renews and writes leases by dhcp"),
+                Err(error) => {
+                    tracing::error!(error = %Chain(&error), "no thread that renews and writes leases by dhcp")
+                }
             }
         }
     }
@@ -471,51 +527,6 @@ impl Shared {
 pub(super) fn open_namespace(record: &Record) -> Result<Netns, Error> {
     let netns = Netns::of(&record.netns, record.netns_id, None).map_err(|error| Error::Open(error.into()))?;
     netns.ok_or(Error::NoNamespace)
-}
-
-/// Carries out an exchange, on the thread of who waits for it. `asks`: called before an address is first asked for.
-fn converse(
-    exchange: &mut Exchange,
-    socket: &Socket,
-    asks: impl Fn((Ipv4Addr, Server)) -> Result<(), Error>,
-) -> Result<Outcome, Error> {
-    let mut asked = None;
-    let mut act = exchange.tick(now());
-    loop {
-        match act {
-            Act::Done(outcome) => return Ok(outcome),
-            Act::Send(outgoing) => {
-                if outgoing.asks_for != asked
-                    && let Some(wanted) = outgoing.asks_for
-                {
-                    asks(wanted)?;
-                    asked = outgoing.asks_for;
-                }
-                send(socket, &outgoing);
-            }
-            Act::Wait => {}
-        }
-        wire::wait(std::iter::once(socket), exchange.due());
-        act = hear(exchange, socket);
-    }
-}
-
-/// What follows from what a socket has received, or from the time.
-pub(super) fn hear(exchange: &mut Exchange, socket: &Socket) -> Act {
-    for (from, message) in socket.received() {
-        let act = exchange.hear(now(), from, &message);
-        if act != Act::Wait {
-            return act;
-        }
-    }
-    exchange.tick(now())
-}
-
-/// Sends a message. What cannot be sent now is sent again, as what is lost on the way.
-pub(super) fn send(socket: &Socket, outgoing: &Outgoing) {
-    if let Err(error) = socket.send(outgoing) {
-        tracing::debug!(%error, "message of dhcp not sent");
-    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::json;
 
 use super::super::record::Interface;
+use super::super::terms::Server;
 use super::*;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
@@ -20,13 +21,17 @@ fn owner(name: &str) -> Owner {
 
 /// A lease without end, of a pod that is gone.
 fn record(name: &str) -> Record {
+    record_of(&owner(name))
+}
+
+fn record_of(owner: &Owner) -> Record {
     let config = serde_json::from_value(json!({"network": "lan", "wanted": [1]})).unwrap();
     let netns_id = NetnsId { device: 4, inode: 5 };
     let interface = Interface { mac: Mac([2; 6]), index: 3, netns: "/nonexistent".into(), netns_id };
     let server = Server { address: [10, 1, 0, 1].into(), mac: Mac([2, 0, 0, 0, 0, 1]) };
     let address = [10, 1, 0, 7].into();
     let boot = moment::boot_id().unwrap();
-    let mut record = Record::new(&owner(name), &config, &interface, &boot, (address, server));
+    let mut record = Record::new(owner, &config, &interface, &boot, (address, server));
     let (since, seconds, renew, rebind) = (1000, u32::MAX, 30_000, 50_000);
     record.terms = Some(Terms { address, prefix: 24, server, since, seconds, renew, rebind });
     record
@@ -177,4 +182,68 @@ fn a_file_that_cannot_be_read_gives_way_to_the_next_lease_and_goes_with_a_del() 
         assert!(leases.is_known(&owner("a")));
         assert_eq!(leases.unreadable().count(), 0, "{content}: it can be read now");
     }
+}
+
+/// Rows: DHCP-lost.
+#[test]
+fn an_add_is_not_answered_by_a_lease_that_is_lost_or_over() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    let checked = |name: &str| leases.check_in_force(&owner(name)).map_err(|error| error.to_string());
+    assert_eq!(
+        checked("a"),
+        Err("interface net1 of container a has no lease of any address by dhcp".to_owned())
+    );
+    leases.shared.begin(record("a")).unwrap();
+    assert_eq!(checked("a"), Ok(()));
+    lose(&leases.shared, "a");
+    let lost =
+        |why: &str| Err(format!("the lease of 10.1.0.7 by dhcp was lost before the pod was attached: {why}"));
+    assert_eq!(checked("a"), lost("refused"));
+    let mut over = record("b");
+    over.terms = over.terms.map(|terms| Terms { seconds: 4, renew: 2000, rebind: 3000, ..terms });
+    leases.shared.begin(over).unwrap();
+    assert_eq!(checked("b"), lost(OVER));
+    let error = leases.check_in_force(&owner("b")).unwrap_err();
+    assert_eq!(error.failure(), crate::ipam::Failure::TryLater);
+}
+
+#[test]
+fn what_a_container_has_is_found_and_given_back_but_for_the_interfaces_that_are_kept() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    let second = Owner { ifname: "net2".to_owned(), ..owner("a") };
+    for of in [owner("a"), second.clone(), owner("aa"), owner("b")] {
+        leases.shared.begin(record_of(&of)).unwrap();
+    }
+    let held = || locked(&leases.shared.state).held.keys().cloned().collect::<Vec<_>>();
+    let kept = ["net1".to_owned()];
+    let address = Some(Ipv4Addr::new(10, 1, 0, 7));
+    assert_eq!([leases.held_by("a", &kept), leases.held_by("aa", &kept)], [address, None]);
+    leases.release_container("a", &kept).unwrap();
+    assert_eq!(held(), [owner("a"), owner("aa"), owner("b")]);
+    assert_eq!(leases.held_by("a", &kept), None);
+    leases.release_container("a", &[]).unwrap();
+    assert_eq!(held(), [owner("aa"), owner("b")]);
+    assert!(!leases.file(&second).exists());
+}
+
+/// By it the next agent goes on, and a DEL gives it back there.
+///
+/// Rows: DHCP-renew.
+#[test]
+fn another_server_that_has_extended_a_lease_is_kept_with_it() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    leases.shared.begin(record("a")).unwrap();
+    let another = Server { address: [10, 1, 0, 2].into(), mac: Mac([2, 0, 0, 0, 0, 2]) };
+    let extended = record("a").terms.map(|terms| Terms { server: another, ..terms }).unwrap();
+    let number = locked(&leases.shared.state).held[&owner("a")].number;
+    leases.shared.change(&owner("a"), number, |held| held.give(&extended));
+    let is_written = || {
+        let found = Directory::open(root.path()).unwrap().1.records;
+        let servers = |record: &Record| (record.server, record.terms.map(|terms| terms.server));
+        found.iter().map(servers).eq([(another, Some(another))])
+    };
+    assert!(becomes(is_written));
 }

@@ -6,13 +6,14 @@
 //! that plugin and its daemon.
 //!
 //! In the order of one lease: `config` reads the keys, `wire` opens a socket that hears what `filter` lets through, `exchange`
-//! decides what is sent (pure, in messages of `codec` and frames of `frame`), `probe` whether another host has the address and
-//! `proxies` which hosts say so of all, `terms` what is due later, `granted` what the options are for the pod, `record` keeps
-//! the lease; `leases` is what steps and requests call, `renewal` the thread that extends all leases, `writer` the one that
-//! writes them and takes away what is lost.
+//! decides what is sent (pure, in messages of `codec` and frames of `frame`), `converse` sends and hears it, `probe` finds whether
+//! another host has the address and `proxies` which hosts say so of all, `terms` what is due later, `granted` what the options are
+//! for the pod, `record` keeps the lease; `leases` is what steps and requests call, `renewal` the thread that extends all leases,
+//! `writer` the one that writes them and takes away what is lost.
 
 mod codec;
 mod config;
+mod converse;
 mod exchange;
 mod filter;
 mod frame;
@@ -107,6 +108,14 @@ pub enum Error {
         /// The address, or that of any kind.
         address: String,
     },
+    /// ADD: the lease was lost before the pod had its address from it.
+    #[error("the lease of {address} by dhcp was lost before the pod was attached: {why}")]
+    LostMeanwhile {
+        /// The address.
+        address: Ipv4Addr,
+        /// Why.
+        why: String,
+    },
     /// CHECK: the lease is over.
     #[error("the lease of {address} by dhcp is lost: {why}")]
     Lost {
@@ -129,7 +138,7 @@ impl Error {
     /// The consequence for the request.
     pub fn failure(&self) -> Failure {
         match self {
-            Self::Silence { .. } | Self::NoNamespace => Failure::TryLater,
+            Self::Silence { .. } | Self::NoNamespace | Self::LostMeanwhile { .. } => Failure::TryLater,
             // Until somebody changes the router or the configuration.
             Self::NoAgent | Self::NotEthernet(_) | Self::Proxy { .. } => Failure::WrongRequest,
             Self::Socket(_) | Self::Read { .. } | Self::Write { .. } => Failure::Io,

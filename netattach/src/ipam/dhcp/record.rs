@@ -11,6 +11,7 @@ use sha2::{Digest, Sha256};
 use super::Error;
 use super::config::Config;
 use super::terms::{Server, Terms};
+use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
@@ -142,7 +143,7 @@ impl Directory {
                 Ok(record) => found.records.push(record),
                 Err(error) => {
                     tracing::warn!(
-                        file = %entry.path().display(), %error,
+                        file = %entry.path().display(), error = %Chain(&error),
                         "lease by dhcp cannot be read: it is neither renewed nor given back"
                     );
                     if found.unreadable.len() < UNREADABLE {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Error;
+use super::converse::{hear, send};
 use super::exchange::{Act, Exchange, Outcome};
-use super::leases::{Held, Shared, hear, open_namespace, send};
+use super::leases::{Held, OVER, Shared, open_namespace};
 use super::record::Record;
 use super::terms::Due;
 use super::wire::{self, Socket, now, random};
@@ -125,8 +126,7 @@ fn due<'h>(
             }
             Due::Over => {
                 held.is_busy = true;
-                let why = "its time is over, and no server has extended it";
-                work.over.push(over(held.number, why));
+                work.over.push(over(held.number, OVER));
             }
         }
     }

@@ -128,14 +128,23 @@ impl Terms {
         Self { renew, rebind, ..self }
     }
 
+    /// Whether its time is over at `now`.
+    pub(super) fn is_over(&self, now: Duration) -> bool {
+        self.seconds != FOR_EVER && now >= self.from_begin(u64::from(self.seconds) * 1000)
+    }
+
+    /// The moment that many milliseconds after it was asked for.
+    fn from_begin(&self, millis: u64) -> Duration {
+        Duration::from_millis(self.since.saturating_add(millis))
+    }
+
     /// What is due at `now`. `tried`: when this process last asked in vain.
     pub(super) fn due(&self, now: Duration, tried: Option<Duration>) -> Due {
         if self.seconds == FOR_EVER {
             return Due::At(None);
         }
-        let from = |millis: u64| Duration::from_millis(self.since.saturating_add(millis));
-        let (renew, rebind) = (from(self.renew), from(self.rebind));
-        let end = from(u64::from(self.seconds) * 1000);
+        let (renew, rebind) = (self.from_begin(self.renew), self.from_begin(self.rebind));
+        let end = self.from_begin(u64::from(self.seconds) * 1000);
         let ask = |purpose: Purpose, until: Duration| {
             let again = tried.filter(|at| *at >= renew).map(|at| at + self.pause(until, at)).unwrap_or(now);
             if again.min(until) > now {
@@ -308,6 +317,8 @@ mod tests {
             assert_eq!(terms.due(Duration::from_secs(now), tried), expected, "{now} {tried:?}");
         }
         assert_eq!(lease(u32::MAX).due(Duration::from_secs(1 << 40), None), Due::At(None));
+        let over = [3699, 3700, 9000].map(|now| terms.is_over(Duration::from_secs(now)));
+        assert_eq!((over, lease(u32::MAX).is_over(Duration::MAX)), ([false, true, true], false));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::exchange::Outgoing;
 use super::frame::{self, EVERYBODY, Ends};
 use super::record::Interface;
 use super::{filter, probe};
+use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{Handle, OpenError, socket_filter};
 use crate::netns::{self, Netns};
@@ -132,7 +133,7 @@ pub(super) fn holder(netns: &Netns, interface: &Interface, address: Ipv4Addr) ->
     for _ in 0..probe::TIMES {
         // One that cannot be sent is as one that is lost.
         if let Err(error) = rustix::net::send(&socket, &question, SendFlags::DONTWAIT) {
-            tracing::debug!(%error, "probe for an address not sent");
+            tracing::debug!(error = %Chain(&error), "probe for an address not sent");
         }
         let until = now() + probe::PAUSE;
         while now() < until {

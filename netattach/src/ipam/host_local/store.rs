@@ -240,15 +240,7 @@ impl Leases {
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn release(&self, data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
-        let path = directory_of(data_dir, network)?;
-        let released = self.locked(&path, |directory, contents| {
-            let addresses = contents.held_by(owner);
-            for address in &addresses {
-                directory.remove(contents, *address)?;
-            }
-            Ok(addresses.len())
-        })?;
-        Ok(released.unwrap_or(0))
+        self.remove_where(data_dir, network, |contents| contents.held_by(owner))
     }
 
     /// Removes the reservations of all others than `in_use` and returns their number. A reservation from before
@@ -257,15 +249,7 @@ impl Leases {
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn retain(&self, data_dir: &Path, network: &str, in_use: &InUse) -> Result<usize, Error> {
-        let path = directory_of(data_dir, network)?;
-        let released = self.locked(&path, |directory, contents| {
-            let addresses = contents.held_by_others(in_use);
-            for address in &addresses {
-                directory.remove(contents, *address)?;
-            }
-            Ok(addresses.len())
-        })?;
-        Ok(released.unwrap_or(0))
+        self.remove_where(data_dir, network, |contents| contents.held_by_others(in_use))
     }
 
     /// The addresses that a container holds for any interface except those in `keep`.
@@ -295,15 +279,25 @@ impl Leases {
         container_id: &str,
         keep: &[String],
     ) -> Result<usize, Error> {
+        self.remove_where(data_dir, network, |contents| contents.held_by_container(container_id, keep))
+    }
+
+    /// Removes the reservations of a network's pool that `which` names, and returns their number; 0 if there is no directory.
+    fn remove_where(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        which: impl Fn(&Contents) -> Vec<IpAddr>,
+    ) -> Result<usize, Error> {
         let path = directory_of(data_dir, network)?;
-        let released = self.locked(&path, |directory, contents| {
-            let addresses = contents.held_by_container(container_id, keep);
+        let removed = self.locked(&path, |directory, contents| {
+            let addresses = which(contents);
             for address in &addresses {
                 directory.remove(contents, *address)?;
             }
             Ok(addresses.len())
         })?;
-        Ok(released.unwrap_or(0))
+        Ok(removed.unwrap_or(0))
     }
 
     /// Verifies that every range set has an address left.

@@ -27,6 +27,7 @@ use std::collections::BTreeSet;
 use rustix::io::Errno;
 
 use super::Error;
+use super::answer::end_of_list;
 use super::guard;
 use super::receive::Receiver;
 pub(super) use batch::{NESTED, attribute, nested, object, text, transact};
@@ -141,7 +142,12 @@ pub(super) fn dump(
                 // Either is the last of all answers.
                 NLMSG_DONE => {
                     lent.give_back();
-                    return Ok(!interrupted);
+                    let end = |what| Error::Malformed { request: request_name, what };
+                    return match end_of_list(message.body).map_err(end)? {
+                        0 => Ok(!interrupted),
+                        // What was listed has gone meanwhile: that is a change.
+                        _ => refused(request_name, message.body).map(|()| !interrupted),
+                    };
                 }
                 NLMSG_ERROR => {
                     lent.give_back();
@@ -228,7 +234,7 @@ pub(super) fn refused(request: &'static str, body: &[u8]) -> Result<(), Error> {
     if is_empty { Ok(()) } else { Err(super::Refused { request, errno, text: None }.into()) }
 }
 
-/// The positive errno of an answer of type [`NLMSG_ERROR`].
+/// The positive errno of an answer of type [`NLMSG_ERROR`] or [`NLMSG_DONE`].
 pub(super) fn errno(body: &[u8]) -> i32 {
     let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
     code.saturating_neg()

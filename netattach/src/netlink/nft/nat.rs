@@ -13,7 +13,7 @@ use super::batch::{
 use super::nat_table::{self, create, remove};
 use super::{Family, attributes_of, dump, find, name};
 
-pub use super::noted::{MOST_NOTE, Noted, View, change_noted, table_is_possible, view};
+pub use super::noted::{MOST_NOTE, Noted, View, change_noted, check_table_possible, view};
 pub use nat_table::{SHARED_TABLE, Set, TABLE};
 
 const NAME: &str = "NFT_MSG_NEWSETELEM";

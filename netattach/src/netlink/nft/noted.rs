@@ -48,11 +48,11 @@ impl View {
     }
 }
 
-/// Whether the kernel has a packet filter for the table.
+/// Checks that the kernel has a packet filter for the table.
 ///
 /// # Errors
 /// It has none.
-pub fn table_is_possible() -> Result<(), Error> {
+pub fn check_table_possible() -> Result<(), Error> {
     filter_generation().map(drop)
 }
 

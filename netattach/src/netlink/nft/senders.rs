@@ -28,7 +28,7 @@ use crate::mac::Mac;
 /// The name of the table, in the family of bridges.
 pub const TABLE: &str = "netattach-cni";
 
-/// A table that is never there: see [`is_possible`].
+/// A table that is never there: see [`check_possible`].
 const PROBE: &str = "netattach-probe";
 
 /// What the comment of the table says: what the comments of its elements are. Another one is of another version.
@@ -87,11 +87,11 @@ impl View {
     }
 }
 
-/// Whether the kernel has what the table needs. Makes one of another name and removes it, in one transaction: nobody sees it.
+/// Checks that the kernel has what the table needs. Makes one of another name and removes it, in one transaction: nobody sees it.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, its family of bridges, or `nft_meta_bridge`.
-pub fn is_possible() -> Result<(), Error> {
+pub fn check_possible() -> Result<(), Error> {
     transact("NFT_MSG_NEWTABLE", &[create(PROBE), vec![delete(PROBE)]].concat())
 }
 
@@ -128,7 +128,7 @@ pub(super) fn is_as_made() -> Result<bool, Error> {
 /// has changed since the table was read, and nothing was done.
 ///
 /// # Errors
-/// The kernel refuses, as in [`is_possible`].
+/// The kernel refuses, as in [`check_possible`].
 pub fn change(view: &View, gone: &[Element], new: &[Element]) -> Result<bool, Error> {
     let kept = view.elements.iter().filter(|element| !gone.contains(element));
     let wanted: Vec<&Element> = kept.chain(new).collect();

@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
+use crate::error_chain::Chain;
 use crate::objects::{Objects, Problem};
 use crate::pace;
 use crate::source::files::tree::Tree;
@@ -260,7 +261,7 @@ impl Follower {
                 (self.looked, self.worked) = (began, worked);
             }
             if let Err(error) = read {
-                tracing::warn!(directory = %self.tree.directory().display(), %error, "read manifests");
+                tracing::warn!(directory = %self.tree.directory().display(), error = %Chain(&error), "read manifests");
             }
             self.publish(began);
             if self.watched.is_some() {
@@ -323,7 +324,10 @@ impl Follower {
         match Watched::start(self.tree.directory(), self.signals.clone()) {
             Ok(watched) => self.watched = Some(watched),
             Err(error) => {
-                tracing::debug!(directory = %self.tree.directory().display(), %error, "watch manifests");
+                tracing::debug!(
+                    directory = %self.tree.directory().display(), error = %Chain(&error),
+                    "watch manifests"
+                );
             }
         }
         true

@@ -150,6 +150,39 @@ fn a_device_goes_back_with_its_other_names_and_its_alias_without_an_agent_too() 
     }
 }
 
+/// Rows: HDV-gc.
+#[test]
+fn gc_gives_back_a_device_whose_del_never_came_and_no_other() {
+    let rig = rig();
+    ip(&rig.runtime.node, &["link", "set", CARD, "alias", "port 3 of rack 7"]).unwrap();
+    let mut config = keys(&rig);
+    config["cniVersion"] = json!("1.1.0");
+    let result = rig.add(&config);
+    let collected_by = |network: &str, valid: Option<Value>| {
+        let mut gc = config.clone();
+        gc["name"] = json!(network);
+        if let Some(valid) = valid {
+            gc["cni.dev/valid-attachments"] = valid;
+        }
+        rig.alone("GC", &gc);
+        card(rig.node(), CARD).map(|back| (back.alias, back.link.up))
+    };
+    // Without a list, of another network, and of an attachment that is in use.
+    assert_eq!(collected_by("net", None), None);
+    assert_eq!(collected_by("another", Some(json!([]))), None);
+    let own = json!([{"containerID": "c1", "ifname": "eth0"}]);
+    assert_eq!(collected_by("net", Some(own)), None);
+    let others = json!([{"containerID": "c2", "ifname": "eth0"}, {"containerID": "c1", "ifname": "eth1"}]);
+    let back = Some((Some("port 3 of rack 7".to_owned()), false));
+    assert_eq!(collected_by("net", Some(others)), back);
+    assert!(card(rig.inside(), "eth0").is_none());
+    // What was kept is gone with it: what an administrator sets now stays.
+    ip(&rig.runtime.node, &["link", "set", CARD, "alias", "port 4"]).unwrap();
+    assert_eq!(collected_by("net", Some(json!([]))), Some((Some("port 4".to_owned()), false)));
+    rig.after("DEL", &config, &result);
+    assert_eq!(card(rig.node(), CARD).unwrap().alias.as_deref(), Some("port 4"));
+}
+
 /// Rows: HDV-above.
 #[test]
 fn what_a_pod_has_put_above_its_device_goes_without_an_agent_too() {

@@ -9,14 +9,20 @@ use super::*;
 const SHARED: [[&str; 2]; 2] = [["10.50.0.100", "10.50.0.101"], ["fd00:50::100", "fd00:50::101"]];
 
 /// What the client sends to from its shared address.
-const CALLED: [To; 4] =
-    [To::Pod(SERVER, WEB_BEHIND), To::Remote(WEB_BEHIND), To::Service(1, WEB), To::Service(2, WEB)];
+const CALLED: [To; 6] = [
+    To::Pod(SERVER, WEB_BEHIND),
+    To::Remote(WEB_BEHIND),
+    To::Service(1, WEB),
+    To::Service(2, WEB),
+    To::Node(NODE_PORT),
+    To::Gateway(NODE_PORT),
+];
 
 /// Which of these are reached from the client's shared address, in each family.
-fn called(scene: &Scene, expected: [bool; 4]) -> [[bool; 4]; 2] {
+fn called(scene: &Scene, expected: [bool; CALLED.len()]) -> [[bool; CALLED.len()]; 2] {
     [0, 1].map(|family| {
         let source: IpAddr = SHARED[family][0].parse().unwrap();
-        let mut reached = [false; 4];
+        let mut reached = [false; CALLED.len()];
         for ((to, expected), reached) in CALLED.iter().zip(expected).zip(&mut reached) {
             let patience = if expected { PATIENCE } else { SILENCE };
             *reached = datagram_from(&scene.client.namespace, source, to.address(family), patience).unwrap();
@@ -34,7 +40,7 @@ fn answers(scene: &Scene, expected: bool) -> [[bool; 2]; 2] {
     })
 }
 
-/// Rows: SVC-shared.
+/// Rows: SVC-shared, SVC-node-ports.
 #[test]
 fn what_goes_from_or_to_an_address_that_pods_share_is_judged_at_the_pods() {
     let scene = Scene::sharing(Links::Bridge, &SHARED.concat());
@@ -51,14 +57,14 @@ fn what_goes_from_or_to_an_address_that_pods_share_is_judged_at_the_pods() {
         let address = SocketAddr::new(shared.parse().unwrap(), WEB_BEHIND);
         Echo::serve(&scene.server.namespace, address).unwrap()
     });
-    assert_eq!(called(&scene, [true; 4]), [[true; 4]; 2]);
+    assert_eq!(called(&scene, [true; 6]), [[true; 6]; 2]);
     assert_eq!(answers(&scene, true), [[true; 2]; 2]);
     let only_the_server = json!({
         "podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"], "egress": [{"to": [app("server")]}]
     });
     scene.policy("client", &only_the_server);
-    // The Service leads to the server, but that is seen behind the translation alone.
-    let only_the_pod = [true, false, false, false];
+    // The Service leads to the server, and so does the node's port, but that is seen behind the translation alone.
+    let only_the_pod = [true, false, false, false, false, false];
     assert_eq!(called(&scene, only_the_pod), [only_the_pod; 2]);
     scene.policy(
         "server",

@@ -1,0 +1,581 @@
+//! Entries of the flow table in place, where several CPUs read and write them at the same time.
+//!
+//! What is decided is decided by words that were read once ([`Life`], the approval of a leg), and only words that change are
+//! written. Each is read and written whole and means something by itself, so that nobody finds half of one. What has to hold
+//! between two of them is a matter of the order in which they are written and read: [`InPlace::approve`], [`Entry::is_kept`],
+//! [`InPlace::begin`].
+//!
+//! Two CPUs that change the state at the same moment may lose a bit of it. What has been answered and whose handshake is
+//! complete is said again by the next packet, and an end's mark within a second; without the end of a connection its flow waits
+//! for a longer timeout. A mark that comes back says nothing once the approval beside it is gone.
+
+use crate::Traffic;
+use crate::flow::{Flow, Leg, SHORTEST_TIMEOUT, Signal, state, timeout};
+use crate::protocol;
+
+/// When a flow last had a packet, and how far it has come: two words of its entry, each read once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Life {
+    /// [`Flow::last_seen`], seconds of the kernel's monotonic clock.
+    pub last_seen: u32,
+    /// [`Flow::state`].
+    pub state: u8,
+}
+
+impl Life {
+    /// Whether the flow is expired. `now` in seconds of the same clock as `last_seen`.
+    #[inline(always)]
+    pub const fn is_expired(self, protocol: u8, now: u32) -> bool {
+        // Another CPU may have stored a second that this one has not reached yet.
+        (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
+    }
+
+    /// Whether the flow has had a packet so lately that it is not expired, whatever its protocol and state. `now` as in
+    /// [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn is_in_use(self, now: u32) -> bool {
+        (now.wrapping_sub(self.last_seen) as i32) <= SHORTEST_TIMEOUT as i32
+    }
+
+    /// Eviction priority within its attachment. Flows that both ends have confirmed and neither has ended are evicted
+    /// last; of the same kind, the one idle for longest goes first. `now` as in [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn readiness(self, protocol: u8, now: u32) -> u32 {
+        const NOT_LASTING: u32 = 1 << 31;
+        let idle = now.wrapping_sub(self.last_seen);
+        // Another CPU's second, see `is_expired`.
+        let idle = if idle & NOT_LASTING == 0 { idle } else { 0 };
+        let lasting = match protocol {
+            protocol::TCP | protocol::SCTP => {
+                self.state & (state::ESTABLISHED | state::CLOSED | state::RST) == state::ESTABLISHED
+            }
+            _ => self.state & state::REPLIED != 0,
+        };
+        if lasting { idle } else { idle | NOT_LASTING }
+    }
+
+    /// Whether the flow is of a connection that both ends have finished, or one has aborted, so long ago that whatever
+    /// was under way then has arrived: its place may go to another flow although the entry is not expired. `now` as in
+    /// [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn is_over(self, protocol: u8, now: u32) -> bool {
+        /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
+        /// (RFC 6298; Linux after 0.2 s and a round trip).
+        const LINGERS: i32 = 2;
+        self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
+    /// Whether the flow is of a connection that both ends have finished, or one has aborted.
+    #[inline(always)]
+    pub const fn has_ended(self, protocol: u8) -> bool {
+        matches!(protocol, protocol::TCP | protocol::SCTP)
+            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED)
+    }
+
+    /// Whether its responder has sent a packet that could pass.
+    #[inline(always)]
+    pub const fn is_answered(self) -> bool {
+        self.state & state::REPLIED != 0
+    }
+
+    /// Whether it is of a connection whose handshake is complete.
+    #[inline(always)]
+    pub const fn is_established(self) -> bool {
+        self.state & state::ESTABLISHED != 0
+    }
+
+    /// Whether a leg's approval is of its own end.
+    #[inline(always)]
+    pub const fn is_at_end(self, leg: Leg) -> bool {
+        self.state & leg.at_end() != 0
+    }
+
+    /// Whether a packet belongs to this flow, or opens another one between the same ports.
+    ///
+    /// A SYN against the flow's direction must never be accepted as part of it: a bare ACK sent to a peer would then
+    /// let that peer in. A SYN on a closing flow is a reused port.
+    #[inline(always)]
+    pub const fn admits(self, signal: Signal, forward: bool) -> bool {
+        !signal.opens() || (forward && self.state & (state::CLOSED | state::RST) == 0)
+    }
+}
+
+/// An entry, of which each word is read when it is asked for: in place, or a copy of it ([`Flow`]).
+pub trait Entry {
+    /// [`Flow::last_seen`].
+    fn last_seen(&self) -> u32;
+    /// [`Flow::state`].
+    fn state(&self) -> u8;
+    /// [`Flow::opened_by_low`].
+    fn opened_by_low(&self) -> u8;
+    /// The policy that approved a leg: [`Flow::opener_approved_by`], [`Flow::responder_approved_by`].
+    fn approved_by(&self, leg: Leg) -> u32;
+
+    /// What its expiry follows from.
+    #[inline(always)]
+    fn life(&self) -> Life {
+        Life { last_seen: self.last_seen(), state: self.state() }
+    }
+
+    /// Whether a packet from this endpoint goes in the opener's direction.
+    #[inline(always)]
+    fn is_forward(&self, from_low: bool) -> bool {
+        (self.opened_by_low() != 0) == from_low
+    }
+
+    /// Whether a leg's end does not go on with the flow.
+    #[inline(always)]
+    fn refuses(&self, leg: Leg) -> bool {
+        self.approved_by(leg) >= Flow::REFUSED
+    }
+
+    /// Whether an end does not go on with it.
+    #[inline(always)]
+    fn is_refused(&self) -> bool {
+        self.refuses(Leg::Opener) || self.refuses(Leg::Responder)
+    }
+
+    /// Whether a leg's own end has approved the flow, so that it may go on there when its policy changes.
+    #[inline(always)]
+    fn is_kept(&self, leg: Leg) -> bool {
+        // The approval first: the mark of one that is not of the end goes before that is written ([`InPlace::approve`]).
+        let approved_by = self.approved_by(leg);
+        !matches!(approved_by, 0 | Flow::REFUSED..) && self.state() & leg.at_end() != 0
+    }
+}
+
+impl Entry for Flow {
+    #[inline(always)]
+    fn last_seen(&self) -> u32 {
+        self.last_seen
+    }
+
+    #[inline(always)]
+    fn state(&self) -> u8 {
+        self.state
+    }
+
+    #[inline(always)]
+    fn opened_by_low(&self) -> u8 {
+        self.opened_by_low
+    }
+
+    #[inline(always)]
+    fn approved_by(&self, leg: Leg) -> u32 {
+        match leg {
+            Leg::Opener => self.opener_approved_by,
+            Leg::Responder => self.responder_approved_by,
+        }
+    }
+}
+
+/// An entry in place. The first methods write one word each, or read and write what is only counted.
+pub trait InPlace: Entry {
+    /// Writes [`Flow::last_seen`].
+    fn set_last_seen(&self, second: u32);
+    /// Writes [`Flow::state`].
+    fn set_state(&self, state: u8);
+    /// Writes the policy that approved a leg.
+    fn set_approved_by(&self, leg: Leg, policy: u32);
+    /// Writes each word that stays as it is until the entry is another flow's: [`Flow::opened_by_low`], [`Flow::place`],
+    /// [`Flow::opened`], [`Flow::attachment`].
+    fn set_origin(&self, flow: &Flow);
+    /// The traffic of a direction.
+    fn traffic(&self, forward: bool) -> Traffic;
+    /// Writes the traffic of a direction.
+    fn set_traffic(&self, forward: bool, traffic: Traffic);
+
+    /// Notes that a policy has approved a leg. `at_end`: at the end that the leg is of.
+    ///
+    /// The mark of the end never stands beside an approval that is not the end's: it is written after one that is, and taken
+    /// away before one that is not.
+    #[inline(always)]
+    fn approve(&self, leg: Leg, policy: u32, at_end: bool) {
+        if at_end {
+            self.set_approved_by(leg, policy);
+            self.change_state(|state| state | leg.at_end());
+        } else {
+            self.change_state(|state| state & !leg.at_end());
+            self.set_approved_by(leg, policy);
+        }
+    }
+
+    /// Notes that a leg's end does not go on with the flow, until it approves it or sends on.
+    #[inline(always)]
+    fn refuse(&self, leg: Leg) {
+        self.approve(leg, Flow::REFUSED, false);
+    }
+
+    /// Notes that the sender of a packet that may pass goes on with the flow: it does, having let the packet out, also where it
+    /// has no policy any more that could approve it. Returns whether the receiver does as well, so that the packet prolongs the
+    /// flow.
+    #[inline(always)]
+    fn go_on(&self, forward: bool) -> bool {
+        let (sender, receiver) =
+            if forward { (Leg::Opener, Leg::Responder) } else { (Leg::Responder, Leg::Opener) };
+        if self.refuses(sender) {
+            self.approve(sender, 0, false);
+        }
+        !self.refuses(receiver)
+    }
+
+    /// Notes a packet that may pass. `life`: as it was read, just now; `seen`: what the flow was last seen at from now on.
+    #[inline(always)]
+    fn note(&self, life: Life, signal: Signal, forward: bool, seen: u32) {
+        // Only changes are written: the entry's cache line is shared between CPUs.
+        if life.last_seen != seen {
+            self.set_last_seen(seen);
+        }
+        let state = Flow::state_after(life.state, signal, forward);
+        if life.state != state {
+            self.set_state(state);
+        }
+    }
+
+    /// Counts a packet of so many bytes.
+    #[inline(always)]
+    fn count(&self, forward: bool, bytes: u32) {
+        let Traffic { packets, bytes: before } = self.traffic(forward);
+        let traffic =
+            Traffic { packets: packets.wrapping_add(1), bytes: before.wrapping_add(u64::from(bytes)) };
+        self.set_traffic(forward, traffic);
+    }
+
+    /// Makes the entry another flow's, of the same key.
+    ///
+    /// Until all else is that flow's, nobody has approved it: what a packet finds meanwhile is for its policy to judge, and no
+    /// approval of the earlier flow says anything of this one, whose opener may be the other end.
+    #[inline(always)]
+    fn begin(&self, flow: &Flow) {
+        self.set_approved_by(Leg::Opener, 0);
+        self.set_approved_by(Leg::Responder, 0);
+        self.set_origin(flow);
+        self.set_state(flow.state);
+        self.set_traffic(true, flow.forward);
+        self.set_traffic(false, flow.backward);
+        self.set_last_seen(flow.last_seen);
+        self.set_approved_by(Leg::Opener, flow.opener_approved_by);
+        self.set_approved_by(Leg::Responder, flow.responder_approved_by);
+    }
+
+    /// Changes the state, if that makes a difference.
+    #[inline(always)]
+    fn change_state(&self, change: impl FnOnce(u8) -> u8) {
+        let before = self.state();
+        let after = change(before);
+        if before != after {
+            self.set_state(after);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::tcp;
+    use proptest::prelude::*;
+    use std::cell::RefCell;
+
+    const ESTABLISHED: u8 = state::REPLIED | state::ESTABLISHED;
+    const LEGS: [(Leg, Leg); 2] = [(Leg::Opener, Leg::Responder), (Leg::Responder, Leg::Opener)];
+
+    fn signal(flags: u8) -> Signal {
+        Signal { flags }
+    }
+
+    /// An entry of one CPU: what it was after each word that was written. The first is what it was before.
+    #[derive(Debug, Clone)]
+    struct Steps(RefCell<Vec<Flow>>);
+
+    impl Steps {
+        fn of(flow: Flow) -> Self {
+            Self(RefCell::new(vec![flow]))
+        }
+
+        fn last(&self) -> Flow {
+            self.0.borrow()[self.0.borrow().len() - 1]
+        }
+
+        fn step(&self, change: impl FnOnce(&mut Flow)) {
+            let mut flow = self.last();
+            change(&mut flow);
+            self.0.borrow_mut().push(flow);
+        }
+    }
+
+    impl Entry for Steps {
+        fn last_seen(&self) -> u32 {
+            self.last().last_seen
+        }
+
+        fn state(&self) -> u8 {
+            self.last().state
+        }
+
+        fn opened_by_low(&self) -> u8 {
+            self.last().opened_by_low
+        }
+
+        fn approved_by(&self, leg: Leg) -> u32 {
+            self.last().approved_by(leg)
+        }
+    }
+
+    impl InPlace for Steps {
+        fn set_last_seen(&self, second: u32) {
+            self.step(|flow| flow.last_seen = second);
+        }
+
+        fn set_state(&self, state: u8) {
+            self.step(|flow| flow.state = state);
+        }
+
+        fn set_approved_by(&self, leg: Leg, policy: u32) {
+            self.step(|flow| match leg {
+                Leg::Opener => flow.opener_approved_by = policy,
+                Leg::Responder => flow.responder_approved_by = policy,
+            });
+        }
+
+        fn set_origin(&self, other: &Flow) {
+            self.step(|flow| flow.opened_by_low = other.opened_by_low);
+            self.step(|flow| flow.place = other.place);
+            self.step(|flow| flow.opened = other.opened);
+            self.step(|flow| flow.attachment = other.attachment);
+        }
+
+        fn traffic(&self, forward: bool) -> Traffic {
+            if forward { self.last().forward } else { self.last().backward }
+        }
+
+        fn set_traffic(&self, forward: bool, traffic: Traffic) {
+            self.step(|flow| if forward { flow.forward = traffic } else { flow.backward = traffic });
+        }
+    }
+
+    #[test]
+    fn a_flow_expires_after_its_timeout() {
+        for (protocol, state, seconds) in
+            [(protocol::TCP, ESTABLISHED, 7200), (protocol::UDP, 0, 30), (protocol::ICMP, state::REPLIED, 10)]
+        {
+            let life = Life { last_seen: u32::MAX - 5, state };
+            let expired = [-1, 0, seconds, seconds + 1]
+                .map(|idle| life.is_expired(protocol, life.last_seen.wrapping_add_signed(idle)));
+            assert_eq!(expired, [false, false, false, true], "protocol {protocol} state {state:#b}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_flow_in_use_is_not_expired(protocol: u8, state: u8, last_seen: u32, idle in -2_i32..20) {
+            let life = Life { last_seen, state };
+            let now = last_seen.wrapping_add_signed(idle);
+            prop_assert_eq!(life.is_in_use(now), idle <= 10);
+            prop_assert!(!(life.is_in_use(now) && life.is_expired(protocol, now)));
+        }
+    }
+
+    #[test]
+    fn what_is_confirmed_and_not_ended_is_missed_most_and_then_what_had_a_packet_last() {
+        let now = 10_000;
+        let of = |protocol, last_seen, state| Life { last_seen, state }.readiness(protocol, now);
+        let by_readiness = [
+            of(protocol::TCP, now + 1, ESTABLISHED),
+            of(protocol::SCTP, now - 7000, ESTABLISHED),
+            of(protocol::UDP, now - 7001, state::REPLIED),
+            of(protocol::TCP, now - 1, 0),
+            of(protocol::TCP, now - 2, state::REPLIED),
+            of(protocol::TCP, now - 3, ESTABLISHED | state::OPENER_FIN),
+            of(protocol::UDP, now - 4, 0),
+            of(protocol::TCP, now - 5, ESTABLISHED | state::RST),
+        ];
+        assert!(by_readiness.is_sorted_by(|one, next| one < next), "{by_readiness:?}");
+    }
+
+    #[test]
+    fn a_connection_is_over_a_second_after_both_ends_have_finished_or_one_has_aborted() {
+        let now = 10_000;
+        let over = |protocol, state, last_seen| Life { last_seen, state }.is_over(protocol, now);
+        let has_ended = |protocol, state| Life { last_seen: now, state }.has_ended(protocol);
+        for state in [ESTABLISHED | state::CLOSED, state::CLOSED, state::RST, ESTABLISHED | state::RST] {
+            for protocol in [protocol::TCP, protocol::SCTP] {
+                let found =
+                    [now - 30, now - 2, now - 1, now, now + 1].map(|seen| over(protocol, state, seen));
+                assert_eq!(found, [true, true, false, false, false], "{state:#b}");
+                assert!(has_ended(protocol, state), "{state:#b}");
+            }
+            assert!(!over(protocol::UDP, state, now - 30), "{state:#b}");
+        }
+        for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
+            assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
+            assert!(!has_ended(protocol::TCP, state), "{state:#b}");
+        }
+    }
+
+    #[test]
+    fn a_syn_rides_only_forward_on_a_flow_that_is_not_closing() {
+        let of = |state| Life { last_seen: 0, state };
+        let (open, reset) = (of(state::REPLIED), of(state::RST));
+        let closing = of(ESTABLISHED | state::OPENER_FIN);
+        let (syn, syn_ack) = (signal(tcp::SYN), signal(tcp::SYN | tcp::ACK));
+        let cases = [
+            (open, syn, true, true),
+            (open, syn, false, false),
+            (closing, syn, true, false),
+            (reset, syn, false, false),
+            (closing, syn_ack, false, true),
+            (closing, signal(tcp::ACK), true, true),
+        ];
+        for (life, signal, forward, expected) in cases {
+            assert_eq!(life.admits(signal, forward), expected, "{life:?} {signal:?} forward {forward}");
+        }
+    }
+
+    #[test]
+    fn a_packet_goes_forward_from_the_end_that_has_opened_the_flow() {
+        let forward = |low, from_low| Flow { opened_by_low: low, ..Flow::default() }.is_forward(from_low);
+        let cases = [(1, true), (1, false), (0, true), (0, false)].map(|(low, from)| forward(low, from));
+        assert_eq!(cases, [true, false, false, true]);
+    }
+
+    #[test]
+    fn a_leg_is_kept_where_its_own_end_has_approved_it() {
+        for (leg, other) in LEGS {
+            let said =
+                |flow: Flow, leg| (flow.approved_by(leg), flow.life().is_at_end(leg), flow.is_kept(leg));
+            let entry = Steps::of(Flow { state: ESTABLISHED, ..Flow::default() });
+            entry.approve(leg, 7, false);
+            assert_eq!(said(entry.last(), leg), (7, false, false));
+            entry.approve(leg, 8, true);
+            assert_eq!(said(entry.last(), leg), (8, true, true));
+            assert_eq!(said(entry.last(), other), (0, false, false));
+            entry.approve(other, 9, true);
+            entry.approve(leg, 10, false);
+            assert_eq!(said(entry.last(), leg), (10, false, false));
+            assert_eq!(said(entry.last(), other), (9, true, true));
+            entry.approve(other, 11, false);
+            assert_eq!(entry.state(), ESTABLISHED);
+            // No policy isolated the pod then: there is nothing to keep.
+            assert_eq!(said(Flow::entered(1, true, leg, 0, leg.at_end()), leg), (0, true, false));
+            assert_eq!(said(Flow::entered(1, true, leg, 7, leg.at_end()), leg), (7, true, true));
+            // Of an earlier version, under complete isolation: that has never approved anything.
+            assert_eq!(
+                said(Flow::entered(1, true, leg, u32::MAX, leg.at_end()), leg),
+                (u32::MAX, true, false)
+            );
+        }
+    }
+
+    #[test]
+    fn a_flow_is_refused_until_that_end_approves_it_again_or_sends_on() {
+        for ((leg, other), forward) in LEGS.into_iter().zip([true, false]) {
+            let entry = Steps::of(Flow { state: state::REPLIED, ..Flow::default() });
+            let life = entry.life();
+            assert_eq!((life.is_answered(), life.is_established(), entry.is_refused()), (true, false, false));
+            entry.approve(leg, 7, true);
+            entry.approve(other, 9, true);
+            let said = |entry: &Steps| {
+                let flow = entry.last();
+                [leg, other].map(|leg| (flow.approved_by(leg), flow.life().is_at_end(leg), flow.refuses(leg)))
+            };
+            let refused = [(Flow::REFUSED, false, true), (9, true, false)];
+            entry.refuse(leg);
+            assert_eq!((said(&entry), entry.is_refused()), (refused, true));
+            assert!(!entry.go_on(!forward));
+            entry.approve(other, 9, true);
+            assert_eq!(
+                (said(&entry), entry.is_refused()),
+                (refused, true),
+                "the other end says nothing about it"
+            );
+            let approved = entry.clone();
+            approved.approve(leg, 8, false);
+            assert_eq!((said(&approved)[0], approved.is_refused()), ((8, false, false), false));
+            assert!(entry.go_on(forward) && entry.go_on(!forward));
+            assert_eq!(said(&entry), [(0, false, false), (9, true, false)]);
+            // Both ends.
+            entry.refuse(leg);
+            entry.refuse(other);
+            assert!(!entry.go_on(forward) && entry.go_on(!forward) && !entry.is_refused());
+            assert_eq!(entry.state(), state::REPLIED);
+            // By the number that an earlier version had for it.
+            entry.approve(leg, u32::MAX, false);
+            assert_eq!((entry.refuses(leg), entry.refuses(other), entry.is_refused()), (true, false, true));
+        }
+        let of = |state| Life { last_seen: 0, state };
+        assert_eq!((of(ESTABLISHED).is_answered(), of(ESTABLISHED).is_established()), (true, true));
+        assert_eq!((of(0).is_answered(), of(0).is_established()), (false, false));
+    }
+
+    #[test]
+    fn only_words_that_change_are_written() {
+        let flow = Flow { last_seen: 5, state: ESTABLISHED, ..Flow::default() };
+        let written = |act: &dyn Fn(&Steps)| {
+            let entry = Steps::of(flow);
+            act(&entry);
+            entry.0.into_inner().split_off(1)
+        };
+        let ack = signal(tcp::ACK);
+        let nothing = Vec::<Flow>::new();
+        assert_eq!(written(&|entry| entry.note(entry.life(), ack, true, 5)), nothing);
+        assert_eq!(written(&|entry| entry.note(entry.life(), ack, true, 6)), [Flow { last_seen: 6, ..flow }]);
+        let closing = ESTABLISHED | state::RESPONDER_FIN;
+        assert_eq!(
+            written(&|entry| entry.note(entry.life(), signal(tcp::FIN | tcp::ACK), false, 5)),
+            [Flow { state: closing, ..flow }]
+        );
+        assert_eq!(
+            written(&|entry| entry.approve(Leg::Responder, 7, false)),
+            [Flow { responder_approved_by: 7, ..flow }]
+        );
+        assert_eq!(written(&|entry| assert!(entry.go_on(true))), nothing);
+        let backward = Traffic { packets: 1, bytes: 60 };
+        assert_eq!(written(&|entry| entry.count(false, 60)), [Flow { backward, ..flow }]);
+    }
+
+    #[test]
+    fn the_mark_of_an_end_never_stands_beside_an_approval_that_is_not_the_ends() {
+        for (leg, _) in LEGS {
+            let marked = Flow::entered(1, true, leg, 7, ESTABLISHED | leg.at_end());
+            let unmarked = Flow { state: ESTABLISHED, ..marked };
+            let kept = |from: Flow, policy, at_end| {
+                let entry = Steps::of(from);
+                entry.approve(leg, policy, at_end);
+                let steps = entry.0.into_inner();
+                steps.iter().map(|flow| (flow.approved_by(leg), flow.is_kept(leg))).collect::<Vec<_>>()
+            };
+            assert_eq!(kept(marked, 8, false), [(7, true), (7, false), (8, false)]);
+            assert_eq!(kept(unmarked, 8, true), [(7, false), (8, false), (8, true)]);
+        }
+    }
+
+    #[test]
+    fn nobody_has_approved_a_flow_until_all_of_its_entry_is_of_it() {
+        let before = Flow {
+            last_seen: 5,
+            opener_approved_by: 7,
+            responder_approved_by: 8,
+            opened_by_low: 1,
+            state: ESTABLISHED | state::OPENER_AT_END,
+            place: 3,
+            opened: 4,
+            attachment: 9,
+            forward: Traffic { packets: 1, bytes: 2 },
+            backward: Traffic { packets: 3, bytes: 4 },
+        };
+        let flow = Flow {
+            place: 6,
+            attachment: 10,
+            backward: Traffic { packets: 1, bytes: 60 },
+            ..Flow::entered(500, false, Leg::Responder, 11, state::RESPONDER_AT_END)
+        };
+        let entry = Steps::of(before);
+        entry.begin(&flow);
+        assert_eq!(entry.last(), flow);
+        for step in entry.0.into_inner() {
+            let is_unapproved = step.opener_approved_by == 0 && step.responder_approved_by == 0;
+            let is_old = Flow { opener_approved_by: 7, responder_approved_by: 8, ..step } == before;
+            assert!(is_unapproved || is_old || step == flow, "{step:?}");
+        }
+    }
+}

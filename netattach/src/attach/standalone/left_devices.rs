@@ -1,0 +1,179 @@
+//! Devices of the node whose DEL never came: how they were is [kept](super::kept), by which they are given back.
+
+use std::io;
+
+use super::kept::{DIRECTORY, KeptHome, Left, Whose};
+use crate::attach::StepError;
+use crate::attach::error::step_code;
+use crate::attach::give_back::{Unrecorded, find_home, give_back_by_alias};
+use crate::cni::{CniError, code};
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::plan::link_group;
+use crate::spec::OWN_GROUPS;
+use crate::step::Home;
+
+/// A device was not given back.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LeftError {
+    /// What is kept of devices cannot be read.
+    #[error("read {}", DIRECTORY)]
+    Read(#[source] io::Error),
+    /// A device cannot be given back.
+    #[error("give back {device}, which {ifname} of container {container} was")]
+    GiveBack {
+        /// Its name on the node.
+        device: String,
+        /// The container that it was taken for, and the interface there.
+        container: String,
+        /// See `container`.
+        ifname: String,
+        /// Why.
+        #[source]
+        source: Box<StepError>,
+    },
+    /// The node's namespace cannot be looked at.
+    #[error("open the node's namespace")]
+    Open(#[source] StepError),
+}
+
+impl From<LeftError> for CniError {
+    fn from(error: LeftError) -> Self {
+        let code = match &error {
+            LeftError::Read(_) => code::IO_FAILURE,
+            LeftError::GiveBack { source, .. } => step_code(source),
+            LeftError::Open(source) => step_code(source),
+        };
+        Self::from_chain(code, &error)
+    }
+}
+
+/// Gives back the devices that a network's attachments have which are not `valid`, as their DEL would.
+///
+/// # Errors
+/// One was not given back; the others were.
+pub(super) fn collect(network: &str, valid: &[(&str, &str)]) -> Result<(), LeftError> {
+    give_back_each(|whose, place| is_collected(whose, network, valid) && !matches!(place, Place::Own))
+}
+
+/// Gives back the devices that the kernel has brought home as their sandbox's namespace has ended, before one of them is taken
+/// anew: what the pod has made of it would be kept as what it was on the node.
+///
+/// # Errors
+/// As [`collect`].
+pub(super) fn settle() -> Result<(), LeftError> {
+    give_back_each(|_, place| matches!(place, Place::Gone))
+}
+
+fn is_collected(whose: &Whose, network: &str, valid: &[(&str, &str)]) -> bool {
+    whose.network == network && !valid.contains(&(&*whose.container, &*whose.ifname))
+}
+
+/// Where the sandbox's namespace is.
+#[derive(Debug)]
+enum Place {
+    There(Netns),
+    /// It has ended, as far as its path says.
+    Gone,
+    /// The path is that of the node's own: a DEL with its own path may come yet.
+    Own,
+}
+
+impl Place {
+    fn of(whose: &Whose) -> Result<Self, StepError> {
+        let Some(netns) = Netns::if_there(&whose.netns)? else { return Ok(Self::Gone) };
+        if matches!((whose.cookie, netns.cookie()?), (Some(own), Some(found)) if own != found) {
+            return Ok(Self::Gone);
+        }
+        Ok(if netns.id() == Netns::current()?.id() { Self::Own } else { Self::There(netns) })
+    }
+}
+
+fn give_back_each(is_due: impl Fn(&Whose, &Place) -> bool) -> Result<(), LeftError> {
+    let mut host = Handle::open().map_err(|error| LeftError::Open(error.into()))?;
+    let left = Left::of_node(host.netns_cookie()).map_err(LeftError::Read)?;
+    let mut ended = Ok(());
+    for (kept, home) in &left.devices {
+        let whose = kept.whose();
+        let given_back = Place::of(whose).and_then(|place| match is_due(whose, &place) {
+            true => give_back(&mut host, (kept, home), &place),
+            false => Ok(()),
+        });
+        ended = ended.and(given_back.map_err(|source| LeftError::GiveBack {
+            device: home.name.clone(),
+            container: whose.container.clone(),
+            ifname: whose.ifname.clone(),
+            source: Box::new(source),
+        }));
+    }
+    ended
+}
+
+fn give_back(host: &mut Handle, (kept, home): (&KeptHome, &Home), place: &Place) -> Result<(), StepError> {
+    let Whose { container, ifname, .. } = kept.whose();
+    let group = link_group(container, ifname);
+    let netns = match place {
+        Place::There(netns) if !has_anothers(netns, ifname, group)? => Some(netns),
+        Place::There(_) | Place::Gone | Place::Own => None,
+    };
+    let unrecorded = Unrecorded {
+        of: (container.as_str(), ifname.as_str()),
+        others: &[],
+        card: false,
+        has_mac: false,
+        home: Some(home),
+        group,
+    };
+    give_back_by_alias(host, unrecorded, netns)?;
+    // A card may be in a namespace that processes have still, and comes home when they end.
+    let is_card = home.parent.is_some() || home.permanent.is_some();
+    if netns.is_some() || !is_card || find_home(host, home)?.is_some() {
+        kept.remove();
+    }
+    Ok(())
+}
+
+/// Whether what has the name of the device in the pod is marked as another container's, at the same path.
+fn has_anothers(netns: &Netns, ifname: &str, group: u32) -> Result<bool, StepError> {
+    let found = Handle::open_in(netns)?.find_told(ifname)?;
+    Ok(found.is_some_and(|it| it.group & OWN_GROUPS != 0 && it.group != group))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whose(netns: &str, cookie: Option<u64>) -> Whose {
+        let [network, container, ifname] = ["net", "c1", "eth0"].map(str::to_owned);
+        Whose { network, container, ifname, netns: netns.to_owned(), cookie }
+    }
+
+    #[test]
+    fn what_is_collected_is_of_the_network_and_not_in_use() {
+        let whose = whose("/run/netns/c1", None);
+        let is_collected = |network, valid: &[(&str, &str)]| is_collected(&whose, network, valid);
+        assert!(is_collected("net", &[]));
+        assert!(is_collected("net", &[("c1", "eth1"), ("c2", "eth0")]));
+        assert!(!is_collected("net", &[("c2", "eth0"), ("c1", "eth0")]));
+        assert!(!is_collected("another", &[]));
+    }
+
+    #[test]
+    fn a_namespace_has_ended_where_none_is_or_another_one() {
+        let (path, own) = ("/proc/thread-self/ns/net", Netns::current().unwrap().cookie().unwrap());
+        let place = |netns: &str, cookie: Option<u64>| match Place::of(&whose(netns, cookie)).unwrap() {
+            Place::There(_) => "there",
+            Place::Gone => "gone",
+            Place::Own => "own",
+        };
+        assert_eq!(place("/nonexistent/netns", own), "gone");
+        assert_eq!([place(path, own), place(path, None)], ["own", "own"]);
+        // Without cookies nothing tells.
+        let other = own.map(|cookie| cookie + 1);
+        assert_eq!(place(path, other), if own.is_some() { "gone" } else { "own" });
+        let private = Netns::private().unwrap();
+        let path =
+            format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&std::os::fd::AsFd::as_fd(&private)));
+        assert_eq!(place(&path, private.cookie().unwrap()), "there");
+    }
+}

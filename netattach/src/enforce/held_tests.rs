@@ -1,0 +1,163 @@
+//! What an agent does with the policies of its predecessor while its source does not know all yet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+
+use super::super::attachment::EnforcedAttachment;
+use super::super::attachment::tests::attachment;
+use super::super::node_addresses::NodeAddresses;
+use super::super::policies::Sources;
+use super::super::policy_maps::Kernel;
+use super::super::policy_maps::fake::FakeKernel;
+use super::super::state::State;
+use super::*;
+use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::{ObjectName, Place};
+use crate::policy::diff::DENY_ALL;
+use crate::policy::options::Options;
+use crate::source::Source;
+use crate::source::read::manifest::Object;
+use crate::source::read::{Kind, api_object, policy};
+
+const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
+const OPEN: PolicyIds = PolicyIds { ingress: 0, egress: 0 };
+
+/// A source that is complete, with these objects.
+struct Fixed(Arc<Objects>);
+
+impl Source for Fixed {
+    fn snapshot(&self) -> Arc<Objects> {
+        Arc::clone(&self.0)
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+
+    fn reading(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// An agent's state, and the kernel's.
+struct Agent<'k> {
+    state: State,
+    kernel: &'k FakeKernel,
+}
+
+impl<'k> Agent<'k> {
+    /// One that has adopted attachment 9.
+    fn restarted(last_id: u32, kernel: &'k FakeKernel, objects: &Objects) -> Self {
+        let mut agent = Self { state: State::new(last_id), kernel };
+        agent.state.take_over(&on_lan(9));
+        agent.state.maps_mut().adopt(9, kernel).unwrap();
+        agent.with(objects, |state, sources, kernel| state.recognise(sources, kernel).unwrap());
+        agent
+    }
+
+    fn with(&mut self, objects: &Objects, act: impl FnOnce(&mut State, Sources<'_>, &FakeKernel)) {
+        static NODE: NodeAddresses = NodeAddresses::none();
+        let (source, options) = (Fixed(Arc::new(objects.clone())), Options::default());
+        let sources = Sources { source: &source, options: &options, node: &NODE, behind_translation: true };
+        act(&mut self.state, sources, self.kernel);
+    }
+
+    /// What attachments have once these objects are known.
+    fn assigned<const N: usize>(&mut self, objects: &Objects, attachments: [u32; N]) -> [PolicyIds; N] {
+        self.with(objects, |state, sources, kernel| {
+            state.bring_up_to_date(sources, kernel).unwrap();
+        });
+        attachments.map(|id| Kernel::assigned(self.kernel, id).unwrap())
+    }
+}
+
+/// An attachment of pod `shop/a` on network `shop/lan`.
+fn on_lan(id: u32) -> EnforcedAttachment {
+    let mut on_lan = attachment(id);
+    let lan = Place::Network(NetworkRef::new("shop", "lan"));
+    on_lan.endpoint.as_mut().unwrap().at = Arc::new([lan].into());
+    on_lan
+}
+
+/// Pods of namespace `shop`, one of them with an address, and a policy by which they reach each other.
+fn objects(pods: &[&str]) -> Objects {
+    let mut objects = Objects::default();
+    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
+    let from = json!([{"from": [{"podSelector": {}}]}]);
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": from});
+    let rules = ObjectName::new("shop", "rules");
+    let policy = policy::read(rules.clone(), &annotations, &spec).unwrap();
+    objects.policies.insert(rules, policy.into());
+    for name in pods {
+        let status = json!([{"name": "shop/lan", "ips": ["10.0.0.7"]}]).to_string();
+        let annotations = if *name == "a" { json!({}) } else { json!({(STATUS_ANNOTATION): status}) };
+        let metadata = json!({"namespace": "shop", "name": name, "annotations": annotations});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+        let pod = RawValue::from_string(pod.to_string()).unwrap();
+        let Object::Pod(pod) = api_object(Kind::Pod, &pod).unwrap() else { unreachable!() };
+        objects.pods.insert(pod.name.clone(), pod);
+    }
+    objects
+}
+
+fn unknown(unknown: Unknown, objects: Objects) -> Objects {
+    Objects { unknown, ..objects }
+}
+
+#[test]
+fn an_isolated_attachment_keeps_its_predecessors_peers_until_all_are_known() {
+    let kernel = FakeKernel::with_room(2);
+    let all = objects(&["a", "b"]);
+    let mut first = Agent { state: State::new(0), kernel: &kernel };
+    first.with(&all, |state, sources, kernel| state.enter(&[on_lan(9)], sources, kernel).unwrap());
+    let judged = PolicyIds { ingress: 1, egress: 0 };
+    assert_eq!(first.assigned(&all, [9]), [judged]);
+
+    let some = unknown(Unknown { remote_pods: true, ..Unknown::default() }, objects(&["a"]));
+    let mut agent = Agent::restarted(1, &kernel, &some);
+    assert_eq!(agent.assigned(&some, [9]), [judged]);
+    assert!(agent.state.is_behind());
+    // Of one that is new nobody knows better: it has the peers that are known.
+    agent.with(&some, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
+    assert_eq!(agent.assigned(&some, [9, 8]), [judged, PolicyIds { ingress: 2, egress: 0 }]);
+    // What was kept is what is desired now.
+    assert_eq!(agent.assigned(&all, [9, 8]), [judged; 2]);
+    assert!(!agent.state.is_behind());
+    // From then on it is this agent's.
+    let judged_anew = agent.assigned(&some, [9])[0];
+    assert!(judged_anew != judged && judged_anew.ingress != 0, "{judged_anew:?}");
+}
+
+#[test]
+fn an_attachment_that_was_open_is_isolated_at_once() {
+    let kernel = FakeKernel::with_room(2);
+    let some = unknown(Unknown { remote_pods: true, ..Unknown::default() }, objects(&["a"]));
+    let mut agent = Agent::restarted(0, &kernel, &some);
+    assert_eq!(agent.assigned(&some, [9]), [PolicyIds { ingress: 1, egress: 0 }]);
+}
+
+#[test]
+fn that_there_is_no_policy_is_not_taken_from_a_server_that_does_not_know_the_kind_yet() {
+    let kernel = FakeKernel::with_room(2);
+    kernel.held.borrow_mut().insert(4, Default::default());
+    let judged = PolicyIds { ingress: 4, egress: 0 };
+    kernel.assigned.borrow_mut().insert(9, judged);
+    let without = Objects { policies: Default::default(), ..objects(&["a"]) };
+    let doubtful = unknown(Unknown { kinds: true, ..Unknown::default() }, without.clone());
+    let mut agent = Agent::restarted(4, &kernel, &doubtful);
+    assert_eq!(agent.assigned(&doubtful, [9]), [judged]);
+    agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
+    assert_eq!(agent.assigned(&doubtful, [9, 8]), [judged, ISOLATED], "policies may select it");
+    assert_eq!(agent.assigned(&without, [9, 8]), [OPEN; 2]);
+    // Where no attachment was isolated there is nothing to doubt.
+    let kernel = FakeKernel::with_room(2);
+    let mut agent = Agent::restarted(0, &kernel, &doubtful);
+    agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
+    assert_eq!(agent.assigned(&doubtful, [9, 8]), [OPEN; 2]);
+}

@@ -1,0 +1,140 @@
+//! Kinds that are followed only while something needs them: when they are listed first, and how long they are kept.
+//!
+//! Whoever writes objects decides what is needed, and can do so again and again: each first list of a large kind costs the API
+//! server as much as all agents together have of it. So those for which nothing waits are spread, and what is needed again soon
+//! after it was given up is kept the longer.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::follow::Follower;
+
+/// Longest time that the first list of what nothing waits for is put off.
+const SPREAD: Duration = Duration::from_secs(10);
+/// How long what is followed on demand is followed after the last object that needs it has gone: twice as long each time that it
+/// is needed again within [`MOST_KEPT`].
+const KEPT: Duration = Duration::from_secs(60);
+const MOST_KEPT: Duration = Duration::from_secs(3600);
+
+/// How much a kind is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// Nothing needs it.
+    Not,
+    /// It will be needed, and nothing waits for it.
+    Soon,
+    /// Something waits for it.
+    Now,
+}
+
+/// Follows a kind while it is wanted.
+pub(super) async fn follow_wanted(follower: Follower, mut wanted: watch::Receiver<Want>) {
+    let mut keeping = Keeping::default();
+    while wanted.wait_for(|want| *want != Want::Not).await.is_ok() {
+        if !is_time(&mut wanted, at_random(SPREAD)).await {
+            continue;
+        }
+        let kept = keeping.begins(Instant::now());
+        tokio::select! {
+            () = follower.run() => {}
+            () = unwanted(&mut wanted, kept) => {}
+        }
+        keeping.ends(Instant::now());
+        follower.view.forget(follower.resource);
+    }
+}
+
+/// Waits for that time, or until something waits for the kind. Returns whether it is still wanted.
+async fn is_time(wanted: &mut watch::Receiver<Want>, delay: Duration) -> bool {
+    match tokio::time::timeout(delay, wanted.wait_for(|want| *want != Want::Soon)).await {
+        Ok(want) => want.is_ok_and(|want| *want == Want::Now),
+        Err(_) => true,
+    }
+}
+
+/// Waits until it is not wanted, and has not been for that long.
+async fn unwanted(wanted: &mut watch::Receiver<Want>, kept: Duration) {
+    loop {
+        if wanted.wait_for(|want| *want == Want::Not).await.is_err() {
+            return;
+        }
+        if tokio::time::timeout(kept, wanted.wait_for(|want| *want != Want::Not)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// A time up to that one.
+fn at_random(most: Duration) -> Duration {
+    // The keys of a hash map's state are random.
+    let random = RandomState::new().hash_one(0_u8) % 1024;
+    most * (random as u32) / 1024
+}
+
+/// How long the kind is kept. Pure.
+#[derive(Debug, Default)]
+struct Keeping {
+    kept: Duration,
+    /// When it was given up last.
+    ended: Option<Instant>,
+}
+
+impl Keeping {
+    /// It is followed anew. Returns how long it is to be kept once it is not wanted any more.
+    fn begins(&mut self, now: Instant) -> Duration {
+        let is_soon = self.ended.is_some_and(|ended| now.duration_since(ended) < MOST_KEPT);
+        self.kept = if is_soon { (self.kept * 2).min(MOST_KEPT) } else { KEPT };
+        self.kept
+    }
+
+    /// It is given up.
+    fn ends(&mut self, now: Instant) {
+        self.ended = Some(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_needed_again_soon_is_kept_the_longer_up_to_a_bound() {
+        let (mut keeping, mut now) = (Keeping::default(), Instant::now());
+        let mut kept = |pause: Duration| {
+            now += pause;
+            let kept = keeping.begins(now);
+            now += kept;
+            keeping.ends(now);
+            kept.as_secs()
+        };
+        let soon: Vec<u64> = (0..8).map(|_| kept(Duration::from_secs(1))).collect();
+        assert_eq!(soon, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
+        assert_eq!([kept(MOST_KEPT), kept(Duration::from_secs(1))], [60, 120], "it was not needed for long");
+    }
+
+    #[tokio::test]
+    async fn a_first_list_waits_its_time_unless_something_waits_for_it_or_nothing_wants_it() {
+        const LONG: Duration = Duration::from_secs(600);
+        const SHORT: Duration = Duration::from_millis(20);
+        let table = [
+            (Want::Now, None, LONG, true),
+            (Want::Soon, None, SHORT, true),
+            (Want::Soon, Some(Want::Now), LONG, true),
+            (Want::Soon, Some(Want::Not), LONG, false),
+        ];
+        for (first, then, delay, expected) in table {
+            let (sender, mut wanted) = watch::channel(first);
+            let began = Instant::now();
+            let change = async {
+                tokio::time::sleep(SHORT / 2).await;
+                then.map(|then| sender.send_replace(then));
+            };
+            let (found, ()) = tokio::join!(is_time(&mut wanted, delay), change);
+            assert_eq!(found, expected, "{first:?} {then:?}");
+            assert!(began.elapsed() >= SHORT / 2 && began.elapsed() < LONG / 10, "{first:?} {then:?}");
+        }
+        assert!(at_random(LONG) < LONG);
+    }
+}

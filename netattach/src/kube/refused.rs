@@ -1,0 +1,72 @@
+//! What exceeds the bound of its kind: remembered by name and size, so that the kind is listed again only when something of
+//! it may fit. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::objects::ObjectName;
+
+/// Objects beyond the bound of their kind that are remembered, to count them.
+pub(super) const REMEMBERED: usize = 16 << 10;
+
+/// The objects of a kind that were refused, each with the bytes that it would take; 0 where they do not decide.
+#[derive(Debug, Default)]
+pub(super) struct Refused(BTreeMap<ObjectName, usize>);
+
+impl Refused {
+    /// An object is refused. Of very many the first are remembered.
+    pub(super) fn put(&mut self, name: &ObjectName, bytes: usize) {
+        if self.0.len() < REMEMBERED || self.0.contains_key(name) {
+            self.0.insert(name.clone(), bytes);
+        }
+    }
+
+    /// An object is kept, or gone. Returns whether it had been refused.
+    pub(super) fn remove(&mut self, name: &ObjectName) -> bool {
+        self.0.remove(name).is_some()
+    }
+
+    /// In the order of their names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.0.keys()
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The one that takes least, and the one of a namespace that does: what has to fit so that any does.
+    pub(super) fn smallest(&self, namespace: &str) -> impl Iterator<Item = (&ObjectName, usize)> {
+        let of_namespace = self.0.iter().filter(move |(name, _)| name.namespace == namespace);
+        let least =
+            [self.0.iter().min_by_key(|(_, bytes)| **bytes), of_namespace.min_by_key(|(_, bytes)| **bytes)];
+        least.into_iter().flatten().map(|(name, bytes)| (name, *bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_of_all_and_of_a_namespace_are_told() {
+        let mut refused = Refused::default();
+        let name =
+            |text: &str| ObjectName::new(text.split('/').next().unwrap(), text.split('/').nth(1).unwrap());
+        for (text, bytes) in [("a/x", 30), ("a/y", 20), ("b/x", 10), ("c/x", 40)] {
+            refused.put(&name(text), bytes);
+        }
+        let smallest = |refused: &Refused, namespace: &str| -> Vec<(String, usize)> {
+            refused.smallest(namespace).map(|(name, bytes)| (name.to_string(), bytes)).collect()
+        };
+        let of = |text: &str, bytes| (text.to_owned(), bytes);
+        assert_eq!(smallest(&refused, "a"), [of("b/x", 10), of("a/y", 20)]);
+        assert_eq!(smallest(&refused, "d"), [of("b/x", 10)]);
+        refused.put(&name("a/x"), 5);
+        assert_eq!(smallest(&refused, "c"), [of("a/x", 5), of("c/x", 40)]);
+        assert_eq!(
+            (refused.remove(&name("a/x")), refused.remove(&name("a/x")), refused.len()),
+            (true, false, 3)
+        );
+    }
+}

@@ -1,0 +1,69 @@
+//! What a snapshot says that it does not know.
+
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::super::resource::ALWAYS;
+use super::*;
+
+fn publish(view: &View) -> Option<Unknown> {
+    view.publish_now(&mut Vec::new(), &mut LogShare::default());
+    locked(&view.followed).published.then(|| view.snapshot().unknown)
+}
+
+/// All but the last of the kinds that are always followed, the policies, have been read.
+fn all_but_policies() -> (View, &'static Resource) {
+    let [pods, namespaces, definitions, policies] = ALWAYS;
+    let view = View::new(ALWAYS);
+    for resource in [pods, namespaces, definitions] {
+        view.complete(resource, resource.paths[0]);
+    }
+    (view, policies)
+}
+
+#[test]
+fn that_a_server_does_not_know_policies_is_for_sure_once_it_has_said_so_again() {
+    let (view, policies) = all_but_policies();
+    assert_eq!(publish(&view), None);
+    view.unserved(policies);
+    assert_eq!(publish(&view), Some(Unknown { kinds: true, ..Unknown::default() }));
+    let first = *view.changes().borrow();
+    view.unserved(policies);
+    assert_eq!(publish(&view), Some(Unknown::default()));
+    assert_eq!(*view.changes().borrow(), first + 1, "nothing else has changed, and readers are told");
+    // It is defined meanwhile.
+    let (view, policies) = all_but_policies();
+    view.unserved(policies);
+    view.complete(policies, policies.paths[0]);
+    assert_eq!(publish(&view), Some(Unknown::default()));
+}
+
+#[test]
+fn pods_of_other_nodes_are_unknown_until_all_of_them_have_been_read_once() {
+    let raw = |json: serde_json::Value| RawValue::from_string(json.to_string()).unwrap();
+    let pod = raw(json!({"metadata": {"namespace": "shop", "name": "a", "uid": "1"}}));
+    let from = json!([{"from": [{"podSelector": {}}]}]);
+    let policy = raw(json!({
+        "metadata": {
+            "namespace": "shop",
+            "name": "p",
+            "annotations": {"k8s.v1.cni.cncf.io/policy-for": "net-a"},
+        },
+        "spec": {"podSelector": {}, "ingress": from},
+    }));
+    let (view, policies) = all_but_policies();
+    view.change(|cache| {
+        cache.put(Kind::Pod, &pod);
+        cache.put(Kind::MultiNetworkPolicy, &policy);
+    });
+    view.complete(policies, policies.paths[0]);
+    assert_eq!(publish(&view), None, "it waits for them, for a moment");
+    assert_eq!(*view.wants_remote().borrow(), Want::Now);
+    locked(&view.followed).wanted = Instant::now().checked_sub(PEERS_PATIENCE);
+    assert_eq!(publish(&view), Some(Unknown { remote_pods: true, ..Unknown::default() }));
+    view.complete(&REMOTE_PODS, REMOTE_PODS.paths[0]);
+    assert_eq!(publish(&view), Some(Unknown::default()));
+    view.change(|cache| cache.remove(Kind::Pod, &pod));
+    assert_eq!(publish(&view), Some(Unknown::default()));
+    assert_eq!(*view.wants_remote().borrow(), Want::Not);
+}

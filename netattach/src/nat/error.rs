@@ -1,0 +1,114 @@
+//! Why the node does not translate as asked.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use super::Holder;
+use super::ports::{NoRoom, ReservedFor};
+use super::wish::{self, HostPort};
+use crate::budget::Exceeded;
+use crate::netlink;
+use crate::netlink::nat::{SHARED_TABLE, TABLE};
+use crate::npwg::selection::PortProtocol;
+use crate::sysctl::SysctlError;
+
+/// Why the node does not translate as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum NatError {
+    /// The attachment lacks the address.
+    #[error(transparent)]
+    NoAddress(#[from] wish::NoAddress),
+    /// Another attachment has the port of the node.
+    #[error("hostPort {} is taken: {} has it", Shown(&.0.port), .0.holder.who)]
+    PortTaken(Box<Taken>),
+    /// The port of the node is nobody's.
+    #[error("hostPort {} is reserved {why}", Shown(.port))]
+    PortReserved {
+        /// The port.
+        port: Box<HostPort>,
+        /// Why it is.
+        why: ReservedFor,
+    },
+    /// The pod would have more ports of the node than a pod may.
+    #[error(transparent)]
+    ManyPortsOfPod(Exceeded),
+    /// All pods of the node would have more of them than they may.
+    #[error(transparent)]
+    ManyPorts(Exceeded),
+    /// Another attachment has the same address, and asks for something else.
+    #[error("address {0} is translated in another way for another attachment, which has it too")]
+    Ambiguous(IpAddr),
+    /// Another attachment has the same address, and its translation is in the table that plain executables share.
+    #[error("address {address} is translated for another attachment, which has it too: {}", .holder.who)]
+    AddressTaken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: Box<Holder>,
+    },
+    /// The table could not be read or changed.
+    #[error("table {TABLE} in the node's packet filter")]
+    Table(#[from] netlink::Error),
+    /// The table that plain executables share could not be read or changed.
+    #[error("table {SHARED_TABLE} in the node's packet filter")]
+    Shared(#[source] netlink::Error),
+    /// Others kept changing the packet filter.
+    #[error("table {SHARED_TABLE} in the node's packet filter: others change the packet filter all the time")]
+    Busy,
+    /// Another program removes what is put back.
+    #[error(
+        "table {TABLE} in the node's packet filter: another program removes it or a part of it again and again: it was put back {0} \
+         times, and from now on is once a minute (`nft monitor` shows which program it is)"
+    )]
+    FoughtOver(u32),
+    /// The table is another agent's.
+    #[error(
+        "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
+         agent is gone for good, remove it: nft delete table inet {TABLE}"
+    )]
+    Foreign {
+        /// The comment of the table, which names the other agent's state directory.
+        comment: String,
+    },
+    /// A device could not be opened for addresses of loopback.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+}
+
+impl From<NoRoom> for NatError {
+    fn from(no_room: NoRoom) -> Self {
+        match no_room {
+            NoRoom::OfPod(excess) => Self::ManyPortsOfPod(excess),
+            NoRoom::OfNode(excess) => Self::ManyPorts(excess),
+        }
+    }
+}
+
+/// A port of the node that another attachment has.
+#[derive(Debug)]
+pub struct Taken {
+    /// The port.
+    pub port: HostPort,
+    /// Who has it.
+    pub holder: Holder,
+}
+
+/// A port of the node, for people.
+struct Shown<'p>(&'p HostPort);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = match self.0.protocol {
+            PortProtocol::Tcp => "tcp",
+            PortProtocol::Udp => "udp",
+            PortProtocol::Sctp => "sctp",
+        };
+        match self.0.at {
+            at if at.ip().is_unspecified() => {
+                let family = if at.is_ipv4() { "IPv4" } else { "IPv6" };
+                write!(f, "{}/{protocol} ({family})", at.port())
+            }
+            at => write!(f, "{}/{protocol} of {}", at.port(), at.ip()),
+        }
+    }
+}

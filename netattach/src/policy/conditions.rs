@@ -1,0 +1,181 @@
+//! The problems of objects that compiling has found: changed by what a change concerns, and shared between updates.
+//!
+//! Authors can make tens of thousands. Neither an update that finds nothing new nor the count of them goes through all, and a
+//! list of them has as many of each namespace as is written down here.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::desired::{Condition, Subject};
+use crate::objects::policy::Severity;
+
+/// Most problems of one namespace that a list has one by one.
+const LISTED: usize = 128;
+
+/// Problems by namespace, each once. A copy costs nothing; of one that is changed, each namespace that is.
+#[derive(Debug, Clone, Default)]
+pub struct Conditions(Arc<BTreeMap<Arc<str>, Arc<Counted>>>);
+
+/// The problems of a namespace, sorted, each with how often it was found.
+type Counted = BTreeMap<Arc<Condition>, usize>;
+
+impl Conditions {
+    /// How many different problems there are.
+    pub fn len(&self) -> usize {
+        self.0.values().map(|of| of.len()).sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All problems, sorted by namespace.
+    pub fn iter(&self) -> impl Iterator<Item = &Condition> {
+        self.0.values().flat_map(|of| of.keys().map(|condition| &**condition))
+    }
+
+    /// The first problems of each namespace, 128 at most, and how many more it has.
+    pub fn listed(&self) -> Vec<Arc<Condition>> {
+        let mut listed = Vec::new();
+        for (namespace, of) in &*self.0 {
+            listed.extend(of.keys().take(LISTED).cloned());
+            if let Some(more) = of.len().checked_sub(LISTED).filter(|more| *more > 0) {
+                listed.push(Arc::new(Condition {
+                    object: Subject::Namespace(namespace.to_string()),
+                    severity: Severity::Error,
+                    message: format!("{more} more problems of its policies and pods are not shown"),
+                }));
+            }
+        }
+        listed
+    }
+
+    /// The problems that `before` had not. Looks at the namespaces that have changed alone.
+    pub fn beyond<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a Condition> {
+        let is_same = Arc::ptr_eq(&self.0, &before.0);
+        let changed = self.0.iter().filter(move |_| !is_same).filter_map(move |(namespace, of)| {
+            let before = before.0.get(namespace);
+            before.is_none_or(|before| !Arc::ptr_eq(before, of)).then_some((of, before))
+        });
+        changed.flat_map(|(of, before)| {
+            let is_new = move |condition: &&Arc<Condition>| {
+                before.is_none_or(|before| !before.contains_key(*condition))
+            };
+            of.keys().filter(is_new).map(|condition| &**condition)
+        })
+    }
+
+    /// These were found.
+    pub(super) fn add<'a>(&mut self, found: impl IntoIterator<Item = &'a Condition>) {
+        for condition in found {
+            let all = Arc::make_mut(&mut self.0);
+            let of = match all.get_mut(condition.object.namespace()) {
+                Some(of) => of,
+                None => all.entry(condition.object.namespace().into()).or_default(),
+            };
+            let of = Arc::make_mut(of);
+            match of.get_mut(condition) {
+                Some(count) => *count += 1,
+                None => drop(of.insert(Arc::new(condition.clone()), 1)),
+            }
+        }
+    }
+
+    /// These, each of which was added, are not found any more.
+    pub(super) fn remove<'a>(&mut self, gone: impl IntoIterator<Item = &'a Condition>) {
+        for condition in gone {
+            let namespace = condition.object.namespace();
+            let all = Arc::make_mut(&mut self.0);
+            let Some(of) = all.get_mut(namespace).map(Arc::make_mut) else { continue };
+            let Some(count) = of.get_mut(condition) else { continue };
+            *count -= 1;
+            if *count > 0 {
+                continue;
+            }
+            of.remove(condition);
+            if of.is_empty() {
+                all.remove(namespace);
+            }
+        }
+    }
+
+    /// These were found in place of others.
+    pub(super) fn replace(&mut self, before: &[Condition], now: &[Condition]) {
+        if before != now {
+            // First the new ones: what is found again does not go.
+            self.add(now);
+            self.remove(before);
+        }
+    }
+}
+
+/// How often each was found is left out: that depends on how it was compiled.
+impl PartialEq for Conditions {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.iter().eq(other.iter())
+    }
+}
+
+impl Eq for Conditions {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::ObjectName;
+
+    fn condition(namespace: &str, message: &str) -> Condition {
+        let object = Subject::Pod(ObjectName::new(namespace, "a"));
+        Condition { object, severity: Severity::Error, message: message.to_owned() }
+    }
+
+    fn messages<'a>(conditions: impl Iterator<Item = &'a Condition>) -> Vec<String> {
+        conditions.map(|it| format!("{} {}", it.object, it.message)).collect()
+    }
+
+    #[test]
+    fn a_problem_is_there_for_as_long_as_anything_finds_it() {
+        let (one, two) = (condition("shop", "one"), condition("shop", "two"));
+        let other = condition("other", "one");
+        let mut conditions = Conditions::default();
+        conditions.add([&two, &one, &one, &other]);
+        assert_eq!(conditions.len(), 3);
+        assert_eq!(messages(conditions.iter()), ["pod other/a one", "pod shop/a one", "pod shop/a two"]);
+        conditions.remove([&one, &other]);
+        assert_eq!(messages(conditions.iter()), ["pod shop/a one", "pod shop/a two"]);
+        conditions.replace(&[one.clone()], &[two.clone()]);
+        assert_eq!(messages(conditions.iter()), ["pod shop/a two"]);
+        conditions.remove([&two, &two, &other]);
+        assert_eq!((conditions.len(), conditions.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn what_is_new_is_found_among_the_namespaces_that_have_changed() {
+        let mut conditions = Conditions::default();
+        conditions.add([&condition("shop", "one"), &condition("other", "one")]);
+        let before = conditions.clone();
+        assert_eq!(messages(conditions.beyond(&before)), [""; 0]);
+        conditions.add([&condition("shop", "one"), &condition("shop", "two"), &condition("new", "one")]);
+        assert_eq!(messages(conditions.beyond(&before)), ["pod new/a one", "pod shop/a two"]);
+        assert_eq!(messages(before.beyond(&conditions)), [""; 0]);
+        assert_eq!(conditions.beyond(&Conditions::default()).count(), 4, "all of it");
+        assert_ne!(conditions, before);
+    }
+
+    #[test]
+    fn a_list_has_the_first_of_each_namespace_and_how_many_more_there_are() {
+        let mut conditions = Conditions::default();
+        let many: Vec<Condition> =
+            (0..LISTED + 3).map(|number| condition("hostile", &format!("{number:04}"))).collect();
+        conditions.add(&many);
+        conditions.add([&condition("shop", "one")]);
+        let listed = conditions.listed();
+        let last: Vec<String> = messages(listed[LISTED - 1..].iter().map(|it| &**it));
+        let expected = [
+            "pod hostile/a 0127",
+            "namespace hostile 3 more problems of its policies and pods are not shown",
+            "pod shop/a one",
+        ];
+        assert_eq!((last, conditions.len()), (expected.map(str::to_owned).to_vec(), LISTED + 4));
+    }
+}
