@@ -209,6 +209,12 @@ impl Bridges {
         removed
     }
 
+    /// The right to close or open a bridge until what it returns is dropped.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        // No lock is poisoned: a panic ends the agent.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Users> {
         // No lock is poisoned: a panic ends the agent.
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
