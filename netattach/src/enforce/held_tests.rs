@@ -1,11 +1,9 @@
 //! What an agent does with the policies of its predecessor while its source does not know all yet.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::super::attachment::EnforcedAttachment;
@@ -19,7 +17,6 @@ use super::*;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Place};
-use crate::policy::diff::DENY_ALL;
 use crate::policy::options::Options;
 use crate::source::Source;
 use crate::source::read::manifest::Object;
@@ -54,9 +51,15 @@ struct Agent<'k> {
 impl<'k> Agent<'k> {
     /// One that has adopted attachment 9.
     fn restarted(last_id: u32, kernel: &'k FakeKernel, objects: &Objects) -> Self {
+        Self::adopting(&[9], last_id, kernel, objects)
+    }
+
+    fn adopting(attachments: &[u32], last_id: u32, kernel: &'k FakeKernel, objects: &Objects) -> Self {
         let mut agent = Self { state: State::new(last_id), kernel };
-        agent.state.take_over(&on_lan(9));
-        agent.state.maps_mut().adopt(9, kernel).unwrap();
+        for id in attachments {
+            agent.state.take_over(&on_lan(*id));
+            agent.state.maps_mut().adopt(*id, kernel).unwrap();
+        }
         agent.with(objects, |state, sources, kernel| state.recognise(sources, kernel).unwrap());
         agent
     }
@@ -85,15 +88,19 @@ fn on_lan(id: u32) -> EnforcedAttachment {
     on_lan
 }
 
+/// With a policy of that name for all pods of namespace `shop`, and for what they receive.
+fn ruled(mut objects: Objects, name: &str, ingress: &Value) -> Objects {
+    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": ingress});
+    let name = ObjectName::new("shop", name);
+    let policy = policy::read(name.clone(), &annotations, &spec).unwrap();
+    objects.policies.insert(name, policy.into());
+    objects
+}
+
 /// Pods of namespace `shop`, one of them with an address, and a policy by which they reach each other.
 fn objects(pods: &[&str]) -> Objects {
-    let mut objects = Objects::default();
-    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
-    let from = json!([{"from": [{"podSelector": {}}]}]);
-    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": from});
-    let rules = ObjectName::new("shop", "rules");
-    let policy = policy::read(rules.clone(), &annotations, &spec).unwrap();
-    objects.policies.insert(rules, policy.into());
+    let mut objects = ruled(Objects::default(), "rules", &json!([{"from": [{"podSelector": {}}]}]));
     for name in pods {
         let status = json!([{"name": "shop/lan", "ips": ["10.0.0.7"]}]).to_string();
         let annotations = if *name == "a" { json!({}) } else { json!({(STATUS_ANNOTATION): status}) };
@@ -135,11 +142,39 @@ fn an_isolated_attachment_keeps_its_predecessors_peers_until_all_are_known() {
 }
 
 #[test]
-fn an_attachment_that_was_open_is_isolated_at_once() {
-    let kernel = FakeKernel::with_room(2);
+fn an_attachment_that_was_open_or_allowed_nothing_is_decided_at_once() {
     let some = unknown(Unknown { remote_pods: true, ..Unknown::default() }, objects(&["a"]));
-    let mut agent = Agent::restarted(0, &kernel, &some);
-    assert_eq!(agent.assigned(&some, [9]), [PolicyIds { ingress: 1, egress: 0 }]);
+    for before in [OPEN, ISOLATED] {
+        let kernel = FakeKernel::with_room(2);
+        kernel.assigned.borrow_mut().insert(9, before);
+        let mut agent = Agent::restarted(0, &kernel, &some);
+        assert_eq!(agent.assigned(&some, [9]), [PolicyIds { ingress: 1, egress: 0 }], "{before:?}");
+        assert!(!agent.state.is_behind(), "{before:?}");
+    }
+}
+
+#[test]
+fn a_policy_that_is_changed_while_peers_are_unknown_holds_at_once() {
+    let remote_pods = Unknown { remote_pods: true, ..Unknown::default() };
+    let some = unknown(remote_pods, objects(&["a"]));
+    let port = json!([{"from": [{"podSelector": {}}], "ports": [{"protocol": "TCP", "port": 80}]}]);
+    let changes = [
+        ("is another", ruled(some.clone(), "rules", &port)),
+        ("selects it too", ruled(some.clone(), "more", &port)),
+    ];
+    for (what, changed) in changes {
+        let kernel = FakeKernel::with_room(2);
+        let mut first = Agent { state: State::new(0), kernel: &kernel };
+        let judged = PolicyIds { ingress: 1, egress: 0 };
+        let all = objects(&["a", "b"]);
+        first.with(&all, |state, sources, kernel| state.enter(&[on_lan(9)], sources, kernel).unwrap());
+        let mut agent = Agent::restarted(1, &kernel, &some);
+        // Another peer is no change of a policy.
+        let more = unknown(remote_pods, objects(&["a", "b"]));
+        assert_eq!([agent.assigned(&some, [9]), agent.assigned(&more, [9])], [[judged]; 2]);
+        assert_eq!(agent.assigned(&changed, [9]), [PolicyIds { ingress: 2, egress: 0 }], "{what}");
+        assert!(!agent.state.is_behind(), "{what}");
+    }
 }
 
 #[test]
@@ -154,10 +189,30 @@ fn that_there_is_no_policy_is_not_taken_from_a_server_that_does_not_know_the_kin
     assert_eq!(agent.assigned(&doubtful, [9]), [judged]);
     agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
     assert_eq!(agent.assigned(&doubtful, [9, 8]), [judged, ISOLATED], "policies may select it");
-    assert_eq!(agent.assigned(&without, [9, 8]), [OPEN; 2]);
+    // They may select its next pod too.
+    agent.with(&doubtful, |state, sources, kernel| state.leave(9, sources, kernel).unwrap());
+    agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(7)], sources, kernel).unwrap());
+    assert_eq!(agent.assigned(&doubtful, [8, 7]), [ISOLATED; 2]);
+    assert!(agent.state.is_behind());
+    assert_eq!(agent.assigned(&without, [8, 7]), [OPEN; 2]);
+    assert!(!agent.state.is_behind());
     // Where no attachment was isolated there is nothing to doubt.
     let kernel = FakeKernel::with_room(2);
     let mut agent = Agent::restarted(0, &kernel, &doubtful);
     agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
     assert_eq!(agent.assigned(&doubtful, [9, 8]), [OPEN; 2]);
+}
+
+#[test]
+fn policies_that_are_known_isolate_while_others_are_in_doubt() {
+    let kernel = FakeKernel::with_room(2);
+    kernel.held.borrow_mut().insert(4, Default::default());
+    // By a policy that the server does not know at present, for what its pod sends.
+    let judged = PolicyIds { ingress: 0, egress: 4 };
+    kernel.assigned.borrow_mut().insert(6, judged);
+    let doubtful = unknown(Unknown { kinds: true, ..Unknown::default() }, objects(&["a"]));
+    let mut agent = Agent::adopting(&[6, 9], 4, &kernel, &doubtful);
+    let isolated = PolicyIds { ingress: 5, egress: 0 };
+    assert_eq!(agent.assigned(&doubtful, [6, 9]), [judged, isolated]);
+    assert_eq!(agent.assigned(&unknown(Unknown::default(), doubtful), [6, 9]), [isolated; 2]);
 }
