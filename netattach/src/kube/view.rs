@@ -28,6 +28,9 @@ const EXPIRED: &str = "; it does not accept the agent's token or certificate: re
 /// How long the snapshot with the first policy that selects a pod here and has pods as peers waits for the pods of other nodes.
 /// Without them the policy would deny what it is to allow: after that the snapshot says that they are [`Unknown`].
 const PEERS_PATIENCE: Duration = Duration::from_secs(3);
+/// How long after a server has said for the first time since it last failed that it does not serve a kind it is believed. One
+/// that is started anew says so again within seconds, however often it was asked before.
+const DOUBT: Duration = Duration::from_secs(20);
 /// How often what has a time of its own is looked at.
 const TICK: Duration = Duration::from_secs(1);
 /// Least time between two snapshots. What comes alone is published at once; of a burst, each snapshot costs a copy of the
@@ -71,6 +74,8 @@ struct Following {
     /// That is not concluded from one answer alone, which says that the server does not serve the kind.
     confirmed: bool,
     served: bool,
+    /// Since when the server says that it is not served, without having failed otherwise meanwhile.
+    unserved: Option<Instant>,
     /// The newest version is not served, and this path of an older one is.
     older: Option<&'static str>,
     /// Since when changes are not followed, and the last reason.
@@ -154,7 +159,7 @@ impl View {
     /// All objects of the kind have been read, at that path. Whether their changes are followed is not known yet.
     pub(super) fn complete(&self, resource: &'static Resource, path: &'static str) {
         self.note(resource, |it| {
-            (it.complete, it.confirmed, it.served) = (true, true, true);
+            (it.complete, it.confirmed, it.served, it.unserved) = (true, true, true, None);
             let older = Some(path).filter(|path| resource.paths.first() != Some(path));
             if older != it.older {
                 it.older = older;
@@ -195,6 +200,7 @@ impl View {
         let it = followed.of(resource);
         // A server that answers anything else has accepted the token; one that does not answer says nothing of it.
         it.expired = if error.code().is_some() { expired } else { it.expired };
+        it.unserved = None;
         match &mut it.failing {
             Some((_, known)) => *known = message,
             None => it.failing = Some((Instant::now(), message)),
@@ -221,7 +227,8 @@ impl View {
             }
             it.served = false;
             (it.failing, it.expired) = (None, false);
-            it.confirmed |= it.complete;
+            let since = it.unserved.get_or_insert_with(Instant::now);
+            it.confirmed |= it.complete && since.elapsed() >= DOUBT;
             it.complete |= resource.optional;
         });
         self.changed.notify_one();
@@ -434,6 +441,7 @@ impl Following {
             complete: false,
             confirmed: false,
             served: true,
+            unserved: None,
             older: None,
             failing: None,
             expired: false,

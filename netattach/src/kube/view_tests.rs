@@ -3,6 +3,7 @@
 use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::super::client::Ask;
 use super::super::resource::ALWAYS;
 use super::*;
 
@@ -24,10 +25,25 @@ fn all_but_policies() -> (View, &'static Resource) {
 #[test]
 fn that_a_server_does_not_know_policies_is_for_sure_once_it_has_said_so_again() {
     let (view, policies) = all_but_policies();
+    let doubtful = Some(Unknown { kinds: true, ..Unknown::default() });
+    let some_time_passes = || {
+        let mut followed = locked(&view.followed);
+        let unserved = &mut followed.of(policies).unserved;
+        *unserved = unserved.and_then(|since| since.checked_sub(DOUBT));
+    };
     assert_eq!(publish(&view), None);
     view.unserved(policies);
-    assert_eq!(publish(&view), Some(Unknown { kinds: true, ..Unknown::default() }));
+    assert_eq!(publish(&view), doubtful);
     let first = *view.changes().borrow();
+    view.unserved(policies);
+    assert_eq!(publish(&view), doubtful, "that is too soon");
+    some_time_passes();
+    assert_eq!(publish(&view), doubtful, "it has not said so again");
+    // It may have been started anew.
+    view.failing(policies, &Ask::get("/p").ended());
+    view.unserved(policies);
+    assert_eq!(publish(&view), doubtful, "that is too soon after it was away");
+    some_time_passes();
     view.unserved(policies);
     assert_eq!(publish(&view), Some(Unknown::default()));
     assert_eq!(*view.changes().borrow(), first + 1, "nothing else has changed, and readers are told");
