@@ -293,9 +293,14 @@ impl Cache {
     fn fits(&mut self, content: Content, name: &ObjectName) -> bool {
         let Some(refused) = self.refused.get_mut(&content) else { return false };
         let was_refused = refused.remove(name);
-        if refused.len() == 0 {
-            self.refused.remove(&content);
-            self.room.remove(&content);
+        match refused.len() {
+            // Only a list says which they are.
+            0 if refused.has_more() => drop(self.room.insert(content)),
+            0 => {
+                self.refused.remove(&content);
+                self.room.remove(&content);
+            }
+            _ => {}
         }
         was_refused
     }
@@ -308,9 +313,12 @@ impl Cache {
     }
 
     /// Whether any object that was refused fits now, where a namespace has less than before: the smallest one, or the
-    /// smallest one of that namespace, before which others give way.
+    /// smallest one of that namespace, before which others give way. One that is not remembered may.
     fn may_fit(&self, content: Content, namespace: &str) -> bool {
         let Some(refused) = self.refused.get(&content) else { return false };
+        if refused.has_more() {
+            return true;
+        }
         // Of others their number decides.
         let Content::Objects(kind) = content else { return true };
         let Some(budget) = budget_of(kind) else { return true };
@@ -334,6 +342,12 @@ impl Cache {
     pub(super) fn list_begins(&mut self, content: Content) {
         self.room.remove(&content);
         self.admitted.remove(&content);
+        if let Some(refused) = self.refused.get_mut(&content) {
+            refused.list_begins();
+            if refused.len() == 0 {
+                self.refused.remove(&content);
+            }
+        }
         if let Content::Objects(kind) = content {
             self.stand_ins.list_begins(kind.word());
         }

@@ -8,38 +8,58 @@ use crate::objects::ObjectName;
 /// Objects beyond the bound of their kind that are remembered, to count them.
 pub(super) const REMEMBERED: usize = 16 << 10;
 
-/// The objects of a kind that were refused, each with the bytes that it would take; 0 where they do not decide.
+/// The objects of a kind that were refused.
 #[derive(Debug, Default)]
-pub(super) struct Refused(BTreeMap<ObjectName, usize>);
+pub(super) struct Refused {
+    /// The bytes that each would take; 0 where they do not decide.
+    bytes: BTreeMap<ObjectName, usize>,
+    /// There may be more than are remembered: who has refused objects by the thousand must not keep those of others from
+    /// being read again.
+    has_more: bool,
+}
 
 impl Refused {
     /// An object is refused. Of very many the first are remembered.
     pub(super) fn put(&mut self, name: &ObjectName, bytes: usize) {
-        if self.0.len() < REMEMBERED || self.0.contains_key(name) {
-            self.0.insert(name.clone(), bytes);
+        if self.bytes.len() < REMEMBERED || self.bytes.contains_key(name) {
+            self.bytes.insert(name.clone(), bytes);
+        } else {
+            self.has_more = true;
         }
     }
 
     /// An object is kept, or gone. Returns whether it had been refused.
     pub(super) fn remove(&mut self, name: &ObjectName) -> bool {
-        self.0.remove(name).is_some()
+        self.bytes.remove(name).is_some()
+    }
+
+    /// A list begins, which will tell those that are not remembered.
+    pub(super) fn list_begins(&mut self) {
+        self.has_more = false;
+    }
+
+    /// Whether there may be more than are remembered.
+    pub(super) fn has_more(&self) -> bool {
+        self.has_more
     }
 
     /// In the order of their names.
     pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
-        self.0.keys()
+        self.bytes.keys()
     }
 
-    /// How many there are.
+    /// How many are remembered.
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     /// The one that takes least, and the one of a namespace that does: what has to fit so that any does.
     pub(super) fn smallest(&self, namespace: &str) -> impl Iterator<Item = (&ObjectName, usize)> {
-        let of_namespace = self.0.iter().filter(move |(name, _)| name.namespace == namespace);
-        let least =
-            [self.0.iter().min_by_key(|(_, bytes)| **bytes), of_namespace.min_by_key(|(_, bytes)| **bytes)];
+        let of_namespace = self.bytes.iter().filter(move |(name, _)| name.namespace == namespace);
+        let least = [
+            self.bytes.iter().min_by_key(|(_, bytes)| **bytes),
+            of_namespace.min_by_key(|(_, bytes)| **bytes),
+        ];
         least.into_iter().flatten().map(|(name, bytes)| (name, *bytes))
     }
 }
@@ -68,5 +88,21 @@ mod tests {
             (refused.remove(&name("a/x")), refused.remove(&name("a/x")), refused.len()),
             (true, false, 3)
         );
+    }
+
+    #[test]
+    fn of_more_than_are_remembered_it_is_known_that_there_are_until_a_list_tells() {
+        let mut refused = Refused::default();
+        let name = |number: usize| ObjectName::new("a", format!("{number:06}"));
+        for number in 0..REMEMBERED {
+            refused.put(&name(number), 1);
+        }
+        refused.put(&name(0), 2);
+        assert_eq!((refused.len(), refused.has_more()), (REMEMBERED, false));
+        refused.put(&name(REMEMBERED), 1);
+        assert!(refused.remove(&name(1)));
+        assert_eq!((refused.len(), refused.has_more()), (REMEMBERED - 1, true));
+        refused.list_begins();
+        assert!(!refused.has_more());
     }
 }
