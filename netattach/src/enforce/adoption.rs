@@ -9,6 +9,7 @@ use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use super::programs::Adopted;
+use super::routed_to::RoutedTo;
 use super::state::State;
 use crate::hooks::HookPoint;
 use crate::hooks::node_end::Found;
@@ -101,9 +102,9 @@ impl Enforcer {
         };
         let sources = self.sources();
         // An address that two have stays with the one that the maps lead to; in new ones it goes to the first. Numbers are given out in
-        // turn.
+        // turn. Those to which the node routes nothing come before: what an earlier agent has led to them goes to whom it is routed to.
         let mut in_turn: Vec<&EnforcedAttachment> = attachments.iter().collect();
-        in_turn.sort_by_key(|attachment| attachment.id);
+        in_turn.sort_by_key(|attachment| (attachment.routed_to != RoutedTo::None, attachment.id));
         let mut errors = Vec::new();
         for attachment in in_turn {
             errors.extend(self.routed().adopt(attachment, &sources.options.restrictions, &mut host).err());
