@@ -5,6 +5,9 @@
 //! between two of them is a matter of the order in which they are written and read: [`InPlace::approve`], [`Entry::is_kept`],
 //! [`InPlace::begin`].
 //!
+//! An entry may become another flow's while it is written. Who has written more than what every packet says looks whether it is
+//! still that of the key, and takes it back: an approval, or all of it ([`InPlace::give_up`]).
+//!
 //! Two CPUs that change the state at the same moment may lose a bit of it. What has been answered and whose handshake is
 //! complete is said again by the next packet, and an end's mark within a second; without the end of a connection its flow waits
 //! for a longer timeout. A mark that comes back says nothing once the approval beside it is gone.
@@ -206,6 +209,18 @@ pub trait InPlace: Entry {
         self.approve(leg, Flow::REFUSED, false);
     }
 
+    /// Notes at a leg's own end that the policy in force there, by which the leg is approved, does so there: the mark alone. Who
+    /// wrote the approval again would undo what another CPU has said since it was read, and approve the flow that may have the
+    /// entry by now. `policy`: 0 if there is none in force, so that nothing keeps the leg from going on.
+    #[inline(always)]
+    fn confirm(&self, leg: Leg, policy: u32) {
+        if policy == 0 {
+            self.approve(leg, 0, false);
+        } else {
+            self.change_state(|state| state | leg.at_end());
+        }
+    }
+
     /// Notes that the sender of a packet that may pass goes on with the flow: it does, having let the packet out, also where it
     /// has no policy any more that could approve it. Returns whether the receiver does as well, so that the packet prolongs the
     /// flow.
@@ -256,6 +271,17 @@ pub trait InPlace: Entry {
         self.set_last_seen(flow.last_seen);
         self.set_approved_by(Leg::Opener, flow.opener_approved_by);
         self.set_approved_by(Leg::Responder, flow.responder_approved_by);
+    }
+
+    /// Makes the entry one of a flow that nobody has approved and that is expired: [`begin`](Self::begin) has written words
+    /// that are not of the flow which has the entry. `now` as in [`Life::is_expired`].
+    #[inline(always)]
+    fn give_up(&self, now: u32) {
+        /// Seconds, more than any timeout.
+        const LONG: u32 = 1 << 30;
+        self.set_approved_by(Leg::Opener, 0);
+        self.set_approved_by(Leg::Responder, 0);
+        self.set_last_seen(now.wrapping_sub(LONG));
     }
 
     /// Changes the state, if that makes a difference.
@@ -546,6 +572,45 @@ mod tests {
             };
             assert_eq!(kept(marked, 8, false), [(7, true), (7, false), (8, false)]);
             assert_eq!(kept(unmarked, 8, true), [(7, false), (8, false), (8, true)]);
+        }
+    }
+
+    #[test]
+    fn an_end_confirms_what_its_policy_has_approved_by_its_mark_alone() {
+        for (leg, _) in LEGS {
+            let confirmed = |from: Flow, policy| {
+                let entry = Steps::of(from);
+                entry.confirm(leg, policy);
+                entry.0.into_inner().split_off(1)
+            };
+            let approved = Flow::entered(1, true, leg, 7, ESTABLISHED);
+            let marked = Flow { state: ESTABLISHED | leg.at_end(), ..approved };
+            assert_eq!(confirmed(approved, 7), [marked]);
+            assert_eq!(confirmed(marked, 7), Vec::<Flow>::new());
+            assert!(marked.is_kept(leg));
+            // Another CPU has refused it meanwhile.
+            let refused = Flow::entered(1, true, leg, Flow::REFUSED, ESTABLISHED);
+            let steps = confirmed(refused, 7);
+            assert_eq!(steps, [Flow { state: ESTABLISHED | leg.at_end(), ..refused }]);
+            assert!(!steps[0].is_kept(leg) && steps[0].refuses(leg));
+            // No policy refuses it any more.
+            let free = Flow::entered(1, true, leg, 0, ESTABLISHED);
+            assert_eq!(confirmed(refused, 0), [free]);
+            assert_eq!(confirmed(marked, 0), [approved, free]);
+        }
+    }
+
+    #[test]
+    fn an_entry_that_is_given_up_is_expired_and_approved_by_nobody() {
+        for now in [0, 5, u32::MAX] {
+            for protocol in [protocol::TCP, protocol::UDP, protocol::SCTP, protocol::ICMP] {
+                let flow = Flow::entered(now, true, Leg::Opener, 7, ESTABLISHED);
+                let entry = Steps::of(Flow { responder_approved_by: 8, ..flow });
+                entry.give_up(now);
+                let last = entry.last();
+                assert_eq!((last.opener_approved_by, last.responder_approved_by), (0, 0));
+                assert!(last.life().is_expired(protocol, now), "{protocol} {now}");
+            }
         }
     }
 

@@ -17,9 +17,10 @@ const PPPOE_SESSION: u16 = 0x8864;
 /// The ethertype of what a frame with a length carries by SNAP (RFC 1042, and 802.1H), 0 if it has none.
 #[inline(always)]
 pub const fn in_snap(head: SnapHead) -> u16 {
-    // The access points but for the bits that say that they are a group's, and that it is an answer; unnumbered information.
+    // The access points but for the bits that say that they are a group's, and that it is an answer; unnumbered information,
+    // also with the bit that asks for an answer, which receivers do not look at.
     match head {
-        [0xaa | 0xab, 0xaa | 0xab, 3, 0, 0, 0 | 0xf8, high, low] => u16::from_be_bytes([high, low]),
+        [0xaa | 0xab, 0xaa | 0xab, 0x03 | 0x13, 0, 0, 0 | 0xf8, high, low] => u16::from_be_bytes([high, low]),
         _ => 0,
     }
 }
@@ -52,6 +53,7 @@ mod tests {
             ([0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x00], 0x0800),
             ([0xab, 0xab, 3, 0, 0, 0, 0x86, 0xdd], 0x86dd),
             ([0xaa, 0xaa, 3, 0, 0, 0xf8, 0x08, 0x06], 0x0806),
+            ([0xaa, 0xaa, 0x13, 0, 0, 0, 0x08, 0x00], 0x0800),
             ([0xaa, 0xaa, 3, 0, 0, 0x0c, 0x20, 0x00], 0),
             ([0xaa, 0xaa, 3, 0, 1, 0, 0x08, 0x00], 0),
             ([0xaa, 0xaa, 0xf3, 0, 0, 0, 0x08, 0x00], 0),

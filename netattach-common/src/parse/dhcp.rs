@@ -22,11 +22,11 @@ pub const SERVERS_V6: u16 = 547;
 pub const TYPE_V6: u32 = UDP_LEN;
 
 /// Types of DHCPv6 messages (RFC 8415, 7.3) that clients send: solicit, request, confirm, renew, rebind, release, decline,
-/// information-request, and the question by DHCPv4 (RFC 7341). All others are of servers, of relays, or of those who ask what
-/// a client has.
+/// information-request, the question by DHCPv4 (RFC 7341), and the note of an address that the client has given itself (RFC
+/// 9686), which has to come from that address. All others are of servers, of relays, or of those who ask what a client has.
 #[inline(always)]
 pub const fn is_of_client_v6(message: u8) -> bool {
-    matches!(message, 1 | 3..=6 | 8 | 9 | 11 | 20)
+    matches!(message, 1 | 3..=6 | 8 | 9 | 11 | 20 | 36)
 }
 
 /// What the sender of a message says.
@@ -86,10 +86,11 @@ mod tests {
         assert_eq!(read(&bytes[..bytes.len() - 1]), Err(DropReason::Malformed));
     }
 
-    /// Advertise 2, reply 7, reconfigure 10, relay-forward 12, relay-reply 13, leasequery 14, answer by DHCPv4 21.
+    /// Advertise 2, reply 7, reconfigure 10, relay-forward 12, relay-reply 13, leasequery 14, answer by DHCPv4 21,
+    /// answer to who has noted an address 37.
     #[test]
     fn clients_send_no_message_of_servers_or_relays() {
         let of_clients: Vec<u8> = (0..=u8::MAX).filter(|message| is_of_client_v6(*message)).collect();
-        assert_eq!(of_clients, [1, 3, 4, 5, 6, 8, 9, 11, 20]);
+        assert_eq!(of_clients, [1, 3, 4, 5, 6, 8, 9, 11, 20, 36]);
     }
 }

@@ -167,7 +167,10 @@ pub(crate) fn renew<A: Subprograms>(
     if !share::is_own::<A>(scope.id, entry.attachment(), place) {
         return false;
     }
-    entry.begin(&Flow { place, ..new_flow(ctx, scope, packet, opening, clock::seconds()) });
+    let flow = Flow { place, ..new_flow(ctx, scope, packet, opening, clock::seconds()) };
+    if !A::begin_flow(&key, entry, &flow) {
+        return false;
+    }
     count_and_record(ctx, scope, packet, opening);
     true
 }
@@ -311,8 +314,7 @@ fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bo
 #[inline(never)]
 fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) {
     if A::is_end(scope, tuple) {
-        let policy = scope.policies.of(leg);
-        entry.approve(leg, policy, policy != 0);
+        entry.confirm(leg, scope.policies.of(leg));
     }
 }
 

@@ -47,6 +47,21 @@ pub(crate) trait Family: Version {
     fn flow(key: &FlowKey<Self>) -> Option<FlowEntry>;
     /// Enters or replaces a flow. `false`: there is no room for the entry.
     fn enter_flow(key: &FlowKey<Self>, flow: &Flow) -> bool;
+
+    /// Makes the entry of a key, just looked up, that of another flow. `false`: the flow that had it is gone.
+    ///
+    /// While it is written another CPU may displace that flow, and the memory may be the entry of another key at once
+    /// ([`crate::path::entry`]): of that flow nobody has said what was written, so it begins anew with its next packet.
+    #[inline(always)]
+    fn begin_flow(key: &FlowKey<Self>, entry: FlowEntry, flow: &Flow) -> bool {
+        entry.begin(flow);
+        let is_still = Self::flow(key).is_some_and(|found| found.is_same(entry));
+        if !is_still {
+            entry.give_up(flow.last_seen);
+        }
+        is_still
+    }
+
     /// Takes a flow out, if it is there.
     fn remove_flow(key: &FlowKey<Self>);
     /// The number of places that an attachment has (at least one), and the counter of places requested.
@@ -107,9 +122,7 @@ macro_rules! map_methods {
             if $flows.insert(key, flow, NO_EXIST).is_ok() {
                 return true;
             }
-            let Some(entry) = Self::flow(key) else { return false };
-            entry.begin(flow);
-            true
+            enter_in_place::<Self>(key, flow)
         }
 
         #[inline(always)]
@@ -201,4 +214,13 @@ impl Family for Ip6 {
         places: OWN6(next_v6, most_v6),
         fragments: FRAGMENT6,
     }
+}
+
+/// Makes the entry that a key has already that of another flow, which is gone at once if it has been displaced meanwhile. `false`:
+/// there is none. Out of line: the frame of who enters a flow is as large as it may be.
+#[inline(never)]
+fn enter_in_place<A: Family>(key: &FlowKey<A>, flow: &Flow) -> bool {
+    let Some(entry) = A::flow(key) else { return false };
+    A::begin_flow(key, entry, flow);
+    true
 }

@@ -9,6 +9,7 @@ use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use super::programs::Adopted;
+use super::routed_to::RoutedTo;
 use super::state::State;
 use crate::hooks::HookPoint;
 use crate::hooks::node_end::Found;
@@ -26,7 +27,7 @@ impl Enforcer {
             // Programs on the devices go on with the policies of their maps; new programs would have none.
             return errors;
         }
-        errors.extend(self.guard_routed(attachments).err());
+        errors.extend(self.guard_routed(attachments));
         match self.take_over_devices(attachments, changed) {
             Ok(failed) => errors.extend(failed),
             Err(error) => errors.push(error),
@@ -89,21 +90,29 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Enables judging of routed packets for these attachments and, if the maps are new, for no others.
-    fn guard_routed(&self, attachments: &[EnforcedAttachment]) -> Result<(), EnforceError> {
+    /// Enables judging of routed packets for these attachments and, if the maps are new, for no others. One that fails stays in the
+    /// maps as it is, in new ones it is not there, and keeps neither the others from it nor the table from this agent's program.
+    fn guard_routed(&self, attachments: &[EnforcedAttachment]) -> Vec<EnforceError> {
         if !self.judges_routed() {
-            return Ok(());
+            return Vec::new();
         }
-        let mut host = Handle::open()?;
+        let mut host = match Handle::open() {
+            Ok(host) => host,
+            Err(error) => return vec![error.into()],
+        };
         let sources = self.sources();
         // An address that two have stays with the one that the maps lead to; in new ones it goes to the first. Numbers are given out in
-        // turn.
+        // turn. Those to which the node routes nothing come before: what an earlier agent has led to them goes to whom it is routed to.
         let mut in_turn: Vec<&EnforcedAttachment> = attachments.iter().collect();
-        in_turn.sort_by_key(|attachment| attachment.id);
+        in_turn.sort_by_key(|attachment| (attachment.routed_to != RoutedTo::None, attachment.id));
+        let mut errors = Vec::new();
         for attachment in in_turn {
-            self.routed().adopt(attachment, &sources.options.restrictions, &mut host)?;
+            errors.extend(self.routed().adopt(attachment, &sources.options.restrictions, &mut host).err());
         }
-        if self.dataplane().is_new() { self.routed().take_over() } else { Ok(()) }
+        if self.dataplane().is_new() {
+            errors.extend(self.routed().take_over().err());
+        }
+        errors
     }
 
     /// Ensures that every device is bound to its attachment and runs the programs, and this agent's if those have

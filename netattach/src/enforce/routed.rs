@@ -513,6 +513,26 @@ mod tests {
         assert_eq!(holders(), [Some(1), None]);
     }
 
+    /// Rows: SVC-layer-2.
+    #[test]
+    fn what_an_earlier_agent_has_led_to_layer_2_alone_goes_to_whom_the_node_routes_it() {
+        let (none, mut host) = (Restrictions::default(), Handle::open().unwrap());
+        let shared: IpAddr = "10.0.0.7".parse().unwrap();
+        for first in [0, 1] {
+            let mut left = state(&[]);
+            left.maps.guard(2, &[shared]).unwrap();
+            let routed = Routed(Mutex::new(left));
+            let both = [routed_to(1, &[shared]), attachment(2)];
+            for at in [first, 1 - first] {
+                routed.adopt(&both[at], &none, &mut host).unwrap();
+            }
+            let holder = || routed.lock().maps.holder(0, &[shared]);
+            assert_eq!(holder(), Some((shared, 1)), "{first}");
+            routed.forget(2).unwrap();
+            assert_eq!(holder(), Some((shared, 1)), "a DEL that comes late");
+        }
+    }
+
     #[test]
     fn nothing_is_done_only_while_the_table_and_what_gates_depend_on_are_as_they_were() {
         let mut state = state(&[]);

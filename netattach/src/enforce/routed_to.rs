@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use crate::netlink::{self, Handle};
+use crate::netlink::{self, Handle, LinkState};
 use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, Sandbox, author, host_access};
 use crate::step::{LeasedAddress, MadeBy, Step};
@@ -93,12 +93,34 @@ fn found(addresses: &[IpAddr], end: u32, host: &mut Handle) -> Result<Vec<IpAddr
     let Some(bridge) = controller.filter(|link| link.bridge.is_some()) else { return Ok(addresses.to_vec()) };
     let mut routed = Vec::with_capacity(addresses.len());
     for address in addresses {
-        let route = host.matching_route(*address)?;
-        if route.is_some_and(|route| route.interface == Some(bridge.index)) {
+        let by = host.matching_route(*address)?.and_then(|route| route.interface);
+        if let Some(by) = by
+            && leads_to_bridge(by, bridge.index, host)?
+        {
             routed.push(*address);
         }
     }
     Ok(routed)
+}
+
+/// Whether what leaves by a link of the node comes to a bridge: the link is the bridge, or a veth whose other end is a port of it. The
+/// reference's `bridge` has its gateway on one of the latter where it has a `vlan`.
+fn leads_to_bridge(link: u32, bridge: u32, host: &mut Handle) -> Result<bool, netlink::Error> {
+    if link == bridge {
+        return Ok(true);
+    }
+    let Some(peer) = shown(link, host)?.and_then(|link| link.link) else { return Ok(false) };
+    // The other end of a veth may be elsewhere, where its number is another's than here.
+    let port = shown(peer, host)?.filter(|port| port.link == Some(link));
+    Ok(port.is_some_and(|port| port.controller == Some(bridge)))
+}
+
+/// A link of the node; `None`: it is gone.
+fn shown(index: u32, host: &mut Handle) -> Result<Option<LinkState>, netlink::Error> {
+    match host.link_by_index(index) {
+        Err(error) if error.not_found() => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 #[cfg(test)]
@@ -186,12 +208,16 @@ mod tests {
             }
             let [a, b] = ["a0", "b0"].map(|name| host.link(name).unwrap().index);
             let [here, elsewhere]: [IpAddr; 2] = ["10.9.0.7", "10.8.0.7"].map(|it| it.parse().unwrap());
-            let given = RoutedTo::Found(vec![here, elsewhere]);
+            // The node's end of a veth to the bridge, as for a gateway in a VLAN.
+            let gateway = host.link("a1").unwrap().index;
+            host.configure(gateway, &addressing("10.7.0.1/24")).unwrap();
+            let in_vlan: IpAddr = "10.7.0.7".parse().unwrap();
+            let given = RoutedTo::Found(vec![here, elsewhere, in_vlan]);
             for (end, expected) in [
-                (Some(a), vec![here]),
+                (Some(a), vec![here, in_vlan]),
                 (Some(b), Vec::new()),
                 // No port: the plugin leads to it by the end itself.
-                (Some(switching), vec![here, elsewhere]),
+                (Some(switching), vec![here, elsewhere, in_vlan]),
                 (Some(999), Vec::new()),
                 (None, Vec::new()),
             ] {

@@ -1,9 +1,11 @@
 //! Packets of one flow on several CPUs, which read and write the words of its entry at the same time
 //! (`netattach_common::entry`). Any other CPU may go on before each word.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use netattach_common::entry::{Entry, InPlace};
 use netattach_common::flow::{Leg, Signal, state, tcp};
-use netattach_common::{Flow, Traffic};
+use netattach_common::{Flow, Traffic, protocol};
 
 use super::{explore, finds};
 use crate::sync::{Arc, step, thread};
@@ -120,6 +122,38 @@ fn in_order_of_place(entry: &Shared, flow: &Flow) {
     entry.set_traffic(false, flow.backward);
 }
 
+/// A flow's entry is renewed while another CPU displaces the flow and enters another one, which gets the same memory. The fault:
+/// nobody looks whether it is the key's still.
+fn renews_what_is_displaced(looks: bool) {
+    const NOW: u32 = 500;
+    let renewed = Flow::entered(NOW, true, Leg::Responder, AFTER, 0);
+    let other = Flow::entered(NOW, false, Leg::Opener, OTHER, 0);
+    let entry = Shared::of(Flow::entered(0, true, Leg::Responder, BEFORE, 0));
+    let is_displaced = Arc::new(AtomicBool::new(false));
+    let displaced = Arc::clone(&is_displaced);
+    beside(
+        &entry,
+        // The kernel writes all of an entry before anybody finds it.
+        move |entry| {
+            entry.write(|flow| {
+                *flow = other;
+                displaced.store(true, Ordering::SeqCst);
+            });
+        },
+        |entry| {
+            entry.begin(&renewed);
+            step();
+            if looks && is_displaced.load(Ordering::SeqCst) {
+                entry.give_up(NOW);
+            }
+        },
+    );
+    let flow = *entry.0.lock().unwrap();
+    let is_unapproved = flow.opener_approved_by == 0 && flow.responder_approved_by == 0;
+    let is_expired = flow.life().is_expired(protocol::TCP, NOW);
+    assert!(flow == other || is_unapproved && is_expired, "{flow:?}");
+}
+
 /// A leg that no policy judged at its own end is approved elsewhere, while its end asks whether it has approved the leg
 /// itself, which it never has. The faults: the approval is written before the mark goes, or read behind it.
 fn is_approved_elsewhere(approve: fn(&Shared), is_kept: fn(&Shared) -> bool) {
@@ -199,6 +233,16 @@ fn no_approval_of_the_flow_before_is_found_in_an_entry_that_is_renewed() {
 #[test]
 fn an_entry_that_is_renewed_word_by_word_in_any_order_is_found() {
     assert!(finds(2_000, || renews(in_order_of_place)));
+}
+
+#[test]
+fn what_is_written_of_a_flow_that_another_cpu_displaces_is_not_said_of_the_next_one() {
+    explore(2_000, || renews_what_is_displaced(true));
+}
+
+#[test]
+fn an_entry_that_nobody_looks_for_again_is_found() {
+    assert!(finds(2_000, || renews_what_is_displaced(false)));
 }
 
 #[test]

@@ -109,6 +109,9 @@ fn carriers_of_packets_pass_where_a_network_names_them_or_addresses_are_not_chec
     let dropped = Err(DropReason::Ethertype);
     all(FromPod, &carriers, dropped, "from a pod");
     all(FromPod, &in_snap, dropped, "from a pod");
+    let mut asking = snap(0, 0x0800);
+    asking[14 + 2] = 0x13;
+    all(FromPod, &[asking], dropped, "asks for an answer");
     all(FromPod, &neither, Ok(()), "no carrier");
     all(ToPod, &carriers, Ok(()), "from others");
     all(ToPod, &in_snap, Ok(()), "from others");

@@ -149,7 +149,7 @@ fn traffic(dice: &Dice, side: Side) -> Vec<u8> {
     let (source, port) = (dice.number(), dice.of(&SOME_PORTS));
     let packet = match dice.below(12) {
         0..4 => packet.tcp(source, port, dice.of(&[SYN, SYN, SYN | ACK, ACK, 4, 1, 0, 0x29, dice.byte()])),
-        4 if !four => packet.payload(17, &dhcpv6(dice.of(&[0, 1, 2, 3, 8, 12, 13, 20, 21]))),
+        4 if !four => packet.payload(17, &dhcpv6(dice.of(&[0, 1, 2, 3, 8, 12, 13, 20, 21, 36]))),
         4..7 => packet.udp(dice.of(&[source, 67, 68, 547, 546]), port),
         7 => packet.sctp(source, port, dice.of(&[INIT, INIT_ACK, 0, 3])),
         8 => packet.ping(source),
@@ -230,7 +230,8 @@ fn other(dice: &Dice, side: Side) -> Vec<u8> {
     let ethertypes =
         [0x88b5, 0x88b6, 0x8847, 0x8863, 0x8808, 0x8809, 0x888e, 0x88cc, 0x8035, 0x88e5, 46, 3, 0];
     let ethertype = if dice.rarely(6) { dice.number() } else { dice.of(&ethertypes) };
-    let snap = |ethertype: u16| [&[0xaa, 0xaa, 3, 0, 0, 0][..], &ethertype.to_be_bytes()].concat();
+    let control = dice.of(&[3, 3, 0x13, 0xf3]);
+    let snap = |ethertype: u16| [&[0xaa, 0xaa, control, 0, 0, 0][..], &ethertype.to_be_bytes()].concat();
     let head = if dice.rarely(4) {
         snap(dice.of(&[0x0800, 0x86dd, 0x809b]))
     } else {
@@ -322,7 +323,7 @@ fn is_honest(packet: &Reading, length: usize) -> bool {
     }
     if to_port(547) {
         return match packet.payload.get(8) {
-            Some(message) => [1, 3, 4, 5, 6, 8, 9, 11, 20].contains(message),
+            Some(message) => [1, 3, 4, 5, 6, 8, 9, 11, 20, 36].contains(message),
             None => !packet.first && packet.behind == 0,
         };
     }
@@ -397,7 +398,9 @@ fn judge(world: &World, frame: &[u8], side: Side) -> (bool, Option<Asked>) {
                 || [0x8808, 0x8809, 0x888e, 0x88cc].contains(&ethertype)
                 || ethertype < 0x600 && matches!(frame.get(14), None | Some(0x42));
             let carried = match &frame[14..] {
-                [0xaa | 0xab, 0xaa | 0xab, 3, 0, 0, 0 | 0xf8, high, low, ..] if ethertype < 0x600 => {
+                [0xaa | 0xab, 0xaa | 0xab, 0x03 | 0x13, 0, 0, 0 | 0xf8, high, low, ..]
+                    if ethertype < 0x600 =>
+                {
                     u16::from_be_bytes([*high, *low])
                 }
                 _ => ethertype,

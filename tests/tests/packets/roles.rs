@@ -68,8 +68,8 @@ fn a_pod_speaks_to_servers_of_dhcpv6_as_a_client_alone() {
     // From the port of clients to that of servers.
     let datagram = |message: &[u8]| [&[2, 34, 2, 35, 0, 12, 0, 0][..], message].concat();
     let to_all = || Packet::between("fe80::ff:fe00:1", "ff02::1:2");
-    for message in [1, 3, 4, 5, 6, 8, 9, 11, 20, 0, 2, 7, 10, 12, 13, 14, 21, 255] {
-        let of_client = [1, 3, 4, 5, 6, 8, 9, 11, 20].contains(&message);
+    for message in [1, 3, 4, 5, 6, 8, 9, 11, 20, 36, 0, 2, 7, 10, 12, 13, 14, 21, 37, 255] {
+        let of_client = [1, 3, 4, 5, 6, 8, 9, 11, 20, 36].contains(&message);
         let expected = if of_client { Ok(()) } else { Err(DropReason::DhcpServer) };
         let payload = datagram(&[message, 0, 0, 1]);
         let behind = from_pod6().extension(60, &PADDING);
