@@ -4,11 +4,12 @@
 //! address, at which all that listens on `[::]` is reached; it answers ARP for every address of the node; and what pods send to its
 //! Ethernet address reaches the node's addresses, and is forwarded where the node forwards. Where no network has its gateways on the
 //! bridge that is nobody's intent: it is closed before it comes up, and opened for the first gateway. Frames between its ports are
-//! switched in any case.
+//! switched in any case. What somebody else puts there later is not closed off: the node answers for an IPv4 address of the bridge
+//! itself, and takes what comes from that one's subnet.
 //!
 //! | setting | on a closed bridge |
 //! |---|---|
-//! | `ipv4/conf/BRIDGE/arp_ignore` | 8: no reply for any address of the node |
+//! | `ipv4/conf/BRIDGE/arp_ignore` | 1: no reply for an address of the node that is not the bridge's own |
 //! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so that what comes by it is neither for the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), also after somebody has written `ip_forward`, which changes `forwarding` of all devices |
 //! | `ipv6/conf/BRIDGE/disable_ipv6` | 1: no address, and nothing is received (`ip6_rcv_core` in `net/ipv6/ip6_input.c`); `forwarding` of one device keeps the kernel from nothing |
 
@@ -16,12 +17,11 @@ use super::StepError;
 use super::apply::ensure_if_present;
 use crate::sysctl;
 
-/// The setting of IPv4 that is written first when a bridge is closed and last when it is opened, by which it is known to be closed.
-const KNOWN_BY: (&str, &str) = ("ipv4", "arp_ignore");
+const IPV6: &str = "ipv6";
 
-/// The settings, by family, with what they are on a closed bridge.
+/// The settings, by family, with what they are on a closed bridge. It is known by all of them.
 const CLOSED: [((&str, &str), &str); 3] =
-    [(KNOWN_BY, "8"), (("ipv4", "rp_filter"), "1"), (("ipv6", "disable_ipv6"), "1")];
+    [(("ipv4", "arp_ignore"), "1"), (("ipv4", "rp_filter"), "1"), ((IPV6, "disable_ipv6"), "1")];
 
 fn key((family, setting): (&str, &str), device: &str) -> String {
     format!("{family}/conf/{device}/{setting}")
@@ -35,14 +35,22 @@ pub(super) fn close(bridge: &str) -> Result<(), StepError> {
     CLOSED.iter().try_for_each(|(setting, closed)| ensure_if_present(&key(*setting, bridge), closed))
 }
 
-/// Has a bridge that was closed be as the kernel makes one. Others are left alone.
+/// Whether a bridge is closed. One that is gone is not.
+pub(super) fn is_closed(bridge: &str) -> bool {
+    CLOSED.iter().all(|(setting, closed)| match sysctl::value(&key(*setting, bridge)) {
+        Some(found) => found == *closed,
+        // A kernel without IPv6 has no such setting.
+        None => setting.0 == IPV6,
+    })
+}
+
+/// Has a bridge that was closed be as the kernel makes one. Others are left alone, and so is one of which that was cut short: IPv6
+/// comes first, and what is closed still keeps no pod from a gateway of its subnet.
 ///
 /// # Errors
 /// The kernel refuses a setting.
 pub(super) fn open(bridge: &str) -> Result<(), StepError> {
-    let is_closed =
-        CLOSED.iter().any(|(it, closed)| *it == KNOWN_BY && sysctl::is(&key(*it, bridge), closed));
-    if !is_closed {
+    if !is_closed(bridge) {
         return Ok(());
     }
     CLOSED.iter().rev().try_for_each(|(setting, _)| {
@@ -69,15 +77,18 @@ mod tests {
             host.ensure_bridge(&bridge).unwrap();
             let settings = || CLOSED.map(|(setting, _)| sysctl::value(&key(setting, "br0")).unwrap());
             let made = settings();
+            assert!(!is_closed("br0") && !is_closed("gone0"));
             close("br0").unwrap();
-            assert_eq!(settings(), ["8", "1", "1"]);
+            assert_eq!((settings(), is_closed("br0")), (["1", "1", "1"].map(str::to_owned), true));
             close("br0").unwrap();
             open("br0").unwrap();
             assert_eq!(settings(), made);
-            // As its administrator wants it.
-            sysctl::ensure("ipv4/conf/br0/rp_filter", "2").unwrap();
+            // As its administrator wants it: stricter than it was made, and not closed.
+            for (setting, closed) in &CLOSED[..2] {
+                sysctl::ensure(&key(*setting, "br0"), closed).unwrap();
+            }
             open("br0").unwrap();
-            assert_eq!(settings()[1], "2");
+            assert_eq!(settings()[..2], ["1", "1"]);
         })
         .unwrap();
     }
