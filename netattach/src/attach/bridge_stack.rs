@@ -17,11 +17,14 @@ use super::StepError;
 use super::apply::ensure_if_present;
 use crate::sysctl;
 
-const IPV6: &str = "ipv6";
+/// A setting, by family, with what it is on a closed bridge.
+type Setting = ((&'static str, &'static str), &'static str);
 
-/// The settings, by family, with what they are on a closed bridge. It is known by all of them.
-const CLOSED: [((&str, &str), &str); 3] =
-    [(("ipv4", "arp_ignore"), "1"), (("ipv4", "rp_filter"), "1"), ((IPV6, "disable_ipv6"), "1")];
+const ARP_IGNORE: Setting = (("ipv4", "arp_ignore"), "1");
+const RP_FILTER: Setting = (("ipv4", "rp_filter"), "1");
+const DISABLE_IPV6: Setting = (("ipv6", "disable_ipv6"), "1");
+
+const CLOSED: [Setting; 3] = [ARP_IGNORE, RP_FILTER, DISABLE_IPV6];
 
 fn key((family, setting): (&str, &str), device: &str) -> String {
     format!("{family}/conf/{device}/{setting}")
@@ -35,17 +38,20 @@ pub(super) fn close(bridge: &str) -> Result<(), StepError> {
     CLOSED.iter().try_for_each(|(setting, closed)| ensure_if_present(&key(*setting, bridge), closed))
 }
 
-/// Whether a bridge is closed. One that is gone is not.
+/// Whether a bridge is closed. One that is gone is not. `rp_filter` does not tell: others write that of all devices.
 pub(super) fn is_closed(bridge: &str) -> bool {
-    CLOSED.iter().all(|(setting, closed)| match sysctl::value(&key(*setting, bridge)) {
-        Some(found) => found == *closed,
-        // A kernel without IPv6 has no such setting.
-        None => setting.0 == IPV6,
-    })
+    let is = |setting| is_as_closed(setting, bridge);
+    // A kernel without IPv6 has none of its settings.
+    is(ARP_IGNORE) == Some(true) && is(DISABLE_IPV6).or_else(|| is(RP_FILTER)) == Some(true)
 }
 
-/// Has a bridge that was closed be as the kernel makes one. Others are left alone, and so is one of which that was cut short: IPv6
-/// comes first, and what is closed still keeps no pod from a gateway of its subnet.
+/// Whether a setting is what it is on a closed bridge; `None`: there is none.
+fn is_as_closed((setting, closed): Setting, bridge: &str) -> Option<bool> {
+    sysctl::value(&key(setting, bridge)).map(|found| found == closed)
+}
+
+/// Has a bridge that was closed be as the kernel makes one, but for what somebody has written since. Others are left alone, and so is
+/// one of which that was cut short: IPv6 comes first, and what is closed still keeps no pod from a gateway of its subnet.
 ///
 /// # Errors
 /// The kernel refuses a setting.
@@ -53,10 +59,11 @@ pub(super) fn open(bridge: &str) -> Result<(), StepError> {
     if !is_closed(bridge) {
         return Ok(());
     }
-    CLOSED.iter().rev().try_for_each(|(setting, _)| {
+    let closed = CLOSED.into_iter().rev().filter(|it| is_as_closed(*it, bridge) == Some(true));
+    closed.map(|(setting, _)| setting).try_for_each(|setting| {
         // A new device has these.
-        let made_with = sysctl::value(&key(*setting, "default")).unwrap_or_else(|| "0".to_owned());
-        ensure_if_present(&key(*setting, bridge), &made_with)
+        let made_with = sysctl::value(&key(setting, "default")).unwrap_or_else(|| "0".to_owned());
+        ensure_if_present(&key(setting, bridge), &made_with)
     })
 }
 
@@ -83,6 +90,11 @@ mod tests {
             close("br0").unwrap();
             open("br0").unwrap();
             assert_eq!(settings(), made);
+            // Of all devices somebody has written it since.
+            close("br0").unwrap();
+            sysctl::ensure(&key(RP_FILTER.0, "br0"), "2").unwrap();
+            open("br0").unwrap();
+            assert_eq!(settings(), [made[0].clone(), "2".to_owned(), made[2].clone()]);
             // As its administrator wants it: stricter than it was made, and not closed.
             for (setting, closed) in &CLOSED[..2] {
                 sysctl::ensure(&key(*setting, "br0"), closed).unwrap();
