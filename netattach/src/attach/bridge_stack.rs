@@ -4,11 +4,12 @@
 //! address, at which all that listens on `[::]` is reached; it answers ARP for every address of the node; and what pods send to its
 //! Ethernet address reaches the node's addresses, and is forwarded where the node forwards. Where no network has its gateways on the
 //! bridge that is nobody's intent: it is closed before it comes up, and opened for the first gateway. Frames between its ports are
-//! switched in any case.
+//! switched in any case. What somebody else puts there later is not closed off: the node answers for an IPv4 address of the bridge
+//! itself, and takes what comes from that one's subnet.
 //!
 //! | setting | on a closed bridge |
 //! |---|---|
-//! | `ipv4/conf/BRIDGE/arp_ignore` | 8: no reply for any address of the node |
+//! | `ipv4/conf/BRIDGE/arp_ignore` | 1: no reply for an address of the node that is not the bridge's own |
 //! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so that what comes by it is neither for the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), also after somebody has written `ip_forward`, which changes `forwarding` of all devices |
 //! | `ipv6/conf/BRIDGE/disable_ipv6` | 1: no address, and nothing is received (`ip6_rcv_core` in `net/ipv6/ip6_input.c`); `forwarding` of one device keeps the kernel from nothing |
 
@@ -16,12 +17,14 @@ use super::StepError;
 use super::apply::ensure_if_present;
 use crate::sysctl;
 
-/// The setting of IPv4 that is written first when a bridge is closed and last when it is opened, by which it is known to be closed.
-const KNOWN_BY: (&str, &str) = ("ipv4", "arp_ignore");
+/// A setting, by family, with what it is on a closed bridge.
+type Setting = ((&'static str, &'static str), &'static str);
 
-/// The settings, by family, with what they are on a closed bridge.
-const CLOSED: [((&str, &str), &str); 3] =
-    [(KNOWN_BY, "8"), (("ipv4", "rp_filter"), "1"), (("ipv6", "disable_ipv6"), "1")];
+const ARP_IGNORE: Setting = (("ipv4", "arp_ignore"), "1");
+const RP_FILTER: Setting = (("ipv4", "rp_filter"), "1");
+const DISABLE_IPV6: Setting = (("ipv6", "disable_ipv6"), "1");
+
+const CLOSED: [Setting; 3] = [ARP_IGNORE, RP_FILTER, DISABLE_IPV6];
 
 fn key((family, setting): (&str, &str), device: &str) -> String {
     format!("{family}/conf/{device}/{setting}")
@@ -35,20 +38,32 @@ pub(super) fn close(bridge: &str) -> Result<(), StepError> {
     CLOSED.iter().try_for_each(|(setting, closed)| ensure_if_present(&key(*setting, bridge), closed))
 }
 
-/// Has a bridge that was closed be as the kernel makes one. Others are left alone.
+/// Whether a bridge is closed. One that is gone is not. `rp_filter` does not tell: others write that of all devices.
+pub(super) fn is_closed(bridge: &str) -> bool {
+    let is = |setting| is_as_closed(setting, bridge);
+    // A kernel without IPv6 has none of its settings.
+    is(ARP_IGNORE) == Some(true) && is(DISABLE_IPV6).or_else(|| is(RP_FILTER)) == Some(true)
+}
+
+/// Whether a setting is what it is on a closed bridge; `None`: there is none.
+fn is_as_closed((setting, closed): Setting, bridge: &str) -> Option<bool> {
+    sysctl::value(&key(setting, bridge)).map(|found| found == closed)
+}
+
+/// Has a bridge that was closed be as the kernel makes one, but for what somebody has written since. Others are left alone, and so is
+/// one of which that was cut short: IPv6 comes first, and what is closed still keeps no pod from a gateway of its subnet.
 ///
 /// # Errors
 /// The kernel refuses a setting.
 pub(super) fn open(bridge: &str) -> Result<(), StepError> {
-    let is_closed =
-        CLOSED.iter().any(|(it, closed)| *it == KNOWN_BY && sysctl::is(&key(*it, bridge), closed));
-    if !is_closed {
+    if !is_closed(bridge) {
         return Ok(());
     }
-    CLOSED.iter().rev().try_for_each(|(setting, _)| {
+    let closed = CLOSED.into_iter().rev().filter(|it| is_as_closed(*it, bridge) == Some(true));
+    closed.map(|(setting, _)| setting).try_for_each(|setting| {
         // A new device has these.
-        let made_with = sysctl::value(&key(*setting, "default")).unwrap_or_else(|| "0".to_owned());
-        ensure_if_present(&key(*setting, bridge), &made_with)
+        let made_with = sysctl::value(&key(setting, "default")).unwrap_or_else(|| "0".to_owned());
+        ensure_if_present(&key(setting, bridge), &made_with)
     })
 }
 
@@ -69,15 +84,23 @@ mod tests {
             host.ensure_bridge(&bridge).unwrap();
             let settings = || CLOSED.map(|(setting, _)| sysctl::value(&key(setting, "br0")).unwrap());
             let made = settings();
+            assert!(!is_closed("br0") && !is_closed("gone0"));
             close("br0").unwrap();
-            assert_eq!(settings(), ["8", "1", "1"]);
+            assert_eq!((settings(), is_closed("br0")), (["1", "1", "1"].map(str::to_owned), true));
             close("br0").unwrap();
             open("br0").unwrap();
             assert_eq!(settings(), made);
-            // As its administrator wants it.
-            sysctl::ensure("ipv4/conf/br0/rp_filter", "2").unwrap();
+            // Of all devices somebody has written it since.
+            close("br0").unwrap();
+            sysctl::ensure(&key(RP_FILTER.0, "br0"), "2").unwrap();
             open("br0").unwrap();
-            assert_eq!(settings()[1], "2");
+            assert_eq!(settings(), [made[0].clone(), "2".to_owned(), made[2].clone()]);
+            // As its administrator wants it: stricter than it was made, and not closed.
+            for (setting, closed) in &CLOSED[..2] {
+                sysctl::ensure(&key(*setting, "br0"), closed).unwrap();
+            }
+            open("br0").unwrap();
+            assert_eq!(settings()[..2], ["1", "1"]);
         })
         .unwrap();
     }

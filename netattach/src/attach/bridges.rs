@@ -167,7 +167,7 @@ impl Beneath {
         Ok(())
     }
 
-    /// Has the bridge be one on which the node has gateways, before it gets them again.
+    /// Has the bridge be one on which the node has gateways: before it gets them again, and after that.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -269,8 +269,8 @@ impl Entered<'_> {
         };
         self.names.push(name.to_owned());
         if !is_held {
-            // The others do not wait with this one.
-            let held = hold();
+            // The others do not wait with this one, and a plan waits once, however many bridges it has.
+            let held = hold(if self.names.len() == 1 { PATIENCE } else { Duration::ZERO });
             let mut users = self.bridges.lock();
             users.held = users.held.take().or(held);
         }
@@ -321,10 +321,10 @@ fn is_link_local(net: &IpNet) -> bool {
 }
 
 /// Keeps other processes from removing a bridge that they made, on the calling thread's node, until what it returns is dropped:
-/// for an ADD, which may be about to use one. `None`: somebody has the lock alone for [`PATIENCE`], which any process of the node's
+/// for an ADD, which may be about to use one. `None`: somebody has the lock alone for all of `patience`, which any process of the node's
 /// namespace can take, and the ADD goes on without it.
-fn hold() -> Option<File> {
-    locked(|namespace| flock::lock_shared(namespace, PATIENCE))
+fn hold(patience: Duration) -> Option<File> {
+    locked(|namespace| flock::lock_shared(namespace, patience))
 }
 
 fn locked(lock: impl FnOnce(&File) -> io::Result<bool>) -> Option<File> {
@@ -430,6 +430,8 @@ fn adopt_vlan_device(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
     use crate::netns::within;
     use crate::step::{Bridge, StepRef};
@@ -446,7 +448,7 @@ mod tests {
                 bridges.remove_made(&outputs).unwrap();
                 host.find_link("br0").unwrap().is_some()
             };
-            let [first, second] = [(); 2].map(|()| hold().unwrap());
+            let [first, second] = [(); 2].map(|()| hold(PATIENCE).unwrap());
             assert!(is_there_after());
             drop(first);
             assert!(is_there_after());
@@ -500,6 +502,24 @@ mod tests {
 
     /// Rows: BRG-at-once.
     #[test]
+    fn a_plan_waits_once_for_who_does_not_let_go_of_the_lock() {
+        let node = Netns::private().unwrap();
+        within(&node, || {
+            let _alone = locked(|namespace| flock::lock(namespace, Duration::ZERO)).unwrap();
+            let bridges = Bridges::default();
+            let mut entered = bridges.begin();
+            let mut waited = |name: &str| {
+                let begun = Instant::now();
+                entered.enter(name);
+                begun.elapsed() >= PATIENCE
+            };
+            assert_eq!(["br0", "br1", "br2"].map(&mut waited), [true, false, false]);
+        })
+        .unwrap();
+    }
+
+    /// Rows: BRG-at-once.
+    #[test]
     fn an_agent_that_is_refused_the_lock_alone_has_it_shared_as_before() {
         let node = Netns::private().unwrap();
         within(&node, || {
@@ -508,7 +528,7 @@ mod tests {
             let bridges = Bridges::default();
             let mut entered = bridges.begin();
             entered.enter("br1");
-            let others = hold().unwrap();
+            let others = hold(PATIENCE).unwrap();
             bridges.remove_made(&outputs).unwrap();
             assert!(host.find_link("br0").unwrap().is_some());
             drop(others);

@@ -253,15 +253,14 @@ impl Engine {
                     unfiltered.get_or_insert(error);
                     continue;
                 }
-                if let (Difference::Bridge(Change::Gateways(..)), Some((beneath, _))) =
-                    (&difference, &end.port)
-                {
-                    beneath.open(&self.node.bridges).map_err(|source| AttachError::PutBack {
-                        what: format!("have bridge {} be a gateway again", beneath.name()),
-                        source: Box::new(source),
-                    })?;
-                }
+                let opened = match (&difference, &end.port) {
+                    (Difference::Bridge(Change::Gateways(..)), Some((beneath, _))) => Some(beneath),
+                    _ => None,
+                };
+                opened.map_or(Ok(()), |beneath| self.open(beneath))?;
                 put_back(end, &difference, &mut host).map_err(|error| AttachError::Open(error.into()))?;
+                // Another process may have closed it before it saw the addresses.
+                opened.map_or(Ok(()), |beneath| self.open(beneath))?;
                 changed.push(format!("link {} was {difference}", end.made.name));
             }
         }
@@ -279,6 +278,13 @@ impl Engine {
             || self.registry.all().iter().flat_map(ends).any(|end| {
                 end.port.is_some_and(|(other, _)| other.name() == beneath.name() && other.is_ours())
             })
+    }
+
+    fn open(&self, beneath: &Beneath) -> Result<(), AttachError> {
+        beneath.open(&self.node.bridges).map_err(|source| AttachError::PutBack {
+            what: format!("have bridge {} be a gateway again", beneath.name()),
+            source: Box::new(source),
+        })
     }
 
     fn restore(&self, beneath: &Beneath, host: &mut Handle) -> Result<(), AttachError> {

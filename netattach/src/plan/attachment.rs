@@ -117,6 +117,7 @@ fn planned(
         is_own: driver.is_some(),
         has_numbers: from_without.is_some(),
         when: network.enforce.unwrap_or(options.enforce),
+        plugins: &list.plugins,
     };
     let asked = add_chained(&mut steps, chained, &place, options)?;
     steps.extend(files.map(Step::ReadDeviceInfo));
@@ -261,6 +262,8 @@ struct Place<'a> {
     has_numbers: bool,
     /// When programs run for it then.
     when: EnforceWhen,
+    /// The network's plugins as its author has written them.
+    plugins: &'a [PluginConf],
 }
 
 /// What chained plugins ask of the programs of an interface that another plugin makes.
@@ -314,6 +317,7 @@ fn add_chained<'a>(
             }
             tuning::KIND if is_carried_out => {
                 let mut tune = tuning::parse(&request)?;
+                note_authors(&mut tune, place.plugins.get(*position), &request);
                 tuned(steps, &mut tune)?;
                 steps.push(Step::Tune(tune));
             }
@@ -324,6 +328,17 @@ fn add_chained<'a>(
         }
     }
     Ok(asked)
+}
+
+/// Notes that a pod does not ask for the settings that the network's author has under `args.cni`, with the same values.
+fn note_authors(tune: &mut Tune, plugin: Option<&PluginConf>, request: &link::Request<'_>) {
+    let Some(plugin) = plugin.filter(|_| tune.sysctls.iter().any(|one| one.asked)) else { return };
+    // Of what cannot be read nothing is the author's.
+    let own = tuning::parse(&link::Request { config: plugin.raw(), ..*request });
+    let own = own.map(|own| own.sysctls).unwrap_or_default();
+    for one in tune.sysctls.iter_mut().filter(|one| one.asked) {
+        one.asked = !own.iter().any(|own| own.path == one.path && own.value == one.value);
+    }
 }
 
 /// Refuses a chained plugin that makes an interface of its own.
@@ -753,6 +768,41 @@ mod tests {
         assert_eq!(planned(&executed, &ipvlan), Ok(vec!["makes-a-card".to_owned(), "ipvlan".to_owned()]));
         assert_eq!(planned(&executed, &json!({"type": "macvlan"})), refused("macvlan"));
         assert_eq!(planned(&json!({"type": "macvlan"}), &ipvlan), refused("ipvlan"));
+    }
+
+    /// The key may be written otherwise: it is read as Go reads it.
+    ///
+    /// Rows: TUN-asked-for.
+    #[test]
+    fn a_setting_is_asked_for_by_a_pod_where_its_author_has_it_neither_as_a_key_nor_as_an_argument() {
+        let asked = |arguments: &Value| -> Vec<(String, String, bool)> {
+            let tuning = json!({
+                "type": "tuning", "sysctl": {"net.core.somaxconn": "500"},
+                "args": {"cni": {"sysctl": {"net.ipv4.ip_forward": "1"}}},
+            });
+            let plugins = json!([{"type": "bridge"}, tuning]);
+            let network = network(&json!({"name": "lan", "cniVersion": "1.0.0", "plugins": plugins}));
+            let selection = json!({"namespace": "shop", "name": "lan", "cni-args": arguments});
+            let selection: Selection = serde_json::from_value(selection).unwrap();
+            let facts = Facts::default();
+            let wanted = Wanted { asked: Some(&selection), ..fixtures::wanted(&network, &facts) };
+            let sandbox = fixtures::sandbox("a");
+            let planned = attachment(&sandbox, &wanted, &CniArgs::default(), &Options::default(), None);
+            let settings = planned.unwrap().steps.into_iter().find_map(|step| match step {
+                Step::Tune(tune) => Some(tune.sysctls),
+                _ => None,
+            });
+            settings.unwrap().into_iter().map(|one| (one.key, one.value, one.asked)).collect()
+        };
+        let row = |key: &str, value: &str, asked: bool| (format!("net.{key}"), value.to_owned(), asked);
+        let (somaxconn, forward) = (row("core.somaxconn", "500", false), row("ipv4.ip_forward", "1", false));
+        let both = vec![somaxconn.clone(), forward];
+        assert_eq!(asked(&json!({"mtu": 1400})), both);
+        assert_eq!(asked(&json!({"sysctl": {"net.ipv4.ip_forward": "1"}})), both);
+        let of_pod = vec![somaxconn, row("ipv4.ip_forward", "0", true)];
+        for key in ["sysctl", "SYSCTL", "\u{17f}ysctl"] {
+            assert_eq!(asked(&json!({key: {"net.ipv4.ip_forward": "0"}})), of_pod, "{key}");
+        }
     }
 
     /// What is said to a pod with these `cni-args` on a network that declares these capabilities.

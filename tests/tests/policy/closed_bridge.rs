@@ -44,7 +44,7 @@ fn lead(pod: &Pod, to: [&str; 2], bridge: Mac) {
 /// What is different of the bridge without a gateway from one with one.
 fn closed(of_gateway: &Sysctls) -> Sysctls {
     let mut closed = of_gateway.clone();
-    for (setting, value) in [("ipv4.arp_ignore", "8"), ("ipv4.rp_filter", "1"), ("ipv6.disable_ipv6", "1")] {
+    for (setting, value) in [("ipv4.arp_ignore", "1"), ("ipv4.rp_filter", "1"), ("ipv6.disable_ipv6", "1")] {
         closed.insert(setting.to_owned(), value.to_owned());
     }
     closed
@@ -119,6 +119,43 @@ fn the_node_is_on_no_bridge_of_its_own_but_as_a_gateway() {
     assert!(eventually(PATIENCE, || GATEWAY.map(|to| arrives(&node, &c, to)) == [true; 2]));
     assert_eq!(settings(), of_gateway);
     for pod in [&a, &b, &c] {
+        node.del(pod).success();
+    }
+}
+
+/// As its administrator gives one, or a plugin of others that has its gateway there.
+///
+/// Rows: BRG-closed.
+#[test]
+fn an_address_that_a_closed_bridge_gets_is_answered_for_and_opens_it_where_it_is_a_gateway() {
+    let mut node = Node::new(&[]).unwrap();
+    let on_bridge = |subnet: &str, gateway: bool| {
+        let ipam = node.host_local(&[subnet]);
+        json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br1", "isGateway": gateway, "ipam": ipam})
+    };
+    let (lan, routed) = (on_bridge("10.70.0.0/24", false), on_bridge("10.71.0.0/24", true));
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("routed", &network(NAMESPACE, "routed", &routed)).unwrap();
+    for (name, of) in [("a", "lan"), ("c", "routed")] {
+        node.write(name, &pod(name, &json!({}), &json!(of))).unwrap();
+    }
+    node.start().unwrap();
+    let [a, c] = ["a", "c"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    let of_gateway = sysctls(&node.namespace, "br0").unwrap();
+    let settings = || sysctls(&node.namespace, "br1").unwrap();
+    let address = |what: &str, address: &str| {
+        ip(&node.namespace, &["addr", what, address, "dev", "br1"]).unwrap();
+    };
+    address("add", "10.70.0.1/24");
+    assert!(arrives(&node, &a, "10.70.0.1"));
+    address("del", "10.70.0.1/24");
+    address("add", "10.71.0.1/24");
+    assert_eq!(settings(), closed(&of_gateway));
+    node.add(&c).success();
+    assert_eq!(settings(), of_gateway);
+    assert!(arrives(&node, &c, "10.71.0.1"));
+    for pod in [&a, &c] {
         node.del(pod).success();
     }
 }

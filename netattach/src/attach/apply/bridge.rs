@@ -71,9 +71,12 @@ impl Executor<'_> {
             }
         })?;
         let is_changed = changes != GatewayChanges::default();
+        // Also where somebody else has given a closed one the gateway's address.
+        let opens =
+            device.is_none() && self.is_own_bridge(at) && (is_changed || bridge_stack::is_closed(bridge));
         let node = self.node;
-        let _turn = is_changed.then(|| node.bridges.turn());
-        if is_changed && device.is_none() && self.is_own_bridge(at) {
+        let _turn = (is_changed || opens).then(|| node.bridges.turn());
+        if opens {
             bridge_stack::open(bridge)?;
         }
         let changed = self.change_addresses(index, changes);
@@ -81,6 +84,10 @@ impl Executor<'_> {
             links.readdressed(index);
         }
         changed?;
+        if opens {
+            // Another process may have closed it before it saw the address.
+            bridge_stack::open(bridge)?;
+        }
         Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
     }
 

@@ -145,7 +145,8 @@ pub(super) fn dump(
                     let end = |what| Error::Malformed { request: request_name, what };
                     return match end_of_list(message.body).map_err(end)? {
                         0 => Ok(!interrupted),
-                        // What was listed has gone meanwhile: that is a change.
+                        // What was listed has gone meanwhile (`nf_tables_dump_set`): that is a change.
+                        libc::ENOENT => Ok(false),
                         _ => refused(request_name, message.body).map(|()| !interrupted),
                     };
                 }
