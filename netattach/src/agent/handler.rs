@@ -547,10 +547,7 @@ impl Agent {
     pub(super) fn call_engine(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
         match request.command {
             Command::Add => {
-                self.admit_to_publish(request)?;
-                let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
-                devices::give(&self.engine, &mut intent, devices)?;
-                let (result, attached, is_new) = self.engine.add(request, pod, &intent)?;
+                let (result, attached, is_new) = self.add(request, devices)?;
                 if self.statuses.required {
                     self.publish_first(request, &attached.key, is_new)?;
                 }
@@ -572,12 +569,31 @@ impl Agent {
         }
     }
 
-    /// Refuses an ADD that could not be published as it has to be, before it has any effect, and has it wait for others that are
-    /// being published: it would wait for the same server.
+    /// All of an ADD but its publication.
+    fn add(
+        &self,
+        request: &cni::Request,
+        devices: &Asked,
+    ) -> Result<(serde_json::Value, Arc<Attached>, bool), CniError> {
+        self.check_publishable(request)?;
+        let add = || -> Result<_, CniError> {
+            if self.statuses.required {
+                // It would wait for the same server as others that are being published.
+                let needs = Footprint::from([Resource::Publication]);
+                waits::admit(&needs).map_err(AttachError::from)?;
+            }
+            let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
+            devices::give(&self.engine, &mut intent, devices)?;
+            Ok(self.engine.add(request, pod, &intent)?)
+        };
+        add().inspect_err(|_| locked(&self.required_status).ended_untried(Instant::now()))
+    }
+
+    /// Refuses an ADD that could not be published as it has to be, before it has any effect.
     ///
     /// # Errors
     /// Code 11.
-    fn admit_to_publish(&self, request: &cni::Request) -> Result<(), CniError> {
+    fn check_publishable(&self, request: &cni::Request) -> Result<(), CniError> {
         if !self.statuses.required {
             return Ok(());
         }
@@ -594,8 +610,7 @@ impl Agent {
             let msg = format!("network-status cannot be published, and kubernetes.status is required: {why}");
             return Err(CniError::new(code::TRY_AGAIN_LATER, msg));
         }
-        let needs = Footprint::from([Resource::Publication]);
-        waits::admit(&needs).map_err(|crowded| AttachError::from(crowded).into())
+        Ok(())
     }
 
     /// Publishes the status of an ADD before its answer, which fails if that does.
@@ -613,7 +628,13 @@ impl Agent {
         let published = waits::at(&Resource::Publication, || {
             self.statuses.publisher.publish_within(&pod, &entries, STATUS_PATIENCE)
         });
-        locked(&self.required_status).ended(published.is_ok(), Instant::now());
+        {
+            let (mut status, now) = (locked(&self.required_status), Instant::now());
+            match &published {
+                Err(error) if error.is_gone => status.ended_untried(now),
+                outcome => status.ended(outcome.is_ok(), now),
+            }
+        }
         published.map_err(|error| {
             let mut failed = CniError::from_chain(code::TRY_AGAIN_LATER, &error);
             // What a pod that runs has stays.

@@ -8,19 +8,19 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// What has become of the writes that ADDs waited for.
 #[derive(Debug, Default)]
 pub(super) struct RequiredStatus {
-    /// When the last one failed, or the one began that tries again; `None`: none has, or one has succeeded since.
-    failed: Option<Instant>,
+    /// From when on an ADD tries again; `None`: no write has failed, or one has succeeded since.
+    again: Option<Instant>,
 }
 
 impl RequiredStatus {
     /// Whether an ADD is begun. It would do all its work, wait for the write and take all back: where the server cannot be reached
     /// and the last write has failed, one at a time tries.
     pub(super) fn may_begin(&mut self, is_reachable: bool, now: Instant) -> bool {
-        match self.failed {
-            Some(at) if !is_reachable => {
-                let is_next = now.saturating_duration_since(at) >= AGAIN;
+        match self.again {
+            Some(again) if !is_reachable => {
+                let is_next = now >= again;
                 if is_next {
-                    self.failed = Some(now);
+                    self.again = Some(now + AGAIN);
                 }
                 is_next
             }
@@ -28,9 +28,15 @@ impl RequiredStatus {
         }
     }
 
+    /// Notes that an ADD has ended that was begun and of which nothing says whether the server can be written to: the next one
+    /// tries in its place.
+    pub(super) fn ended_untried(&mut self, now: Instant) {
+        self.again = self.again.map(|again| again.min(now));
+    }
+
     /// Notes what has become of a write.
     pub(super) fn ended(&mut self, is_written: bool, now: Instant) {
-        self.failed = (!is_written).then_some(now);
+        self.again = (!is_written).then(|| now + AGAIN);
     }
 }
 
@@ -46,14 +52,18 @@ mod tests {
         let may = |status: &mut RequiredStatus, seconds| {
             [false, true].map(|is_reachable| status.may_begin(is_reachable, at(seconds)))
         };
+        status.ended_untried(at(0));
         assert_eq!(may(&mut status, 0), [true, true], "no write has failed");
         status.ended(false, at(10));
         assert_eq!(may(&mut status, 19), [false, true]);
         assert_eq!(may(&mut status, 20), [true, true]);
         assert_eq!(may(&mut status, 20), [false, true], "another one tries");
-        status.ended(false, at(30));
-        assert_eq!(may(&mut status, 39), [false, true]);
-        status.ended(true, at(39));
-        assert_eq!(may(&mut status, 39), [true, true], "reads alone fail");
+        status.ended_untried(at(22));
+        assert_eq!(may(&mut status, 22), [true, true], "it has not got as far as its write");
+        assert_eq!(may(&mut status, 31), [false, true]);
+        status.ended(false, at(32));
+        assert_eq!(may(&mut status, 41), [false, true]);
+        status.ended(true, at(41));
+        assert_eq!(may(&mut status, 41), [true, true], "reads alone fail");
     }
 }

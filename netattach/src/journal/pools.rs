@@ -118,11 +118,12 @@ impl Pools {
     }
 
     /// Whether there are so many that it is worth a look which of them nobody needs: more than a few, and twice as many as the last
-    /// one has left, or an eighth of [`MOST_POOLS`] more.
+    /// one has left, or an eighth of [`MOST_POOLS`] more; or so many that no other is noted.
     pub(super) fn are_many(&self) -> bool {
         let known = locked(&self.known);
         let more = known.left.min(MOST_POOLS / 8);
-        known.pools.len() > (known.left + more).max(FEW_POOLS)
+        // A look may have left almost all that may be noted, and they be needed no more since.
+        known.pools.len() >= MOST_POOLS || known.pools.len() > (known.left + more).max(FEW_POOLS)
     }
 
     /// Notes a pool. Waits for the disk if it is not noted yet; nobody who needs one that is waits meanwhile.
@@ -391,6 +392,8 @@ mod tests {
             (201, 100, true),
             (8_048, 6_000, false),
             (8_049, 6_000, true),
+            (MOST_POOLS - 1, 15_000, false),
+            (MOST_POOLS, 15_000, true),
         ] {
             assert_eq!(is_worth(count, left), expected, "{count} after {left}");
         }

@@ -245,12 +245,15 @@ impl Publish for Publisher {
     ) -> Result<(), PublishError> {
         let (waiter, written) = mpsc::channel();
         self.put(pod, attached(entries), Some(waiter));
-        let failed = |why: String| PublishError { place: format!("pod {pod}"), source: why.into() };
+        let failed =
+            |why: String, is_gone| PublishError { place: format!("pod {pod}"), is_gone, source: why.into() };
         match written.recv_timeout(within) {
-            Ok(outcome) => outcome.map_err(failed),
+            // Whoever waits is told of no other failure: what may succeed later is tried again.
+            Ok(outcome) => outcome.map_err(|why| failed(why, true)),
             Err(_) => {
                 let why = self.queue().failure_of(&pod.name).map(str::to_owned);
-                Err(failed(why.unwrap_or_else(|| format!("not written within {} s", within.as_secs()))))
+                let why = why.unwrap_or_else(|| format!("not written within {} s", within.as_secs()));
+                Err(failed(why, false))
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Each scenario has a test that must pass and one with a planted fault that must be found, so that a model which no
 //! longer detects anything is noticed. A schedule that fails is printed together with the way to replay it.
 //!
-//! `disk` is a directory in memory. Scenarios: `leases`, `journal` (and `spare`, a fault that the journal once had),
+//! `disk` is a directory in memory. Scenarios: `leases`, `journal` (and `spare`, a fault that the journal once had), `pools`,
 //! `engine`, which includes the registry. An agent has a `life`, which may end at any step. `flow` is not of the agent: packets
 //! on several CPUs.
 
@@ -13,6 +13,7 @@ mod flow;
 mod journal;
 mod leases;
 pub(crate) mod life;
+mod pools;
 mod spare;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

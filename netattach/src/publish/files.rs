@@ -101,7 +101,7 @@ impl Publish for StatusFiles {
 
 fn failed(path: &Path, source: io::Error) -> PublishError {
     let place = format!("{}{}", path.display(), durable::remedy(&source));
-    PublishError { place, source: Box::new(source) }
+    PublishError { place, is_gone: false, source: Box::new(source) }
 }
 
 /// The entries of a directory; empty if it does not exist.

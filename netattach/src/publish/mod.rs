@@ -91,6 +91,8 @@ pub enum Published {
 pub struct PublishError {
     /// The path or object, and what is to be done about it where that is known.
     pub place: String,
+    /// The pod is gone, or its name is another's: nothing is wrong with where others are published.
+    pub is_gone: bool,
     /// The cause.
     #[source]
     pub source: Box<dyn Error + Send + Sync>,
