@@ -33,9 +33,9 @@ const LISTED: [&[u8]; 3] = [b"macvlan", b"macvtap", b"vlan"];
 /// A description in which the end of the kind's data, and so everything after it, cannot be determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Blurred<'m> {
-    /// The attributes before that.
+    /// The attributes before `IFLA_LINKINFO`.
     pub(super) before: &'m [u8],
-    /// The kind's name, as the kernel ends it.
+    /// Name of the kind, with the terminating zero of the kernel.
     pub(super) kind: &'m [u8],
 }
 

@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn notifications_that_were_lost_are_made_up_for() {
         let mut rig = rig();
-        // Each is a kilobyte or two, and the queue takes some two hundred.
+        // Each notification has a kilobyte or two, and the queue takes some two hundred.
         for mtu in 0..2000 {
             rig.host.set_mtu(rig.bridge, 1400 + mtu % 2).unwrap();
         }

@@ -329,9 +329,10 @@ fn masquerade_rule(version: Version) -> Vec<u8> {
     .concat()
 }
 
-/// The register in which the name of a list is after a look into a map: behind a zero. `nft` ends by an assertion where
-/// what a map gives is part of a key (seen with 1.0.6, and then for every listing of the node's rules). It goes by the
-/// register where a value begins, so it takes what was loaded into this one before for the part of the key.
+/// The register in which a map lookup puts the name of a list, which follows a zero word. `nft` fails an assertion
+/// if the value of a map lookup is part of a key (seen with 1.0.6; from then on each listing of the node's rules
+/// fails). `nft` identifies a value by the register where it begins. The result of the lookup begins in the register
+/// before, so `nft` takes what was loaded into this register earlier for the part of the key.
 const LIST: u32 = 1;
 /// The register after the name.
 const BEHIND_LIST: u32 = LIST + 2;
