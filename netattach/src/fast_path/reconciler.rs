@@ -360,8 +360,7 @@ impl FastPaths {
                 observation.look_at_filters(routed)?;
             }
         } else {
-            // Nobody processes the kernel's notifications meanwhile, so the earlier state cannot be relied
-            // on.
+            // Notifications are consumed here without being processed, so the earlier state is no longer valid.
             *observation = Observation::default();
         }
         let decided = decide(self.mode, &members, &observation.node);

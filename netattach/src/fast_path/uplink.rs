@@ -234,8 +234,7 @@ impl Uplink {
     }
 }
 
-/// Decides about a port of a bridge whose attachments take the fast path; the bridge itself must be no more
-/// than a switch.
+/// Decides about a port of a bridge. The bridge itself is a plain switch, as its attachments take the fast path.
 fn port(mode: Mode, bridge: u32, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
     let port = link.port.unwrap_or_default();
     let ageing = node.links.get(&bridge).and_then(|link| link.bridge).map_or(0, |bridge| bridge.ageing);

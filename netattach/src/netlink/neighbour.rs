@@ -39,7 +39,7 @@ impl Handle {
         }
     }
 
-    /// Takes these neighbours out. Idempotent.
+    /// Deletes the entries of these neighbours. Idempotent.
     ///
     /// # Errors
     /// The kernel refuses.
