@@ -1,8 +1,8 @@
 //! The programs on devices by tcx (Linux 6.6) and XDP: one link for each program of a device, pinned by the device's
 //! index, and those on devices in pods by the attachment's number.
+//!
 //! The pins are beside the directory of a layout, not in it, because a link outlives the programs and maps
 //! that it runs. A link whose device is gone reports index 0, and is removed.
-//! whose device is gone says so, and is swept.
 
 use std::collections::BTreeSet;
 use std::fs;

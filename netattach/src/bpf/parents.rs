@@ -377,7 +377,7 @@ impl Parents {
     }
 }
 
-/// The entry of a namespace, and of what passes that it sends from above.
+/// The entry of a namespace, and of frames that it sends by VLANs.
 fn of_namespace(netns_cookie: u64) -> ParentEntry {
     ParentEntry { attachment: 0, flags: 0, netns_cookie }
 }
@@ -397,7 +397,7 @@ mod tests {
     struct InMemory(BTreeMap<ParentKey, ParentEntry>);
 
     impl InMemory {
-        /// Nothing passes from above where its namespace has an address.
+        /// Checks that no frames from VLANs pass on a device where their namespace has an address.
         fn check(&self) {
             let addresses = addresses(&self.0);
             for (key, entry) in self.0.iter().filter(|(key, _)| is_marked(key)) {
@@ -457,7 +457,7 @@ mod tests {
             on: Vec<(u32, u16)>,
         },
         Unbind(u32),
-        /// Another agent, to which this attachment is not known any more.
+        /// Another agent starts, which does not know this attachment any more.
         Restart(u32),
         Cover(u32),
         Uncover(u32),
@@ -519,7 +519,7 @@ mod tests {
                 let mut expected = Index::default();
                 parents.entries.iter().for_each(|(key, entry)| expected.add(*key, entry));
                 prop_assert_eq!(&parents.index, &expected);
-                // Nobody's namespace stays entered after a macvlan has come or gone.
+                // No namespace without a macvlan stays in the map after a macvlan has been added or removed.
                 let kernels: BTreeMap<_, _> = parents.map.all().unwrap().into_iter().collect();
                 prop_assert_eq!(&kernels, &parents.entries);
                 let addresses = addresses(&kernels);

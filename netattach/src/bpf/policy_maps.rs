@@ -59,8 +59,8 @@ impl PolicyMaps {
 
     /// Marks this policy number and all below it as used: no later agent allocates them.
     ///
-    /// It is the highest number, or the map cannot be written.
-    /// It is the last number there is, or the map cannot be written.
+    /// # Errors
+    /// `last` is above the highest number, or the map cannot be written.
     pub fn use_up(&self, last: u32) -> Result<(), BpfError> {
         self.lock().use_up(last)
     }

@@ -132,7 +132,7 @@ impl Entered<'_> {
 /// Manages the programs of parents.
 #[derive(Debug)]
 pub(crate) struct Parents {
-    /// How the programs are attached, unless tcx programs of others require tcx ([`DeviceHooks::mode`]).
+    /// How the programs are attached, unless other programs' tcx links require tcx ([`DeviceHooks::mode`]).
     mode: AttachMode,
     /// Whether frames of macvlans that belong to no attachment pass.
     strangers: bool,

@@ -17,7 +17,6 @@
 //! and the kind are set by the kernel. If a link has a kind with such a list, and its description from
 //! `IFLA_LINKINFO` on is 64 KiB or longer, everything after the kind counts as unknown, even if the length
 //! comes from alternative names.
-//! told, although it may be as long because of other names.
 
 use super::lean::{ATTRIBUTE_HEADER, TYPE};
 use super::nft::attributes_of;

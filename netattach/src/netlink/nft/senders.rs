@@ -120,7 +120,6 @@ pub fn view() -> Result<View, Error> {
 /// that come in by the ports that it lists. Those are ports of executables: no packet that takes the fast
 /// path of an agent comes in by them, because an interface made by a plugin that an agent executed never uses
 /// the fast path.
-/// an agent has had executed takes none.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
