@@ -55,7 +55,7 @@ pub struct Checks {
     pub source_mac: bool,
     /// The pod may send from its own IP addresses only.
     pub source_address: bool,
-    /// A policy is still to be loaded: only ARP and neighbour discovery pass, until [`Attachments::put`]
+    /// A policy is still to be loaded: only ARP and neighbour discovery pass, until `Attachments::put`
     /// writes the attachment without this flag.
     pub pending: bool,
     /// A connection must begin with its first packet; otherwise a connection that is older than the flow

@@ -199,8 +199,8 @@ pub(super) fn exists(path: &Path) -> Result<bool, BpfError> {
     })
 }
 
-/// Looking up a name with a dot on a BPF filesystem is an `EPERM` (`bpf_lookup` of `kernel/bpf/inode.c`), which says
-/// nothing.
+/// Refuses names with dots. Looking up such a name on a BPF filesystem fails with `EPERM` (`bpf_lookup` of
+/// `kernel/bpf/inode.c`), which does not identify the cause.
 fn refuse_dots(root: &Path) -> Result<(), BpfError> {
     let opened = root.ancestors().find_map(|path| Some((path, fs::File::open(path).ok()?)));
     let Some((base, directory)) = opened else { return Ok(()) };
@@ -220,11 +220,11 @@ fn is_bpffs(directory: &fs::File) -> io::Result<bool> {
     Ok(u64::try_from(stat.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
-/// Mounts a BPF filesystem (Linux 4.4) on a directory, for root alone, unless the directory is on one. Returns whether it
-/// did.
+/// Mounts a BPF filesystem (Linux 4.4) on a directory, for root alone, unless the directory is on one already. Returns
+/// whether a filesystem was mounted.
 ///
 /// # Errors
-/// The directory is not there, or the kernel refuses: `CAP_SYS_ADMIN` is needed.
+/// The directory does not exist, or the kernel refuses: `CAP_SYS_ADMIN` is needed.
 pub fn mount_bpffs(directory: &Path) -> Result<bool, BpfError> {
     let failed =
         |source: io::Error| BpfError::PinTree { action: "mount on", path: directory.to_path_buf(), source };
@@ -239,7 +239,7 @@ pub fn mount_bpffs(directory: &Path) -> Result<bool, BpfError> {
 /// Whether a path is on a BPF file system, or would be if it was there.
 ///
 /// # Errors
-/// A directory above it cannot be looked at.
+/// A directory above the path cannot be opened.
 pub fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
     for candidate in path.ancestors() {
         let failed = |source: io::Error| BpfError::PinTree {

@@ -1,7 +1,7 @@
 //! Traffic control: BPF programs on the `clsact` hooks of a device.
 //!
-//! `clsact` costs 70 us; a tcx link costs an RCU grace period under the route-netlink lock. It is used on devices in
-//! the node's namespace only: inside a pod's namespace the pod could remove it.
+//! `clsact` costs 70 us; a tcx link costs an RCU grace period under the route-netlink lock. In a pod's namespace a
+//! process of the pod can remove `clsact`, but not a tcx link; `hooks` chooses between the two.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -1,5 +1,5 @@
-//! Each key that is listed for a plugin type, or for a kind of address management, changes the plan or is refused by its
-//! name, because listed keys are not reported as unknown. A new key needs a line here.
+//! Each key that is listed for a plugin type, or for a kind of address management, changes the plan or is refused
+//! by its name, because listed keys are not reported as unknown. A new key needs a line here.
 
 use std::fmt::Debug;
 

@@ -92,7 +92,7 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
             Err(source) => return Err(Error::Receive(name, source)),
         }
     }
-    // Without an acknowledgement the result is unknown.
+    // The socket is not given back, because the missing answer may still arrive.
     if !acknowledged && refused.is_none() {
         return Err(Error::Malformed { request: name, what: "the kernel did not answer" });
     }
