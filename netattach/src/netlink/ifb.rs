@@ -131,7 +131,7 @@ mod tests {
         assert!(!found());
     }
 
-    /// Whether the devices are listed, or, without a driver, all links.
+    /// Holds whether the kernel lists the devices or, without a driver, all links.
     #[test]
     fn a_list_is_read_as_far_as_it_is_looked_at_and_no_handle_goes_on_with_the_rest() {
         let netns = Netns::private().unwrap();
