@@ -1,4 +1,4 @@
-//! What this executable was built from, as `--version` shows it: the rows of the agent and the command line.
+//! Build information of this executable, as `--version` shows it: the rows of the agent and the command line.
 
 use netattach_common::LAYOUT_VERSION;
 use netattach_shim::built;
@@ -7,8 +7,9 @@ use crate::journal;
 
 pub use netattach_shim::built::commit;
 
-/// What the agent, the command line and the native plugins share: the commit, and the versions of what they exchange with others
-/// of netattach. `more` are rows that only this one has. Begins with the version, and has no newline at its end.
+/// Returns the information that the agent, the command line and the native plugins share: the commit, and the
+/// versions of the formats by which they exchange data. `more` are rows of one executable only. Begins with
+/// the version, without a newline at the end.
 pub fn describe(more: &[(&str, String)]) -> String {
     let versions = journal::VERSIONS;
     let rows = [
@@ -19,7 +20,7 @@ pub fn describe(more: &[(&str, String)]) -> String {
     built::describe(&[&rows, more].concat())
 }
 
-/// The features of the package that change what an executable does.
+/// The features of the package that change the behaviour of an executable.
 fn features() -> String {
     let known = [("crash-points", cfg!(feature = "crash-points")), ("model", cfg!(feature = "model"))];
     let with: Vec<&str> = known.iter().filter(|(_, with)| *with).map(|(name, _)| *name).collect();
@@ -46,7 +47,8 @@ mod tests {
         assert_eq!(text, expected);
     }
 
-    /// The example of docs/image.md has the rows of this version: all but the commit, and the programs, which `netattachd` has.
+    /// The example in docs/image.md has this version's rows, except the commit and `programs`, which only
+    /// `netattachd` has.
     #[test]
     fn the_documents_show_these_versions() {
         const PAGE: &str = include_str!("../../docs/image.md");

@@ -1,4 +1,4 @@
-//! Attachments, their addresses and their devices: the maps that the attachment side writes.
+//! Attachments, their addresses and their devices: the maps about attachments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,20 +22,21 @@ use super::parents::{Device, OnParent, Parents};
 use super::pin::{self, Pins};
 use crate::mac::Mac;
 
-/// An attachment, as the programs know it.
+/// An attachment in the form of the programs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
-    /// The pod-side interface's Ethernet address.
+    /// Ethernet address of the interface in the pod.
     pub mac: Mac,
-    /// The pod's own addresses, the most used of each family first. It may send from them, and from the link-local
-    /// address that follows from `mac`.
+    /// The pod's own addresses, the most used of each family first. The pod may send from these and from the
+    /// link-local address that is derived from `mac`.
     pub addresses: Vec<IpAddr>,
-    /// Further addresses that it may send from, and others of its network as well. With any it takes part in the protocols of
-    /// routers ([`flag::SHARES_ADDRESSES`]).
+    /// Further addresses from which the pod may send, as may others of its network. An attachment with such
+    /// addresses takes part in router protocols ([`flag::SHARES_ADDRESSES`]).
     pub shared: Vec<IpAddr>,
-    /// The IPv6 prefixes of its link; those beyond the first [`Prefix::MOST`] are not known to the programs.
+    /// The IPv6 prefixes of its link; the programs do not know those beyond the first [`Prefix::MOST`].
     pub on_link: Vec<Ipv6Net>,
-    /// Ethertypes that pass in spite of policies; those beyond [`AttachmentRecord::ETHERTYPES`] do not.
+    /// Ethertypes that pass in spite of policies; those beyond the first [`AttachmentRecord::ETHERTYPES`] do
+    /// not.
     pub ethertypes: Vec<u16>,
     /// Network id: flows of different zones never meet.
     pub zone: u32,
@@ -54,11 +55,11 @@ pub struct Checks {
     pub source_mac: bool,
     /// The pod may send from its own IP addresses only.
     pub source_address: bool,
-    /// A policy is still to be loaded: only ARP and neighbour discovery pass, until the attachment is put
-    /// again without this.
+    /// A policy is still to be loaded: only ARP and neighbour discovery pass, until `Attachments::put`
+    /// writes the attachment without this flag.
     pub pending: bool,
-    /// A connection must begin with its first packet; otherwise one that is older than the flow table is
-    /// picked up as its sender's.
+    /// A connection must begin with its first packet; otherwise a connection that is older than the flow
+    /// table is accepted as opened by the sender of the first packet that is seen.
     pub strict_connections: bool,
     /// Flows stay approved when the policy that approved them is replaced.
     pub keep_established: bool,
@@ -66,11 +67,12 @@ pub struct Checks {
     pub accept_icmp: bool,
     /// ICMPv6 passes in spite of policies.
     pub accept_icmpv6: bool,
-    /// The pod's packet sockets may name no protocol but that of their frames: what is behind the programs goes by it.
+    /// The pod's packet sockets may not set a protocol that differs from that of their frames, because
+    /// everything after the programs relies on that protocol.
     pub one_protocol: bool,
 }
 
-/// Records of drops on devices without an attachment, per second.
+/// Maximum records per second about drops on devices without an attachment.
 const STRANGERS_RECORDS: u64 = 100;
 
 impl Checks {
@@ -125,11 +127,11 @@ pub(super) struct Attachments {
     addresses_v6: Box<dyn MapOps<AddressKey<Ip6>, u32>>,
     vlan_map: Box<dyn MapOps<VlanKey, u32>>,
     limits: Box<dyn MapOps<u32, Limits>>,
-    /// Every record that is an attachment's.
+    /// Records that belong to an attachment.
     present: BTreeMap<u32, AttachmentRecord>,
-    /// Numbers whose attachment is gone and that are not free yet, and since when.
+    /// Numbers whose attachment is gone but which are not free yet, with the time of removal.
     resting: BTreeMap<u32, Instant>,
-    /// Attachments with a record whose flows are being removed, or have been, and which open no more.
+    /// Attachments with a record whose flows are being or have been removed; they open no new flows.
     leaving: BTreeSet<u32>,
     /// Every allowed VLAN in the maps.
     vlans: BTreeMap<u32, BTreeSet<u16>>,
@@ -160,7 +162,7 @@ impl Attachments {
             allowed.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
         }
         let mut present = records.all()?;
-        // It may have been just now that an earlier agent took them out of use.
+        // An earlier agent may have released them just before.
         let now = Instant::now();
         let at_rest = present.iter().filter(|(_, record)| *record == AttachmentRecord::RESTING);
         let resting = at_rest.map(|(id, _)| (*id, now)).collect();
@@ -188,8 +190,8 @@ impl Attachments {
         Ok(opened)
     }
 
-    /// Takes devices out of records that do not have them: an agent may have been killed between `na_link` and a
-    /// record, and the programs believe the record.
+    /// Removes devices from records to which `na_link` does not assign them: an agent may have been killed
+    /// between writing `na_link` and a record, and the programs trust the record.
     fn forget_lost_devices(&mut self) -> Result<(), BpfError> {
         let on_parents: BTreeSet<u32> = self.parents.attachments().collect();
         let lost: Vec<(u32, u32)> = self
@@ -202,7 +204,8 @@ impl Attachments {
         lost.into_iter().try_for_each(|(id, ifindex)| self.forget_device(id, ifindex))
     }
 
-    /// Creates or changes an attachment: new addresses, then the record, then without the old addresses.
+    /// Creates or changes an attachment: adds new addresses, then writes the record, then removes old
+    /// addresses.
     pub(super) fn put(&mut self, id: u32, attachment: &Attachment) -> Result<(), BpfError> {
         self.check(id)?;
         let wanted = sources(attachment);
@@ -238,7 +241,7 @@ impl Attachments {
             self.links.put(ifindex, id)?;
             self.bound.insert(ifindex, id);
         }
-        // The programs believe a record that names the device (`na_hint`), so that only one may.
+        // The programs trust a record that names the device (`na_hint`), so only one record may name it.
         if let Some(before) = before.filter(|before| *before != id) {
             self.forget_device(before, ifindex)?;
         }
@@ -264,7 +267,7 @@ impl Attachments {
         }
     }
 
-    /// Removes a device from an attachment's record, if it is there.
+    /// Removes a device from an attachment's record if the record names it.
     fn forget_device(&mut self, id: u32, ifindex: u32) -> Result<(), BpfError> {
         match self.present.get(&id).copied() {
             Some(record) if record.host_ifindex == ifindex => {
@@ -274,8 +277,8 @@ impl Attachments {
         }
     }
 
-    /// Removes an attachment's devices, record and addresses, in this order. From the record on its number is at rest:
-    /// packets that have read the record may be counted for it until they have ended.
+    /// Removes an attachment's devices, record and addresses, in this order. Once the record is removed the
+    /// number is at rest: packets that have read the record may still be counted for it.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), BpfError> {
         self.check(id)?;
         for ifindex in self.devices_of(id) {
@@ -293,13 +296,13 @@ impl Attachments {
         self.write_limits(id, Limits::default())
     }
 
-    /// The numbers at rest, and since when.
+    /// The numbers at rest, with the time since when.
     pub(super) fn resting(&self) -> &BTreeMap<u32, Instant> {
         &self.resting
     }
 
-    /// Frees a number that has been at rest since then, without what packets on their way have charged to its limits.
-    /// One that another attachment has now, or that has come to rest once more, stays as it is.
+    /// Frees a number that has been at rest since `since`, and clears what packets in flight have charged to
+    /// its limits. Does nothing if the number belongs to another attachment now, or has come to rest again.
     pub(super) fn free(&mut self, id: u32, since: Instant) -> Result<(), BpfError> {
         if self.resting.get(&id) != Some(&since) {
             return Ok(());
@@ -310,7 +313,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// The first difference between the kernel's maps and an attachment as it was put and bound, in words.
+    /// Describes the first difference between the kernel's maps and an attachment as it was put and bound.
     pub(super) fn difference(
         &self,
         id: u32,
@@ -356,7 +359,7 @@ impl Attachments {
         Ok(None)
     }
 
-    /// The kind of a source that the kernel's maps allow an attachment.
+    /// The kind of a source address that the kernel's maps allow an attachment.
     fn kind_of(&self, id: u32, address: IpAddr) -> Result<Option<u32>, BpfError> {
         match address {
             IpAddr::V4(v4) => self.addresses_v4.get(&AddressKey { attachment: id, address: Ip4::from(v4) }),
@@ -369,13 +372,13 @@ impl Attachments {
         &self.present
     }
 
-    /// The addresses that the maps allow each attachment, also numbers without a record.
+    /// The addresses that the maps allow each attachment, including numbers without a record.
     pub(super) fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
         self.addresses.iter().map(|(id, sources)| (*id, sources.keys().copied().collect())).collect()
     }
 
-    /// The addresses in their networks that go with these attachments, link-local ones included: their own, and shared
-    /// ones that no other attachment has. None of those that have no record.
+    /// The addresses, in their networks, that disappear with these attachments, link-local ones included:
+    /// their own, and shared ones that no other attachment has. Attachments without a record have none.
     pub(super) fn hosts(&self, leaving: &BTreeSet<u32>) -> Result<BTreeSet<Host>, BpfError> {
         let mut hosts = BTreeSet::new();
         for id in leaving {
@@ -392,8 +395,9 @@ impl Attachments {
         Ok(hosts)
     }
 
-    /// [`hosts`](Self::hosts) of an attachment that leaves. From now on its having an address keeps nobody else's: of those
-    /// that leave together, the last to begin takes what they share.
+    /// Returns [`hosts`](Self::hosts) of an attachment that is being removed. From now on it no longer counts
+    /// as a holder of its addresses: of attachments that are removed together, the last one to begin takes
+    /// the shared addresses with it.
     pub(super) fn leave(&mut self, id: u32) -> Result<BTreeSet<Host>, BpfError> {
         self.check(id)?;
         if self.present.contains_key(&id) {
@@ -423,7 +427,7 @@ impl Attachments {
         }
     }
 
-    /// The devices that are an attachment's own.
+    /// The devices that belong to an attachment alone.
     pub(super) fn devices_of(&self, id: u32) -> Vec<u32> {
         self.bound.iter().filter(|(_, bound)| **bound == id).map(|(ifindex, _)| *ifindex).collect()
     }
@@ -448,7 +452,7 @@ impl Attachments {
         record
     }
 
-    /// The record of an attachment that has one.
+    /// The record of an attachment; an error if it has none.
     fn known(&self, id: u32) -> Result<AttachmentRecord, BpfError> {
         self.present.get(&id).copied().ok_or(BpfError::UnknownAttachment(id))
     }
@@ -533,14 +537,16 @@ impl Attachments {
     }
 }
 
-/// The addresses that an attachment may send from, with their kinds. One of its own that it shares as well is its own.
+/// The addresses from which an attachment may send, with their kinds. An address that is both its own and
+/// shared counts as its own.
 fn sources(attachment: &Attachment) -> BTreeMap<IpAddr, u32> {
     let shared = attachment.shared.iter().map(|address| (*address, source::SHARED));
     let own = attachment.addresses.iter().map(|address| (*address, source::OWN));
     shared.chain(own).collect()
 }
 
-/// How many attachments have a record in the maps pinned below a root, of this layout. None without the pins.
+/// Returns the number of attachments with a record in the maps of this layout that are pinned below a root; 0
+/// without pins.
 ///
 /// # Errors
 /// The map cannot be read.
@@ -558,14 +564,16 @@ pub fn pinned_attachments(root: &Path) -> Result<usize, BpfError> {
     Ok(present)
 }
 
-/// Removes one entry of an attachment, and the attachment after its last entry: `remove` returns whether it was.
+/// Removes one entry of an attachment, and the attachment after its last entry: `remove` returns whether it
+/// was the last.
 fn forget<T>(entries: &mut BTreeMap<u32, T>, id: u32, remove: impl FnOnce(&mut T) -> bool) {
     if entries.get_mut(&id).is_some_and(remove) {
         entries.remove(&id);
     }
 }
 
-/// The flags that follow from an attachment's limits, VLANs and addresses, so that the programs look up only entries that exist.
+/// The flags that are derived from an attachment's limits, VLANs and addresses, by which the programs only
+/// look up entries that exist.
 fn passage_bits(attachment: &Attachment) -> u32 {
     [
         (!attachment.shared.is_empty(), flag::SHARES_ADDRESSES),

@@ -1,7 +1,8 @@
-//! A map of many entries: written, read and emptied by as few system calls as the kernel allows.
+//! A map with many entries, which are written, read and deleted with as few system calls as the kernel
+//! allows.
 //!
-//! Linux 5.6 takes thousands of entries of a hash map at once, 5.13 those of a trie. Whether this kernel does so for
-//! this map is found out by trying, once; where it does not, entries go one by one.
+//! Linux 5.6 accepts thousands of entries of a hash map at once, 5.13 those of a trie. Whether this kernel
+//! accepts batches for this map is determined by one attempt; otherwise entries are processed one by one.
 
 use std::cell::UnsafeCell;
 use std::collections::BTreeSet;
@@ -19,25 +20,25 @@ use super::map_ops::MapOps;
 use super::pin::Pins;
 use super::sys::{self, Command};
 
-/// Entries of one system call: enough to make the cost of the call negligible, few enough for one allocation in the
-/// kernel.
+/// Entries per system call: enough to make the cost of the call negligible, few enough for one allocation in
+/// the kernel.
 const BATCH: usize = 8192;
 
-/// Words in which the kernel notes where it left off: a key, or a number.
+/// Words in which the kernel stores its position: a key, or a number.
 const POSITION: usize = 8;
 
 /// One map.
 pub(super) struct BatchedMap<K, V> {
     data: MapData,
     name: &'static str,
-    /// Whether the kernel takes many entries at once, as far as is known.
+    /// Whether the kernel accepts batches, as far as is known.
     batches: bool,
     entries: PhantomData<fn(K) -> V>,
 }
 
 /// The outcome of one batch call.
 struct Done {
-    /// How many entries were dealt with.
+    /// Number of processed entries.
     count: usize,
     outcome: io::Result<()>,
 }
@@ -51,7 +52,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         Ok(Self { data, name, batches: true, entries: PhantomData })
     }
 
-    /// Writes entries, each key with the value at the same place. When it fails, any of them may be there.
+    /// Writes entries; keys and values correspond by position. After a failure, any of the entries may exist.
     pub(super) fn write(&mut self, keys: &[K], values: &[V]) -> Result<(), BpfError> {
         for (keys, values) in keys.chunks(BATCH).zip(values.chunks(BATCH)) {
             self.write_some(keys, values).map_err(|error| self.not_written("bpf_map_update", error))?;
@@ -73,7 +74,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         })
     }
 
-    /// Deletes entries. One that is not there is as good as deleted.
+    /// Deletes entries. A missing entry counts as deleted.
     pub(super) fn delete(&mut self, keys: &[K]) -> Result<(), BpfError> {
         let mut rest = keys;
         while self.batches && rest.len() > 1 {
@@ -81,7 +82,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
             let Done { count, outcome } = self.batch(Command::MapDeleteBatch, some, &[]);
             rest = match outcome {
                 Ok(()) => &rest[some.len()..],
-                // The kernel stops at the first that is not there.
+                // The kernel stops at the first missing entry.
                 Err(error) if is_absent(&error) => rest.get(count + 1..).unwrap_or_default(),
                 Err(error) if is_unknown(&error) => {
                     self.batches = false;
@@ -101,7 +102,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         Ok(())
     }
 
-    /// The value of a key, if there is one.
+    /// The value of a key, if present.
     fn find(&self, key: &K) -> io::Result<Option<V>> {
         let mut value = MaybeUninit::<V>::uninit();
         // SAFETY: a key that the kernel reads, and room for a value, which it writes.
@@ -112,7 +113,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         }
     }
 
-    /// Every entry. Entries that are written meanwhile may be among them or not.
+    /// Returns all entries. Entries that are written during the call may or may not be included.
     pub(super) fn read(&mut self) -> Result<Vec<(K, V)>, BpfError> {
         let read = if self.batches { self.read_batches() } else { self.read_one_by_one() };
         let read = match read {
@@ -125,7 +126,8 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         read.map_err(|error| self.not_read(error))
     }
 
-    /// Whose entries, by `owner`, are not there as they are given: each key with the value at the same place.
+    /// Returns the owners, according to `owner`, of entries that differ from the given ones; keys and values
+    /// correspond by position.
     pub(super) fn different(
         &mut self,
         keys: &[K],
@@ -200,13 +202,14 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
             }
             // SAFETY: written above.
             let key = unsafe { key.assume_init() };
-            // Unless it was deleted in between.
+            // None if the entry was deleted in between.
             all.extend(self.find(&key)?.map(|value| (key, value)));
             before = Some(key);
         }
     }
 
-    /// A call for as many entries as there are keys; `values` is as long, or empty where there are none.
+    /// One call for as many entries as there are keys; `values` has the same length, or is empty if the
+    /// command takes no values.
     fn batch(&self, command: Command, keys: &[K], values: &[V]) -> Done {
         let request = UnsafeCell::new(Batch {
             keys: keys.as_ptr() as u64,
@@ -221,7 +224,7 @@ impl<K: Pod, V: Pod> BatchedMap<K, V> {
         Done { count: request.into_inner().count as usize, outcome }
     }
 
-    /// A call for one entry.
+    /// One call for one entry.
     ///
     /// # Safety
     /// `key` and `other` must be valid for what the command reads and writes there.
@@ -300,10 +303,10 @@ fn is_absent(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ENOENT)
 }
 
-/// Whether the kernel does not know the command, or not for this type of map. A call that is wrong for another reason
-/// gets the error again when its entries are written one by one.
+/// Whether the kernel does not support the command, or not for this map type. If the call is wrong for
+/// another reason, writing the entries one by one returns the error again.
 fn is_unknown(error: &io::Error) -> bool {
-    /// `ENOTSUPP`, which is the kernel's own and has no name outside of it.
+    /// `ENOTSUPP`, an errno internal to the kernel without a name in libc.
     const NOT_SUPPORTED: i32 = 524;
     matches!(error.raw_os_error(), Some(libc::EINVAL | NOT_SUPPORTED))
 }
@@ -320,7 +323,7 @@ mod tests {
     const TRIE: u32 = 11;
     const DEVICES: u32 = 25;
 
-    /// A new map; making it needs root, as the agent does.
+    /// A new map. Creating it needs root, as the agent does.
     fn table<K: Pod, V: Pod>(kind: u32, flags: u32) -> BatchedMap<K, V> {
         #[repr(C)]
         struct Create {
@@ -341,7 +344,7 @@ mod tests {
         Prefix { bits: 64, of: PolicyAddress { policy: 7, address: Ip4 { octets: number.to_be_bytes() } } }
     }
 
-    /// Writes, reads and deletes more than one batch, with keys to delete that are not there.
+    /// Writes, reads and deletes more than one batch; some of the deleted keys do not exist.
     fn check<K: Pod>(mut table: BatchedMap<K, u32>, key: impl Fn(u32) -> K, number: impl Fn(&K) -> u32) {
         let all: Vec<u32> = (0..20_000).collect();
         let keys = |numbers: &[u32]| -> Vec<K> { numbers.iter().map(|number| key(*number)).collect() };
@@ -374,7 +377,7 @@ mod tests {
         }
     }
 
-    /// No version of the kernel takes batches of this type of map.
+    /// No kernel version accepts batches for this map type.
     #[test]
     fn where_the_kernel_takes_no_batches_entries_go_one_by_one() {
         const LOOPBACK: u32 = 1;

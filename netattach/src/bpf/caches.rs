@@ -1,4 +1,4 @@
-//! The maps of attachments behind their locks, with the cached entries of each, for all threads.
+//! The maps of attachments behind their locks, with cached entries, for all threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,12 +17,12 @@ use crate::sync::{Mutex, MutexGuard, locked};
 
 /// Attachments, and their places in the flow table.
 ///
-/// The number of an attachment that is removed is *at rest* until it is freed: packets that were on their way may still
-/// be counted for it. Nobody may put another attachment under it before, which would begin with what is counted then.
+/// The number of a removed attachment is *at rest* until it is freed, because packets in flight may still be
+/// counted for it. No other attachment may get the number before, since those counts would be its own.
 pub struct AttachmentMaps {
     attachments: Mutex<Attachments>,
     shares: Mutex<Shares>,
-    /// Held while numbers are freed, so that none is in use before it is free altogether.
+    /// Held while numbers are freed, so that no number is used before it is completely free.
     freeing: Mutex<()>,
 }
 
@@ -33,7 +33,7 @@ impl AttachmentMaps {
         Self::over(attachments::Maps::open(pins)?, config.max_attachments, shares::Maps::open(pins)?, flows)
     }
 
-    /// Reads the entries of any maps.
+    /// Reads the entries of the given maps.
     pub(super) fn over(
         attachments: attachments::Maps,
         max_attachments: u32,
@@ -48,8 +48,8 @@ impl AttachmentMaps {
         Ok(Self { attachments: Mutex::new(attachments), shares: Mutex::new(shares), freeing: Mutex::new(()) })
     }
 
-    /// Creates or changes an attachment. Its devices and policies stay as they are. The number of a new one must not be
-    /// at rest.
+    /// Creates or changes an attachment. Its devices and policies are not changed. The number of a new
+    /// attachment must not be at rest.
     ///
     /// # Errors
     /// The number is out of range, or a map is full or cannot be written.
@@ -87,8 +87,8 @@ impl AttachmentMaps {
         self.lock().devices_of(id)
     }
 
-    /// The first difference between the kernel's maps and an attachment as it was put and bound, in words. Policies are
-    /// not compared.
+    /// Describes the first difference between the kernel's maps and an attachment as it was put and bound.
+    /// Policies are not compared.
     ///
     /// # Errors
     /// A map cannot be read.
@@ -101,8 +101,8 @@ impl AttachmentMaps {
         self.lock().difference(id, device, attachment)
     }
 
-    /// The addresses in their networks that go with these attachments, link-local ones included: their own, and shared
-    /// ones that no other attachment has. None of those that have no record.
+    /// The addresses, in their networks, that disappear with these attachments, link-local ones included:
+    /// their own, and shared ones that no other attachment has. Attachments without a record have none.
     ///
     /// # Errors
     /// A number is out of range.
@@ -110,8 +110,9 @@ impl AttachmentMaps {
         self.lock().hosts(leaving)
     }
 
-    /// [`hosts`](Self::hosts) of an attachment that leaves and opens no more flows. Until it is removed it does not count for
-    /// others that leave: the last to ask is told of what they share.
+    /// Returns [`hosts`](Self::hosts) of an attachment that is being removed and opens no more flows. Until
+    /// it is removed it does not count as a holder of its addresses: of attachments that are removed
+    /// together, the last caller gets the shared addresses.
     ///
     /// # Errors
     /// The number is out of range.
@@ -124,7 +125,7 @@ impl AttachmentMaps {
         self.lock().records().clone()
     }
 
-    /// The source addresses that each number is allowed, also numbers without a record, for recovery.
+    /// The source addresses that each number is allowed, including numbers without a record, for recovery.
     pub fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
         self.lock().addresses()
     }
@@ -134,9 +135,9 @@ impl AttachmentMaps {
         self.lock().bound().clone()
     }
 
-    /// Lets an attachment whose flows are lost take segments of unknown connections for answers, for
-    /// [`Share::GRACE`](netattach_common::Share::GRACE) seconds from now. Later calls change nothing, so that an agent
-    /// that is restarted again and again does not prolong it.
+    /// Lets an attachment whose flows are lost accept segments of unknown connections as answers, for
+    /// [`Share::GRACE`](netattach_common::Share::GRACE) seconds from now. Later calls change nothing, so that
+    /// repeated restarts of the agent do not prolong this time.
     ///
     /// # Errors
     /// The number is out of range, or the map cannot be written.
@@ -146,8 +147,8 @@ impl AttachmentMaps {
     }
 
     /// Gives attachments their places in the flow table by the number of their live flows
-    /// ([`share_out`](super::share_out)), and takes the places of all others back, but for numbers at rest. Returns the
-    /// places of each. Numbers that are no attachment's are left out.
+    /// ([`share_out`](super::share_out)), and withdraws the places of all others, except numbers at rest.
+    /// Returns the places of each. Numbers without an attachment are ignored.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -167,13 +168,13 @@ impl AttachmentMaps {
         !self.lock().resting().is_empty()
     }
 
-    /// Since when a number is at rest; `None`: it is free, or an attachment's.
+    /// The time since when a number is at rest; `None`: the number is free, or belongs to an attachment.
     pub fn resting_since(&self, id: u32) -> Option<Instant> {
         self.lock().resting().get(&id).copied()
     }
 
-    /// Frees the numbers that are at rest since that time or longer, each cleared by `clear` as well. Packets that were
-    /// on their way then must have ended.
+    /// Frees the numbers that have been at rest since that time or longer; `clear` is called for each.
+    /// Packets that were in flight at that time must have ended.
     pub(super) fn free(
         &self,
         unread: Instant,
@@ -189,8 +190,8 @@ impl AttachmentMaps {
         Ok(())
     }
 
-    /// Removes an attachment's devices, record and addresses, then its policies by `unassign`. Its number is at rest
-    /// then, and has its places. Idempotent.
+    /// Removes an attachment's devices, record and addresses, then its policies by `unassign`. Afterwards its
+    /// number is at rest and still has its places. Idempotent.
     pub(super) fn remove(
         &self,
         id: u32,
@@ -222,7 +223,7 @@ impl fmt::Debug for AttachmentMaps {
 pub struct ParentMap<'a>(&'a AttachmentMaps);
 
 impl ParentMap<'_> {
-    /// Enters a parent, before programs are attached to it.
+    /// Adds a parent to the map, before programs are attached to it.
     ///
     /// # Errors
     /// The map is full or cannot be written.
@@ -230,7 +231,7 @@ impl ParentMap<'_> {
         self.0.lock().parents.cover(parent, what)
     }
 
-    /// Removes a parent, after its programs are gone. Idempotent.
+    /// Removes a parent from the map, after its programs are gone. Idempotent.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -238,7 +239,7 @@ impl ParentMap<'_> {
         self.0.lock().parents.uncover(parent)
     }
 
-    /// The parents that are entered.
+    /// The parents in the map.
     pub fn covered(&self) -> BTreeMap<u32, Parent> {
         self.0.lock().parents.covered()
     }
@@ -253,8 +254,8 @@ impl ParentMap<'_> {
         self.0.lock().parents.parent_of(id)
     }
 
-    /// Lets pass what an attachment sends and what was judged above, where it leaves by the devices beneath a VLAN, and nowhere
-    /// else.
+    /// Lets frames pass that an attachment sends and that have been judged at a VLAN, on the devices below
+    /// the VLAN and nowhere else.
     ///
     /// # Errors
     /// The map is full or cannot be written.
@@ -262,7 +263,7 @@ impl ParentMap<'_> {
         self.0.lock().parents.pass_above(id, trunks)
     }
 
-    /// Takes out what an earlier agent has let pass for attachments of which this one has not been told.
+    /// Removes such entries of an earlier agent for attachments that this agent does not know.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -275,7 +276,7 @@ impl ParentMap<'_> {
         self.0.lock().parents.attachments().collect()
     }
 
-    /// The number of entries: macvlans, their parents, their namespaces, what these send from above.
+    /// The number of entries: macvlans, their parents, their namespaces, and frames from VLANs.
     pub fn entries(&self) -> usize {
         self.0.lock().parents.len()
     }

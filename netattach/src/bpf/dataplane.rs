@@ -1,4 +1,4 @@
-//! Programs and maps, opened: the packet path as the rest of the agent sees it.
+//! Opened programs and maps: the packet path as seen by the rest of the agent.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -27,8 +27,8 @@ use super::routed::Routed;
 use super::{BpfError, load, object};
 use crate::sync::{Mutex, locked};
 
-/// The directory of the pins and the capacities of the maps. Capacities are set when the maps are created and must be
-/// the same later.
+/// The directory of the pins and the capacities of the maps. Capacities are set when the maps are created and
+/// must not change later.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
     /// Directory on a BPF filesystem, for instance `/sys/fs/bpf/netattach`. Names without dots.
@@ -55,7 +55,7 @@ pub struct Config {
     pub max_vlans: u32,
     /// Bytes of the ring buffer of records, a power of two and whole pages.
     pub record_bytes: u32,
-    /// An object that logs what its stages make of packets, in the place of the embedded one.
+    /// An object that logs the results of its stages, which replaces the embedded one.
     pub log: Option<LogObject>,
 }
 
@@ -79,7 +79,7 @@ impl Config {
         }
     }
 
-    /// The smallest maps, on which programs are tried: the kernel's verifier needs no more.
+    /// The smallest maps, used to try out programs: the kernel's verifier needs no larger ones.
     fn smallest(&self) -> Self {
         const FEW: u32 = 16;
         Self {
@@ -100,8 +100,8 @@ impl Config {
     }
 }
 
-/// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it: entries of
-/// maps are cached.
+/// The opened programs and maps. Dropping this value changes nothing in the kernel. Only one process at a
+/// time may hold it, because map entries are cached.
 pub struct Dataplane {
     programs: Arc<Programs>,
     object_tag: u64,
@@ -121,7 +121,7 @@ pub struct Dataplane {
 impl Dataplane {
     /// Opens the pins of an earlier agent, or loads and pins programs and maps.
     ///
-    /// Maps that are there are checked, never replaced. Programs are replaced when this agent brings others;
+    /// Existing maps are checked, never replaced. Programs are replaced if this agent has different ones;
     /// devices keep the old ones until the caller attaches the new ones
     /// ([`programs_changed`](Self::programs_changed)).
     pub fn open(config: &Config) -> Result<Self, BpfError> {
@@ -150,7 +150,7 @@ impl Dataplane {
             let memory = installed.recall()?;
             installed.memorise(common::Config {
                 object_tag: object.tag,
-                // At the first start nothing can be attached yet that runs other programs.
+                // At the first start no device can run other programs yet.
                 attached_tag: if found == Found::Nothing { object.tag } else { 0 },
                 next_policy_id: memory.next_policy_id.max(policies.first_unused()),
                 layout_version: LAYOUT_VERSION,
@@ -171,8 +171,8 @@ impl Dataplane {
         })
     }
 
-    /// Finds out whether [`Dataplane::open`] would succeed, while another process may hold what it opens: looks at the pins,
-    /// and has the kernel verify the programs where others are pinned. Changes nothing.
+    /// Checks whether [`Dataplane::open`] would succeed, while another process may hold the dataplane. Checks
+    /// the pins, and has the kernel verify the programs if others are pinned. Changes nothing.
     ///
     /// # Errors
     /// Those of [`Dataplane::open`].
@@ -187,8 +187,8 @@ impl Dataplane {
         load::try_out(&object, config.log.as_ref().map(|log| log.detail), &specs(&config.smallest()))
     }
 
-    /// The lines that the programs write of packets, each handed to `say`. `None`: the object is not one that logs, or
-    /// somebody has them already.
+    /// Returns the log lines that the programs write about packets, each passed to `say`. `None`: the object
+    /// does not log, or the log was already taken.
     ///
     /// # Errors
     /// The object was built by another version.
@@ -219,40 +219,40 @@ impl Dataplane {
         &self.programs
     }
 
-    /// Whether devices may still run other programs than [`programs`](Self::programs) gives. Stays so across
+    /// Whether devices may still run programs other than [`programs`](Self::programs). This persists across
     /// restarts until [`programs_attached`](Self::programs_attached).
     pub fn programs_changed(&self) -> Result<bool, BpfError> {
         let memory = self.policies.lock().recall()?;
         Ok(memory.attached_tag != self.object_tag || !self.pins.other_layouts()?.is_empty())
     }
 
-    /// Notes that every device now runs the programs that [`programs`](Self::programs) gives.
+    /// Records that every device now runs the programs of [`programs`](Self::programs).
     pub fn programs_attached(&self) -> Result<(), BpfError> {
         let mut policies = self.policies.lock();
         let memory = policies.recall()?;
         policies.memorise(common::Config { attached_tag: self.object_tag, ..memory })
     }
 
-    /// Whether the maps were made by this agent, or by one that did not get as far as
-    /// [`remove_other_layouts`](Self::remove_other_layouts). New maps do not hold the policies that were in force
-    /// before, which the maps of another layout may still enforce.
+    /// Whether the maps were created by this agent, or by one that ended before
+    /// [`remove_other_layouts`](Self::remove_other_layouts). New maps do not contain the policies that were
+    /// in force before, which the maps of another layout may still enforce.
     pub fn is_new(&self) -> bool {
         self.is_new
     }
 
-    /// Whether attachments of earlier agents had flows that the table of this one does not have: it was made anew, or
-    /// the one of another layout is still in use.
+    /// Whether attachments of earlier agents had flows that are missing from this agent's table, because the
+    /// table is new or the table of another layout is still in use.
     pub fn lost_flows(&self) -> bool {
         self.lost_flows
     }
 
-    /// Removes the pins of agents of other layouts. Every device has to run this agent's programs before: maps without
-    /// a pin can no longer be changed. Idempotent.
+    /// Removes the pins of agents with other layouts. Every device has to run this agent's programs before,
+    /// since maps without a pin can no longer be changed. Idempotent.
     pub fn remove_other_layouts(&self) -> Result<(), BpfError> {
         self.pins.remove_other_layouts()
     }
 
-    /// The first pin that is gone. The program or map still works, but no later agent would find it.
+    /// Returns the first missing pin. Its program or map still works, but no later agent would find it.
     pub fn missing_pin(&self) -> Result<Option<PathBuf>, BpfError> {
         for path in self.pins.all() {
             if !exists(&path)? {
@@ -262,30 +262,30 @@ impl Dataplane {
         Ok(None)
     }
 
-    /// Removes an attachment: devices, record, addresses, policies, counters. Its number is at rest until
-    /// [`free_numbers`](Self::free_numbers). Idempotent.
+    /// Removes an attachment: devices, record, addresses, policies, counters. Its number cannot be reused
+    /// until [`free_numbers`](Self::free_numbers). Idempotent.
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
         self.attachments.remove(id, || self.policies.set(id, PolicyIds::default()))?;
         locked(&self.counters).clear(id)
     }
 
-    /// Frees the numbers of attachments that were removed before `unread`: what packets on their way have counted for
-    /// them since is cleared. [`wait_for_readers`](Self::wait_for_readers) must have returned that was called then or
-    /// later.
+    /// Frees the numbers of attachments that were removed before `unread`, and clears what packets in flight
+    /// have counted for them since. A call of [`wait_for_readers`](Self::wait_for_readers) that began at
+    /// `unread` or later must have returned.
     pub fn free_numbers(&self, unread: Instant) -> Result<(), BpfError> {
         self.attachments.free(unread, |id| locked(&self.counters).clear(id))
     }
 
-    /// Waits until the programs have finished with every packet that they were judging: after that, no packet reads
-    /// policies that nothing referred to at the call, or counts for an attachment that had been removed. Takes some
-    /// milliseconds.
+    /// Waits until the programs have finished every packet that they were judging. After that, no packet
+    /// reads policies that were unreferenced at the call, or counts for an attachment that had been removed.
+    /// Takes some milliseconds.
     ///
     /// # Errors
-    /// The kernel cannot tell (Linux before 4.3; processors without a clock tick, `nohz_full`).
+    /// The kernel does not support this (Linux before 4.3; processors without a clock tick, `nohz_full`).
     pub fn wait_for_readers(&self) -> Result<(), BpfError> {
-        // The programs run within RCU's read sides, for the end of which this command waits
-        // (kernel/sched/membarrier.c). With one processor online it does not wait: then no packet is in the middle of
-        // anything while this runs.
+        // The programs run within RCU read sides, for whose end this command waits
+        // (kernel/sched/membarrier.c). With only one processor online the command does not wait: no packet is
+        // being judged while this thread runs.
         rustix::thread::membarrier(MembarrierCommand::Global)
             .map_err(|source| BpfError::WaitForReaders(source.into()))
     }
@@ -295,22 +295,24 @@ impl Dataplane {
         locked(&self.counters).of(id)
     }
 
-    /// The records that the programs write about packets, from where the last reader stopped. One reader at a time.
+    /// Opens the records that the programs write about packets, from the position where the last reader
+    /// stopped. Only one reader at a time.
     pub fn records(&self) -> Result<Records, BpfError> {
         Records::open(&self.pins)
     }
 
-    /// The fast path between pods, without members. One owner at a time.
+    /// Opens the fast path between pods, without members. Only one owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
         FastPath::open(&self.pins, self.links.clone())
     }
 
-    /// Traffic that is judged after the node has translated addresses. One owner at a time.
+    /// Opens the part for traffic that is judged after the node has translated addresses. Only one owner at a
+    /// time.
     pub fn routed(&self) -> Result<Routed, BpfError> {
         Routed::open(&self.pins)
     }
 
-    /// The flow table.
+    /// Opens the flow table.
     pub fn flows(&self) -> Result<FlowTable, BpfError> {
         FlowTable::open(&self.pins)
     }
@@ -322,15 +324,15 @@ impl fmt::Debug for Dataplane {
     }
 }
 
-/// The object that is configured, as this kernel gets it.
+/// The configured object, adapted to this kernel.
 fn fitted(config: &Config) -> Result<Fitted, BpfError> {
     let object = config.log.as_ref().map_or_else(object::embedded, LogObject::read)?;
     Ok(object.fitted(Means::of_kernel()))
 }
 
-/// Whether the programs that are pinned are those of the object.
+/// Whether the pinned programs are those of the object.
 fn is_current(config: &Config, pins: &Pins, found: Found, object: &Fitted) -> Result<bool, BpfError> {
-    // Only who has loaded an object that logs has the maps by which it does.
+    // Only the process that loads a logging object has the maps through which it logs.
     Ok(config.log.is_none() && found == Found::Everything && open_memory(pins)?.1.object_tag == object.tag)
 }
 
@@ -340,8 +342,8 @@ fn open_memory(pins: &Pins) -> Result<(Array<MapData, common::Config>, common::C
     Ok((map, memory))
 }
 
-/// Clears the tags before the programs are replaced: when the agent is killed meanwhile, the next one replaces and
-/// attaches them again.
+/// Clears the tags before the programs are replaced: if the agent is killed meanwhile, the next one replaces
+/// and attaches the programs again.
 fn forget_programs(pins: &Pins) -> Result<(), BpfError> {
     if !exists(&pins.map(map_name::CONFIG))? {
         return Ok(());

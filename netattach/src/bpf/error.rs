@@ -19,17 +19,17 @@ pub enum BpfError {
         "this executable was built without its BPF object: run `cargo xtask build-ebpf`, then build it again"
     )]
     NoObject,
-    /// The file of an object that logs.
+    /// A logging object could not be read.
     #[error(
         "read the BPF object {path}, which `cargo xtask build-ebpf --log` writes to target/bpf/netattach-log.bpf.o"
     )]
     ReadObject {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// An object that does not log in the place of one that does.
+    /// The object does not log, although a logging one is required.
     #[error(
         "this BPF object does not log packets: build the one that does with `cargo xtask build-ebpf --log`"
     )]
@@ -37,17 +37,17 @@ pub enum BpfError {
     /// Pins need a BPF filesystem.
     #[error("{0} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`")]
     NotBpffs(PathBuf),
-    /// A name that no BPF filesystem takes.
+    /// A name that a BPF filesystem does not accept.
     #[error(
         "{path}: names on a BPF filesystem have no dots (the kernel keeps them for itself), and {name:?} has one"
     )]
     DottedName {
         /// The root of the pin tree.
         path: PathBuf,
-        /// The name in it.
+        /// The offending name.
         name: String,
     },
-    /// Not a root of ours.
+    /// The root contains something that is not netattach's.
     #[error(
         "{path} has {name:?} in it, which is not netattach's: name the directory that netattachd has as `bpffs`"
     )]
@@ -57,17 +57,17 @@ pub enum BpfError {
         /// The name that was found in it.
         name: String,
     },
-    /// A directory or file of the pin tree.
+    /// An action on a directory or file of the pin tree failed.
     #[error("{action} {path}")]
     PinTree {
         /// The action that failed.
         action: &'static str,
         /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Something else sits where a map belongs.
+    /// A pinned map has other properties than expected.
     #[error(
         "pinned map {path} has {property} {found}, this agent needs {expected}: restore the setting it was \
          created with, or detach all pods and remove the pins with `netattachctl uninstall`"
@@ -87,7 +87,7 @@ pub enum BpfError {
     OpenMap {
         /// The pin.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
     /// As `OpenMap`, for programs.
@@ -95,13 +95,13 @@ pub enum BpfError {
     OpenProgram {
         /// The pin.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: ProgramError,
     },
-    /// The object could not be brought into the kernel.
+    /// The object could not be loaded into the kernel.
     #[error("load the BPF object")]
     LoadObject(#[source] Refusal),
-    /// The object is not the one this agent was written for.
+    /// The object lacks a program: it belongs to another version of the agent.
     #[error("the BPF object has no program {0}")]
     NoProgram(&'static str),
     /// The kernel's verifier or the load itself refused a program.
@@ -117,9 +117,9 @@ pub enum BpfError {
     PinProgram {
         /// Name of the program or map.
         program: &'static str,
-        /// Where.
+        /// Path of the pin.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: PinError,
     },
     /// A program could not be attached by a link.
@@ -129,23 +129,23 @@ pub enum BpfError {
         program: &'static str,
         /// Index of the device.
         ifindex: u32,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Writing into a map.
+    /// A map could not be written.
     #[error("write map {map}")]
     WriteMap {
         /// Name of the program or map.
         map: &'static str,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
-    /// Reading a map.
+    /// A map could not be read.
     #[error("read map {map}")]
     ReadMap {
         /// Name of the program or map.
         map: &'static str,
-        /// Why not.
+        /// The cause.
         source: MapError,
     },
     /// The policy words could not be mapped into memory.
@@ -159,10 +159,10 @@ pub enum BpfError {
     CountCpus {
         /// The file.
         path: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// More entries than a map holds. Nothing was written.
+    /// The operation needs more entries than a map has free. Nothing was written.
     #[error("map {map} has room for {free} more entries, {needed} are needed")]
     OverCapacity {
         /// Name of the program or map.
@@ -180,13 +180,13 @@ pub enum BpfError {
         /// The highest valid id.
         max: u32,
     },
-    /// A device was to be bound to an id without a record.
+    /// The attachment id has no record.
     #[error("attachment {0} has no record to bind a device to")]
     UnknownAttachment(u32),
-    /// Policy id 0 means "not isolated".
+    /// Policy id 0 is reserved for "not isolated".
     #[error("policy id 0 means \"not isolated\" and cannot be installed")]
     PolicyZero,
-    /// Policy ids are never used twice.
+    /// The policy id is already in use: ids are never reused.
     #[error("policy {0} is already installed")]
     PolicyExists(u32),
     /// All policy ids up to the highest were handed out.
@@ -201,13 +201,13 @@ impl BpfError {
     }
 }
 
-/// Why the kernel refused a program or a type. The verifier says it in tens or thousands of lines, of which two are
-/// shown; all of them are logged at level debug.
+/// Why the kernel refused a program or a type. The verifier's log has tens or thousands of lines, of which
+/// two are shown; all of them are logged at level debug.
 #[derive(Debug)]
 pub struct Refusal(Box<dyn Error + Send + Sync>);
 
 impl Refusal {
-    /// Logs all of it.
+    /// Logs the complete text.
     pub(super) fn of(what: &str, error: impl Error + Send + Sync + 'static) -> Self {
         let words = words_of(&error);
         if words.lines().count() > 1 {
@@ -223,11 +223,11 @@ impl fmt::Display for Refusal {
     }
 }
 
-// The source is part of the text already.
+// The text already contains the source.
 impl Error for Refusal {}
 
-/// The whole chain, without a last cause that an outer error has shown in its own words: after a verifier's log it
-/// would be the last line.
+/// The text of the whole chain, without a last cause whose words are already in an outer error: it would
+/// otherwise be the line after a verifier's log.
 fn words_of(error: &(dyn Error + 'static)) -> String {
     let words = Chain(error).to_string();
     let mut last = error;
@@ -243,7 +243,7 @@ fn words_of(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// The first and the last line that say something: a verifier's log ends with statistics.
+/// The first and the last meaningful line: a verifier's log ends with statistics.
 fn in_short(words: &str) -> String {
     const STATISTICS: [&str; 4] = ["processed ", "verification time ", "stack depth ", "max_states"];
     let is_telling =

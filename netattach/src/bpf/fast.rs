@@ -1,7 +1,7 @@
 //! The maps of the fast path between pods, and between pods and uplinks: members, deadline and counters.
 //!
-//! Nothing in these maps is worth keeping across a death of the agent, so there is no point at which one would matter:
-//! its successor begins with empty ones.
+//! An agent begins with empty maps, so these maps contain nothing that has to survive the agent, and no
+//! moment at which an agent's end would matter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,7 +35,7 @@ pub struct Place {
     pub mac: Mac,
 }
 
-/// Where packets find each other.
+/// The segment in which packets are switched or routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Segment {
     /// The bridge of this index; not 0.
@@ -61,16 +61,16 @@ impl Segment {
     }
 }
 
-/// A device of the node that is no attachment's.
+/// A device of the node that belongs to no attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Uplink {
-    /// Where frames go that come in by it; `None` for a bridge that is only a gateway.
+    /// Segment of frames that come in by the device; `None` for a bridge that is only a gateway.
     pub leads_to: Option<Segment>,
-    /// Packets may take the fast path by it.
+    /// Whether packets may take the fast path by the device.
     pub fast: bool,
-    /// The drops at XDP, before the kernel has the packet.
+    /// The packets that XDP drops, before the kernel allocates them.
     pub xdp: Option<XdpDrops>,
-    /// It is a bridge that the node routes by, from and to the attachments on it.
+    /// Whether the device is a bridge by which the node routes from and to the attachments on it.
     pub gateway: bool,
     /// In bytes.
     pub mtu: u32,
@@ -87,10 +87,10 @@ pub enum XdpDrops {
     SpoofedAndDenied,
 }
 
-/// An address of an attachment, as it is reached.
+/// An address of an attachment, with its segment.
 pub type Local = (Segment, IpAddr);
 
-/// The maps of the fast path, with a cache of their entries: one owner at a time.
+/// The maps of the fast path, with a cache of their entries. Only one owner at a time.
 pub struct FastPath {
     ports: Array<MapData, FastPort>,
     stations: HashMap<MapData, StationKey, u32>,
@@ -106,8 +106,8 @@ pub struct FastPath {
 }
 
 impl FastPath {
-    /// Opens the maps and takes everybody off the fast path: what an earlier agent knew of the node may not be so any
-    /// more. Counters stay.
+    /// Opens the maps and takes all attachments off the fast path, because what an earlier agent knew about
+    /// the node may be outdated. Counters stay.
     pub(super) fn open(pins: &Pins, links: Links) -> Result<Self, BpfError> {
         let mut opened = Self {
             ports: pins.open(map_name::FAST_PORT)?,
@@ -140,7 +140,7 @@ impl FastPath {
         Ok(opened)
     }
 
-    /// Puts an attachment at a place, or moves it to another.
+    /// Puts an attachment on the fast path, or changes its place.
     ///
     /// # Errors
     /// A map could not be written: the attachment is on the fast path as it was before, or not at all.
@@ -162,7 +162,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes an attachment off the fast path: from now on packets from and to it take the stack.
+    /// Takes an attachment off the fast path: from now on its packets go through the network stack.
     /// Idempotent.
     ///
     /// # Errors
@@ -177,7 +177,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes an attachment off the fast path, and its addresses out of those that are reached by way of uplinks: from
+    /// Takes an attachment off the fast path, and removes its addresses from those that uplinks lead to: from
     /// now on no packet is counted for it here. Idempotent.
     ///
     /// # Errors
@@ -197,10 +197,10 @@ impl FastPath {
         &self.places
     }
 
-    /// These are the devices by which packets come and go, and no others.
+    /// Sets the uplinks, and removes all others.
     ///
     /// # Errors
-    /// A map could not be written: some of them may take the fast path that should, or should not.
+    /// A map could not be written: some uplinks may be on or off the fast path contrary to `wanted`.
     pub fn set_uplinks(&mut self, wanted: BTreeMap<u32, Uplink>) -> Result<(), BpfError> {
         let gone = self.known_uplinks.keys().filter(|index| !wanted.contains_key(index));
         for index in gone.copied().collect::<Vec<_>>() {
@@ -222,7 +222,7 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes a bridge's own address out of the stations, if it is there.
+    /// Removes a bridge's own address from the stations, if present.
     fn close_gateway(&mut self, index: u32) -> Result<(), BpfError> {
         match self.known_uplinks.get(&index).filter(|uplink| uplink.gateway) {
             Some(uplink) => self.remove_station(&gateway_station(index, uplink)),
@@ -230,12 +230,12 @@ impl FastPath {
         }
     }
 
-    /// The devices by which packets come and go.
+    /// The uplinks.
     pub fn uplinks(&self) -> &BTreeMap<u32, Uplink> {
         &self.known_uplinks
     }
 
-    /// These addresses are reached by way of uplinks, and no others.
+    /// Sets the addresses that uplinks lead to, and removes all others.
     ///
     /// # Errors
     /// A map could not be written.
@@ -254,15 +254,15 @@ impl FastPath {
         Ok(())
     }
 
-    /// Has an uplink run the XDP program.
+    /// Attaches the XDP program to an uplink.
     ///
     /// # Errors
-    /// [`BpfError::AttachLink`]: the driver cannot, or runs another's.
+    /// [`BpfError::AttachLink`]: the driver does not support XDP, or runs another program.
     pub fn attach_xdp(&self, ifindex: u32, mode: XdpMode) -> Result<(), BpfError> {
         self.links.ensure(LinkPlace::Xdp { ifindex, mode }, self.xdp.as_fd())
     }
 
-    /// An uplink does not run the XDP program in that mode. Idempotent.
+    /// Detaches the XDP program in that mode from an uplink. Idempotent.
     ///
     /// # Errors
     /// The pin cannot be removed.
@@ -270,7 +270,7 @@ impl FastPath {
         self.links.remove(LinkPlace::Xdp { ifindex, mode })
     }
 
-    /// The devices that run the XDP program, or did before they went, with its mode.
+    /// The devices that run the XDP program, or ran it before they were deleted, with its mode.
     ///
     /// # Errors
     /// The pins cannot be listed.
@@ -278,13 +278,13 @@ impl FastPath {
         self.links.xdp_devices()
     }
 
-    /// What the clock shows by which the programs know that the fast path has ended.
+    /// The time of the clock by which the programs detect the end of the fast path's lease.
     pub fn now() -> Duration {
         // Never negative: the clock counts from the start of the node.
         Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
     }
 
-    /// The fast path may be taken until the clock shows that ([`FastPath::now`]), unless this is called again.
+    /// Lets packets take the fast path until that time of [`FastPath::now`]; later calls extend it.
     ///
     /// # Errors
     /// The map could not be written.
@@ -339,7 +339,7 @@ impl std::fmt::Debug for FastPath {
     }
 }
 
-/// aya would want to know more of the program than it can be asked here.
+/// Opens the pin without aya, which would require more information about the program than is available here.
 fn open_xdp(pins: &Pins) -> Result<OwnedFd, BpfError> {
     let path = pins.program(Program::Xdp);
     sys::open_pin(&path).map_err(|source| BpfError::PinTree { action: "open the program", path, source })

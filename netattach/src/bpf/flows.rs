@@ -1,6 +1,6 @@
-//! The flow table as the agent sees it. The programs enter flows and leave those that have ended where they are, until
-//! their place is needed; here they are counted, taken out, and taken out at once when the attachment goes that they
-//! belong to.
+//! The flow table from the agent's side. The programs add flows, and leave ended flows in the table until
+//! their place is needed. This module counts flows and removes ended ones; flows of an attachment that is
+//! being removed are removed at once.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
@@ -21,9 +21,9 @@ use super::shares::PerFamily;
 use super::sys::{self, Batch};
 use crate::sync::{Mutex, locked};
 
-/// Entries that one round looks at before it lets other calls run.
+/// Entries that one round reads before other calls may run.
 const ROUND: usize = 16_384;
-/// Entries of one system call.
+/// Entries per system call.
 const BATCH: usize = 1024;
 /// Ended flows that are kept until they are reported.
 const KEPT: usize = 8192;
@@ -33,14 +33,14 @@ const SHARE: usize = 512;
 /// An address in the network (zone) that it is used in.
 pub type Host = (u32, IpAddr);
 
-/// A flow, as its opener sees it.
+/// A flow from its opener's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowEntry {
     /// Number of the network.
     pub zone: u32,
     /// Address and port (0 for protocols without) of the opener.
     pub opener: (IpAddr, u16),
-    /// The same of the other end.
+    /// Address and port of the other end.
     pub responder: (IpAddr, u16),
     /// IP protocol number.
     pub protocol: u8,
@@ -57,18 +57,18 @@ pub enum Ending {
     Expired,
     /// One of its ends is no longer attached.
     Detached,
-    /// Its attachment has fewer places than it had, and more flows than places.
+    /// Its attachment got fewer places, and has more flows than places.
     Displaced,
 }
 
-/// A flow that was taken out.
+/// A flow that was removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// Time of removal, seconds of the kernel's monotonic clock.
     pub at: u32,
     /// The entry at that time.
     pub entry: FlowEntry,
-    /// Why.
+    /// The reason.
     pub ending: Ending,
 }
 
@@ -79,7 +79,7 @@ pub struct Census {
     pub v4: u64,
     /// IPv6 entries.
     pub v6: u64,
-    /// Entries by the attachment at whose hooks they were entered.
+    /// Entries by the attachment at whose hooks they were added.
     pub by_attachment: BTreeMap<u32, PerFamily>,
 }
 
@@ -93,12 +93,12 @@ pub struct FlowTable {
     /// Places of each attachment that has any.
     places: Mutex<BTreeMap<u32, PerFamily>>,
     capacity: [u32; 2],
-    /// Counts assignments of policies: flows are entered only where something is isolated. See
+    /// Counts assignments of policies: flows are added only where isolation applies. See
     /// [`Self::may_hold_flows`].
     expected: AtomicU64,
     /// `expected` at the start of the last complete pass.
     last_pass: AtomicU64,
-    /// `expected` at the last time when the table was empty and would stay so.
+    /// `expected` at the last time when the table was empty and would stay empty.
     seen_empty: AtomicU64,
 }
 
@@ -126,7 +126,7 @@ struct Beyond {
     flows: u32,
 }
 
-/// The position of the pass over both maps.
+/// Position of the pass over both maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Position {
     /// The map of IPv4 is done.
@@ -152,18 +152,18 @@ impl FlowTable {
             ended: Mutex::default(),
             census: Mutex::default(),
             places: Mutex::default(),
-            // An earlier agent may have left some.
+            // An earlier agent may have left flows.
             expected: AtomicU64::new(1),
             last_pass: AtomicU64::new(0),
             seen_empty: AtomicU64::new(0),
         })
     }
 
-    /// Continues the pass over the table: removes flows that have ended, and counts the others. One round looks at a
-    /// bounded number of entries. `true` when the pass is at its end.
+    /// Continues the pass over the table: removes flows that have ended, and counts the others. One round
+    /// reads a bounded number of entries. Returns `true` when the pass is complete.
     ///
-    /// An entry is read again right before it is deleted. When a packet enters a new flow of the same key in the
-    /// microsecond between, that flow is deleted, as can happen at any time when the table is full.
+    /// An entry is read again directly before it is deleted. If a packet adds a new flow with the same key in
+    /// the microsecond in between, that flow is deleted, as can happen at any time when the table is full.
     pub fn collect(&self) -> Result<bool, BpfError> {
         let mut passes = locked(&self.passes);
         let Passes { v4, v6, position, counting, beyond, begun } = &mut *passes;
@@ -200,7 +200,7 @@ impl FlowTable {
             } else {
                 v4.look(position.next, now, |key, flow| judge(key.protocol, flow), &mut end)?
             };
-            // A batch without entries has walked buckets too.
+            // A batch without entries has read buckets too.
             left = left.saturating_sub(batch.count.max(1));
             position.next = batch.next;
             if batch.next.is_none() {
@@ -216,8 +216,8 @@ impl FlowTable {
         Ok(false)
     }
 
-    /// Removes every flow of hosts that are gone, so that the next owner of the address does not find them. Returns
-    /// when it is done. Concurrent calls share a pass.
+    /// Removes every flow of hosts that are gone, so that the next owner of an address does not find them.
+    /// Returns when this is complete. Concurrent calls share a pass.
     pub fn purge(&self, hosts: impl IntoIterator<Item = Host>) -> Result<(), BpfError> {
         let mine: BTreeSet<Host> = hosts.into_iter().collect();
         if mine.is_empty() || !self.may_hold_flows() {
@@ -228,7 +228,7 @@ impl FlowTable {
         let gone = {
             let mut gone = locked(&self.gone);
             if mine.is_disjoint(&gone) {
-                // The holder of the lock before has removed these as well.
+                // The previous holder of the lock has removed the flows of these hosts as well.
                 return Ok(());
             }
             std::mem::take(&mut *gone)
@@ -254,7 +254,8 @@ impl FlowTable {
         done
     }
 
-    /// The flows that were removed since the last call, and the number of further ones that were not kept.
+    /// Returns the flows that were removed since the last call, and the number of further ones that were not
+    /// kept.
     pub fn take_ended(&self) -> (Vec<Ended>, u64) {
         let waiting = std::mem::take(&mut *locked(&self.ended));
         (waiting.flows, waiting.untold)
@@ -265,7 +266,7 @@ impl FlowTable {
         locked(&self.census).clone()
     }
 
-    /// Sets the places of attachments. The next pass removes flows beyond them of attachments that have more flows than
+    /// Sets the places of attachments. The next pass removes flows of attachments that have more flows than
     /// places.
     pub fn set_places(&self, places: BTreeMap<u32, PerFamily>) {
         *locked(&self.places) = places;
@@ -276,7 +277,7 @@ impl FlowTable {
         locked(&self.places).get(&id).copied().unwrap_or_default().map(Share::places)
     }
 
-    /// Whether an attachment may soon need places that it does not have: half of those that it has are taken.
+    /// Whether an attachment may soon need more places than it has: half of its places are taken.
     pub fn is_pressed(&self) -> bool {
         let census = locked(&self.census);
         let mut attachments = census.iter().flat_map(|census| &census.by_attachment);
@@ -306,13 +307,13 @@ impl FlowTable {
         self.capacity
     }
 
-    /// Something is to be isolated, or not to be any longer.
+    /// Records that isolation has been configured or removed somewhere.
     pub fn expect_flows(&self) {
         self.expected.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Nothing is isolated. If the last pass has found nothing and nothing was isolated since it began, there is
-    /// nothing to be found until something becomes isolated.
+    /// Records that nothing is isolated. If the last pass found no flows and nothing was isolated since it
+    /// began, there can be no flows until something becomes isolated.
     pub fn nothing_isolated(&self) {
         let empty = locked(&self.census).as_ref().is_some_and(|census| census.v4 + census.v6 == 0);
         if empty {
@@ -320,8 +321,8 @@ impl FlowTable {
         }
     }
 
-    /// Whether there can be flows at all. On a node without policies there are none, and looking for them at each DEL
-    /// would be for nothing.
+    /// Whether there can be flows at all. On a node without policies there are none, and a search at each DEL
+    /// would be useless.
     pub fn may_hold_flows(&self) -> bool {
         self.expected.load(Ordering::SeqCst) > self.seen_empty.load(Ordering::SeqCst)
     }
@@ -344,7 +345,7 @@ impl fmt::Debug for FlowTable {
     }
 }
 
-/// One map.
+/// The map of one family.
 struct FamilyTable<A> {
     name: &'static str,
     fd: OwnedFd,
@@ -368,7 +369,7 @@ where
         Ok(Self { name, fd, map, keys: Vec::new(), values: Vec::new(), capacity })
     }
 
-    /// Looks at the entries of one batch and takes out those that `judge` gives an ending.
+    /// Reads the entries of one batch and removes those for which `judge` returns an ending.
     fn look(
         &mut self,
         from: Option<u32>,
@@ -388,7 +389,7 @@ where
         Ok(batch)
     }
 
-    /// Takes out every flow of these hosts.
+    /// Removes every flow of these hosts.
     fn take_out_all(
         &mut self,
         hosts: &HashSet<(u32, A)>,
@@ -409,13 +410,13 @@ where
         Ok(())
     }
 
-    /// Fills `keys` and `values`.
+    /// Fills `keys` and `values` with the next batch.
     fn read(&mut self, from: Option<u32>) -> Result<Batch, BpfError> {
         loop {
             self.keys.resize(self.keys.len().max(BATCH), none());
             self.values.resize(self.keys.len(), Flow::default());
             match sys::lookup_batch(self.fd.as_fd(), from, &mut self.keys, &mut self.values) {
-                // More than that share a bucket.
+                // More entries than that share a bucket.
                 Err(error)
                     if error.raw_os_error() == Some(libc::ENOSPC)
                         && self.keys.len() < self.capacity as usize =>
@@ -429,7 +430,7 @@ where
         }
     }
 
-    /// Removes an entry if it is there and has not changed; returns it.
+    /// Removes an entry if it exists and has not changed; returns the entry.
     fn take_out(
         &mut self,
         key: &FlowKey<A>,
@@ -450,10 +451,10 @@ where
     }
 }
 
-/// Seconds of the clock that the programs write down.
+/// Seconds of the clock that the programs record.
 pub(super) fn now() -> u32 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    // As the programs do: differences are taken with wrap-around.
+    // Differences are computed with wrap-around, as in the programs.
     now.tv_sec as u32
 }
 

@@ -1,8 +1,8 @@
 //! The programs on devices by tcx (Linux 6.6) and XDP: one link for each program of a device, pinned by the device's
 //! index, and those on devices in pods by the attachment's number.
 //!
-//! The pins are beside the directory of a layout, not in it: a link outlives the programs and maps that it runs. One
-//! whose device is gone says so, and is swept.
+//! The pins are beside the directory of a layout, not in it, because a link outlives the programs and maps
+//! that it runs. A link whose device is gone reports index 0, and is removed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,11 +21,11 @@ use super::sys::{self, LinkInfo, XdpMode};
 /// Prefix of the pins of links on devices in pods: an attachment's number follows.
 const IN_POD: &str = "pod";
 
-/// Our programs that can be on one hook of a device, in the order in which packets meet them: an uplink passes on no
-/// packet that a parent drops.
+/// netattach's programs that may share a hook of a device, in the order in which packets meet them: an
+/// uplink's program passes on no packet that a parent's program would drop.
 const IN_ORDER: [Program; 3] = [Program::Entry(Entry::InFrom), Program::Entry(Entry::InTo), Program::Uplink];
 
-/// Where a link runs a program of ours.
+/// Where a link runs one of netattach's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkPlace {
     /// On a device of the node, by its index.
@@ -35,11 +35,11 @@ pub enum LinkPlace {
         /// The program.
         program: Program,
     },
-    /// By the driver of a device of the node, or by the kernel in its place.
+    /// XDP on a device of the node, in its driver or in the kernel.
     Xdp {
         /// Index of the device.
         ifindex: u32,
-        /// Who runs it.
+        /// In which of the two it runs.
         mode: XdpMode,
     },
     /// On the device of an attachment in its pod.
@@ -48,7 +48,7 @@ pub enum LinkPlace {
         attachment: u32,
         /// Index of the device in the pod.
         ifindex: u32,
-        /// For what the pod sends, or receives.
+        /// For packets that the pod sends, or receives.
         side: Side,
     },
 }
@@ -82,7 +82,7 @@ impl LinkPlace {
 /// Every mode of the XDP program.
 const XDP_MODES: [XdpMode; 2] = [XdpMode::Native, XdpMode::Generic];
 
-/// How a link of the XDP program is pinned: the kernel does not tell a link's mode.
+/// Name of the pin of an XDP link: the kernel does not report a link's mode.
 fn xdp_name(mode: XdpMode) -> &'static str {
     match mode {
         XdpMode::Native => "na_xdp_native",
@@ -101,9 +101,9 @@ impl Links {
         Self { directory: root.join(pin::LINKS) }
     }
 
-    /// Runs the program there, before other programs, but after those of ours that come first ([`IN_ORDER`]). A program
-    /// of an earlier object is replaced in one step: no packet passes between the two. The calling thread is in the
-    /// device's namespace.
+    /// Runs the program there, before other programs, but after netattach's programs that come first
+    /// ([`IN_ORDER`]). A program of an earlier object is replaced in one step: no packet passes in between.
+    /// The calling thread must be in the device's namespace.
     pub(super) fn ensure(&self, place: LinkPlace, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
         let failed = |source| BpfError::AttachLink { program: name, ifindex, source };
@@ -111,7 +111,7 @@ impl Links {
             if info.ifindex == ifindex {
                 return sys::link_update(link.as_fd(), program).map_err(failed);
             }
-            // Of a device that is gone.
+            // The pin belongs to a device that is gone.
             remove(&path)?;
         }
         fs::DirBuilder::new()
@@ -119,7 +119,8 @@ impl Links {
             .mode(0o700)
             .create(&self.directory)
             .map_err(|source| BpfError::PinTree { action: "create", path: self.directory.clone(), source })?;
-        // Until it is pinned the link lives in this process: one that is killed here leaves nothing.
+        // Until the link is pinned it belongs to this process: if the process is killed here, nothing
+        // remains.
         let link = match place {
             LinkPlace::Xdp { mode, .. } => sys::xdp_attach(program, ifindex, mode),
             _ => {
@@ -146,10 +147,11 @@ impl Links {
         Ok(())
     }
 
-    /// Renames the pin of a link whose program runs on the device already, but whose pin names another device. A hook
-    /// takes a program only once, and detaching it would let packets pass. `false`: there is no such link.
+    /// Renames the pin of a link whose program already runs on the device, but whose pin names another
+    /// device. A hook accepts a program only once, and detaching it would let packets pass. Returns `false`
+    /// if there is no such link.
     fn take_over(&self, place: LinkPlace, program: BorrowedFd<'_>, path: &Path) -> Result<bool, BpfError> {
-        // A pod's index says nothing without the pod.
+        // The index of a device in a pod is meaningless without the pod.
         let LinkPlace::Node { ifindex, .. } = place else { return Ok(false) };
         let wanted = program_id(program, path)?;
         for (index, name) in self.pinned("")? {
@@ -164,7 +166,7 @@ impl Links {
         Ok(false)
     }
 
-    /// The last of our links on the same hook that packets meet before that place.
+    /// Returns the last of netattach's links on the same hook that packets meet before that place.
     fn predecessor(&self, place: LinkPlace) -> Result<Option<OwnedFd>, BpfError> {
         let LinkPlace::Node { ifindex, program } = place else { return Ok(None) };
         let rank = IN_ORDER.iter().position(|one| *one == program).unwrap_or(0);
@@ -177,31 +179,31 @@ impl Links {
         Ok(None)
     }
 
-    /// The link there.
+    /// Returns the link at that place.
     pub(super) fn find(&self, place: LinkPlace) -> Result<Option<LinkInfo>, BpfError> {
         let found = open(&self.path(place))?.map(|(_, info)| info);
         Ok(found.filter(|info| info.ifindex == place.ifindex()))
     }
 
-    /// Removes the link. Idempotent. On a device that is still there it takes a grace period.
+    /// Removes the link. Idempotent. On a device that still exists this takes a grace period.
     pub(super) fn remove(&self, place: LinkPlace) -> Result<(), BpfError> {
         remove(&self.path(place))
     }
 
-    /// The devices that links of these programs are pinned for, whether they are still there or not.
+    /// The devices for which links of these programs are pinned, whether or not the devices still exist.
     pub(super) fn devices_with(&self, programs: &[Program]) -> Result<BTreeSet<u32>, BpfError> {
         let is_one = |name: &str| programs.iter().any(|program| program.name() == name);
         let pinned = self.pinned("")?;
         Ok(pinned.into_iter().filter(|(_, name)| is_one(name)).map(|(index, _)| index).collect())
     }
 
-    /// The devices that links of the XDP program are pinned for, with its mode.
+    /// The devices for which links of the XDP program are pinned, with its mode.
     pub(super) fn xdp_devices(&self) -> Result<BTreeSet<(u32, XdpMode)>, BpfError> {
         let mode = |name: &str| XDP_MODES.into_iter().find(|mode| xdp_name(*mode) == name);
         Ok(self.pinned("")?.into_iter().filter_map(|(index, name)| Some((index, mode(&name)?))).collect())
     }
 
-    /// The attachments whose devices in pods links are pinned for.
+    /// The attachments for whose devices in pods links are pinned.
     pub(super) fn attachments(&self) -> Result<BTreeSet<u32>, BpfError> {
         Ok(self.pinned(IN_POD)?.into_iter().map(|(attachment, _)| attachment).collect())
     }
@@ -217,7 +219,7 @@ impl Links {
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let name = name.to_string_lossy();
-            // A pin without a number is not ours.
+            // A pin without a number is not netattach's.
             pinned.extend(name.split_once('_').and_then(|(first, program)| {
                 Some((first.strip_prefix(prefix)?.parse::<u32>().ok()?, program.to_owned()))
             }));
@@ -251,8 +253,8 @@ fn open(path: &Path) -> Result<Option<(OwnedFd, LinkInfo)>, BpfError> {
     }
 }
 
-/// Detaches the link from its device, then removes the pin: a link without a pin is released later, and a device takes
-/// a program only once.
+/// Detaches the link from its device, then removes the pin: the kernel releases a link without a pin only
+/// later, and a device accepts a program only once.
 fn remove(path: &Path) -> Result<(), BpfError> {
     let failed = |source| BpfError::PinTree { action: "remove", path: path.to_path_buf(), source };
     let Some((link, info)) = open(path)? else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Brings the embedded programs into the kernel and pins them.
+//! Loads the embedded programs into the kernel and pins them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,12 +15,11 @@ use super::packet_log::{self, Detail};
 use super::pin::Pins;
 use super::program_table::Program;
 
-/// For each the kernel takes tens of megabytes, which are charged to the agent.
+/// Programs verified at once. For each the kernel takes tens of megabytes, which are charged to the agent.
 const VERIFIED_AT_ONCE: usize = 2;
 
-/// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
-/// the place of the pinned ones. `log`: how much it logs, where it must be one that does. Returns it, with the maps
-/// that are not pinned.
+/// Loads the object with the pinned maps, creates and pins missing maps, and replaces the pinned programs.
+/// `log`: the level of detail, for a logging object. Returns the object, with the maps that are not pinned.
 pub(super) fn load(
     object: &Fitted,
     log: Option<Detail>,
@@ -53,14 +52,15 @@ fn load_and_pin(
     Ok(ebpf)
 }
 
-/// Whether the kernel takes the programs of the object: they are loaded on maps of their own, and go again with them.
+/// Checks whether the kernel accepts the programs of the object: loads them with maps of their own, and frees
+/// both again.
 pub(super) fn try_out(object: &Fitted, log: Option<Detail>, specs: &[MapSpec]) -> Result<(), BpfError> {
     let tried = verified(object, log, None, specs).map(drop);
     release_free_memory();
     tried
 }
 
-/// Loads the object on the pinned maps, or on maps without pins, and has the kernel verify its programs.
+/// Loads the object with the pinned maps, or with maps without pins, and has the kernel verify its programs.
 fn verified(
     object: &Fitted,
     log: Option<Detail>,
@@ -92,7 +92,7 @@ fn verified(
     Ok(ebpf)
 }
 
-/// Has the kernel verify the programs, several at the same time: verification is most of the time of an upgrade.
+/// Has the kernel verify the programs, several in parallel: verification is most of the time of an upgrade.
 fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
     let mut programs: BTreeMap<&str, _> = ebpf.programs_mut().collect();
     let wanted = Program::ALL.map(|which| {
@@ -119,8 +119,8 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), BpfError> {
     })
 }
 
-/// Gives memory that was freed back to the kernel. Loading programs parses the kernel's type information,
-/// tens of megabytes that glibc would keep for the rest of the agent's life.
+/// Returns freed memory to the kernel. Loading programs parses the kernel's type information, tens of
+/// megabytes that glibc would keep for the rest of the agent's life.
 fn release_free_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no arguments that could be wrong; glibc locks its arenas itself.
@@ -133,10 +133,10 @@ fn refused(program: &'static str, error: ProgramError) -> BpfError {
     BpfError::LoadProgram { program, source: Refusal::of(program, error) }
 }
 
-/// Pins beside, then renames over: at every moment the old or the new program is pinned.
+/// Pins under another name, then renames: at every moment the old or the new program is pinned.
 fn replace_pin(program: &mut AnyProgram, pins: &Pins, which: Program) -> Result<(), BpfError> {
     let next = pins.next_program(which);
-    // Left behind by an agent that was killed here.
+    // Left by an agent that was killed here.
     match fs::remove_file(&next) {
         Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
             return Err(BpfError::PinTree { action: "remove", path: next, source });

@@ -1,29 +1,29 @@
-//! The table of `docs/budgets.md` that says what memory the maps take, compared with the maps that the agent makes.
+//! Compares the table of map memory in `docs/budgets.md` with the maps that the agent creates.
 //!
-//! The sizes are the kernel's own reckoning (`map_mem_usage` since Linux 6.4, `memlock` in `/proc/PID/fdinfo/FD`),
-//! without the few hundred bytes that each map has of its own.
+//! The sizes are computed as the kernel does (`map_mem_usage` since Linux 6.4, `memlock` in
+//! `/proc/PID/fdinfo/FD`), without the few hundred bytes of each map itself.
 
 use super::*;
 
-/// A bucket of a hash map, and what the kernel puts beside key and value of an element (`struct bucket`, `struct
-/// htab_elem`).
+/// Bytes of a hash map's bucket, and bytes that the kernel adds to key and value of an element (`struct
+/// bucket`, `struct htab_elem`).
 const BUCKET: usize = 16;
 const ELEMENT: usize = 48;
-/// What it puts beside prefix and value of a trie's node (`struct lpm_trie_node`).
+/// Bytes that the kernel adds to prefix and value of a trie's node (`struct lpm_trie_node`).
 const NODE: usize = 24;
-/// A pointer of an array per CPU.
+/// Bytes of a pointer in a per-CPU array.
 const POINTER: usize = 8;
 
-/// Bytes of a map.
+/// Memory of a map, in bytes.
 struct Memory {
-    /// Of an entry.
+    /// Per entry.
     entry: usize,
-    /// Of an entry, once more for each CPU.
+    /// Per entry and CPU, in addition.
     entry_per_cpu: usize,
-    /// From the start.
+    /// Allocated at creation.
     at_start: usize,
     at_start_per_cpu: usize,
-    /// When it is full, on one CPU.
+    /// When the map is full, with one CPU.
     full: usize,
 }
 
@@ -51,7 +51,7 @@ fn memory(spec: &MapSpec) -> Memory {
     Memory { entry, entry_per_cpu, at_start, at_start_per_cpu, full }
 }
 
-/// The setting that the number of entries follows: `maxAttachments`, if the number grows with it.
+/// The setting that determines the number of entries: `maxAttachments` if the number grows with it.
 fn follows(name: &str) -> String {
     let entries = |attachments: u32| {
         let config = Config { max_attachments: attachments, ..Config::new("/") };

@@ -7,9 +7,9 @@ use aya::maps::{HashMap, MapData, MapError};
 
 use super::BpfError;
 
-/// A map whose entries the agent caches: the kernel's, or under the model checker one in memory.
+/// A map whose entries the agent caches: the kernel's, or a map in memory under the model checker.
 pub(super) trait MapOps<K, V>: Send {
-    /// The value of a key, if there is one.
+    /// The value of a key, if present.
     fn get(&self, key: &K) -> Result<Option<V>, BpfError>;
     /// Inserts or replaces an entry.
     fn put(&mut self, key: K, value: V) -> Result<(), BpfError>;
@@ -58,7 +58,7 @@ pub(super) fn keys<K>(
         .map_err(|source| BpfError::ReadMap { map, source })
 }
 
-/// Deleting an absent entry is a success.
+/// Treats deleting an absent entry as success.
 pub(super) fn absent(error: MapError) -> Result<(), MapError> {
     match error {
         MapError::KeyNotFound => Ok(()),

@@ -1,4 +1,4 @@
-//! The only module that talks to BPF: the packet programs, their maps, and where both are pinned.
+//! The only module that uses BPF: the packet programs, their maps, and the pins of both.
 //!
 //! ```text
 //! <root>/v5/na_link, na_att, ...        maps: the whole state of the packet path
@@ -18,8 +18,9 @@
 //! then costs a few map writes. Enforcement does not depend on the agent: pinned maps and attached programs
 //! outlive it.
 //!
-//! The order of writes keeps every moment safe: an attachment's addresses before its record, its record
-//! before its device, a policy's entries before the word that names it; and the reverse when taking away.
+//! The order of writes keeps every moment safe: an attachment's addresses are written before its record, its
+//! record before its device, and a policy's entries before the word that names the policy; removal is in the
+//! reverse order.
 //!
 //! | module | task |
 //! |---|---|
@@ -29,13 +30,13 @@
 //! | `counters` | the counters of attachments |
 //! | `caches` | the maps of attachments and of parents behind their locks, with their cached entries |
 //! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of traffic that the node routes |
-//! | `policy_maps`, `policies`, `policy_rows` | the maps of policies behind their lock; compiled policies as entries |
-//! | `flows`, `shares` | the flow table, and the places of each attachment in it |
+//! | `policy_maps`, `policies`, `policy_rows` | the maps of policies behind their lock; compiled policies as map entries |
+//! | `flows`, `shares` | the flow table, and each attachment's places in it |
 //! | `fast` | the maps of the fast path |
 //! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
-//! | `ring` | the reading end of the ring buffer |
-//! | `packet_fields` | where the kernel's packets have what programs cannot ask for |
-//! | `packet_log` | the lines of an object that logs the path of packets |
+//! | `ring` | the consumer of the ring buffer |
+//! | `packet_fields` | offsets of kernel packet fields that programs cannot read by a helper |
+//! | `packet_log` | log lines of an object that logs the path of packets |
 //! | `map_ops`, `batched_map` | operations on maps: of single entries, of many at once |
 //! | [`sys`] | the system calls that aya lacks |
 //! | `error` | errors |

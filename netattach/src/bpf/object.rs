@@ -1,4 +1,4 @@
-//! The compiled programs inside this executable.
+//! The compiled programs that are embedded in this executable.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use super::probe;
 
 static BYTES: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/netattach.bpf.o"));
 
-/// The object and the tag of its content.
+/// An object and the tag of its content.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Object {
     bytes: &'static [u8],
@@ -19,19 +19,20 @@ pub(super) struct Object {
     tag: u64,
 }
 
-/// What is written into an object before it is loaded: what the kernel lets programs do.
+/// Values that are written into an object before it is loaded: features of the kernel that programs use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Means {
-    /// As `NA_COOKIES` in `netattach-ebpf`.
+    /// Value of `NA_COOKIES` in `netattach-ebpf`.
     pub(super) cookies: u8,
-    /// As `NA_SKB` there.
+    /// Value of `NA_SKB` in `netattach-ebpf`.
     pub(super) fields: Fields,
-    /// The kernel's number of the function that is called there by [`CAST`]; 0: it is not called.
+    /// BTF id of the kernel function that the programs call at [`CAST`]; 0: it is not called.
     pub(super) cast: u32,
 }
 
 impl Means {
-    /// Those of the running kernel. Where it cannot be asked they are none, which another start may find otherwise.
+    /// The features of the running kernel. A feature that cannot be determined counts as missing; another
+    /// start may find it.
     pub(super) fn of_kernel() -> Self {
         let fields = packet_fields::of_kernel();
         Self {
@@ -42,17 +43,18 @@ impl Means {
     }
 }
 
-/// An object as it is loaded, with these means.
+/// An object in the form in which it is loaded, with these features.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fitted {
     bytes: &'static [u8],
     pub(super) means: Means,
-    /// By which pins are told apart: programs that were loaded with other means are others, though of the same bytes. Never 0.
+    /// Tag that identifies pins: programs loaded with other features differ, although they have the same
+    /// bytes. Never 0.
     pub(super) tag: u64,
 }
 
 impl Object {
-    /// With what is written into it.
+    /// The object with these features.
     pub(super) fn fitted(self, means: Means) -> Fitted {
         let hash = Sha256::new().chain_update(self.tag.to_be_bytes()).chain_update([means.cookies]);
         let hash = means.fields.iter().fold(hash, |hash, field| hash.chain_update(field.to_be_bytes()));
@@ -62,7 +64,7 @@ impl Object {
 }
 
 impl Fitted {
-    /// Its bytes, with the kernel's function where programs call it.
+    /// The bytes of the object, with the id of the kernel function inserted where programs call it.
     pub(super) fn bytes(&self) -> Cow<'static, [u8]> {
         match self.means.cast {
             0 => self.bytes.into(),
@@ -71,15 +73,15 @@ impl Fitted {
     }
 }
 
-/// `struct bpf_insn` of a call of the helper with that number (`BPF_JMP | BPF_CALL`); of the kernel's function with it, if the source
-/// register says so (`BPF_PSEUDO_KFUNC_CALL`).
+/// `struct bpf_insn` of a call of the helper with that number (`BPF_JMP | BPF_CALL`), or of the kernel
+/// function with that id if the source register says so (`BPF_PSEUDO_KFUNC_CALL`).
 fn call(source: u8, number: u32) -> [u8; 8] {
     let [a, b, c, d] = number.to_ne_bytes();
     [0x85, source << 4, 0, 0, a, b, c, d]
 }
 
-/// An object whose calls of [`CAST`] are those of the kernel's function with that number. Instructions lie at multiples of their
-/// length.
+/// Returns an object whose calls of [`CAST`] are replaced by calls of the kernel function with that id.
+/// Instructions are aligned to their length.
 fn with_function(object: &[u8], function: u32) -> Vec<u8> {
     let (placeholder, call) = (call(0, CAST.cast_unsigned()), call(2, function));
     let mut fitted = object.to_vec();
@@ -94,7 +96,7 @@ pub(super) fn embedded() -> Result<Object, BpfError> {
     identify(BYTES)
 }
 
-/// What the embedded object is, for people: the tag of its content, and its size.
+/// Identifies the embedded object in messages: the tag of its content, and its size.
 pub fn embedded_object() -> String {
     match embedded() {
         Ok(object) => format!("{:016x}, {} bytes", object.tag, object.bytes.len()),
@@ -102,7 +104,7 @@ pub fn embedded_object() -> String {
     }
 }
 
-/// An object and its tag.
+/// Computes the tag of an object.
 pub(super) fn identify(bytes: &'static [u8]) -> Result<Object, BpfError> {
     if bytes.is_empty() {
         return Err(BpfError::NoObject);
@@ -134,7 +136,7 @@ mod tests {
         assert_eq!(identify(b"abc").unwrap().tag, 0xba78_16bf_8f01_cfea);
     }
 
-    /// Otherwise programs would stay that an agent loaded which found less.
+    /// Otherwise programs that an agent loaded with fewer features would stay.
     #[test]
     fn the_tag_of_what_is_loaded_follows_what_is_written_into_it() {
         let tag = |bytes: &'static [u8], cookies, fields, cast| {
@@ -159,10 +161,10 @@ mod tests {
         let object = [other, ours, other, ours].concat();
         let expected = [other, call(2, 7), other, call(2, 7)].concat();
         assert_eq!(with_function(&object, 7), expected);
-        // What no instruction begins with is none.
+        // A pattern that is not aligned is not an instruction.
         let beside = [&[0][..], &ours, &[0; 7]].concat();
         assert_eq!(with_function(&beside, 7), beside);
-        // The embedded object calls it, or nothing of the kernel's would be read in place.
+        // The embedded object calls the function; otherwise no field would be read in place.
         let calls =
             |bytes: &[u8]| bytes.chunks_exact(8).filter(|it| **it == call(0, CAST.cast_unsigned())).count();
         assert!(BYTES.is_empty() || calls(BYTES) > 0);

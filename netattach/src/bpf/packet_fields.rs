@@ -1,5 +1,5 @@
-//! Where the kernel's packets (`struct sk_buff`) keep what programs cannot ask for: by the kernel's own description of its types
-//! (BTF, Documentation/bpf/btf.rst; Linux 4.18, `CONFIG_DEBUG_INFO_BTF`).
+//! Offsets of fields of the kernel's packets (`struct sk_buff`) that programs cannot read by a helper, taken
+//! from the kernel's type information (BTF, Documentation/bpf/btf.rst; Linux 4.18, `CONFIG_DEBUG_INFO_BTF`).
 
 use std::fs;
 use std::sync::OnceLock;
@@ -10,36 +10,39 @@ use netattach_common::unfinished::{CAST_NAME, WINDOW};
 
 use super::sys::{self, Instruction};
 
-/// The description of the running kernel.
+/// The type information of the running kernel.
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 const HEADER: usize = 24;
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const FUNCTION: u32 = 12;
-/// Most structures that may lie within each other: `sk_buff` has three levels.
+/// Maximum nesting of structures: `sk_buff` has three levels.
 const DEEPEST: u32 = 8;
 
-/// As `NA_SKB` in `netattach-ebpf`: the first byte that is read; from there the bit at which `ip_summed` begins, and the bytes at
-/// which `csum_start`, with `csum_offset` behind it, and `mac_header` do.
+/// Value of `NA_SKB` in `netattach-ebpf`: the offset of the first byte that is read; relative to it, the bit
+/// at which `ip_summed` begins, and the byte offsets of `csum_start` (followed by `csum_offset`) and of
+/// `mac_header`.
 pub(super) type Fields = [u16; 4];
 
-/// What the running kernel says of its packets.
+/// The running kernel's type information about packets.
 #[derive(Debug, Clone, Copy)]
 struct Described {
     fields: Fields,
-    /// Its number of the function that programs get a packet by, if it has that.
+    /// BTF id of the function by which programs get a packet's structure, if the kernel has it.
     cast: Option<u32>,
 }
 
-/// Those of the running kernel; `None`: it does not describe its types, or programs may not read its memory (lockdown).
+/// The fields of the running kernel; `None`: it has no type information, or programs may not read its memory
+/// (lockdown).
 pub(super) fn of_kernel() -> Option<Fields> {
     described().map(|it| it.fields)
 }
 
-/// The kernel's number of the function by which a program reads these fields in place, if it lets programs do that.
+/// BTF id of the function by which a program reads these fields in place, if the kernel accepts such a
+/// program.
 pub(super) fn cast_for(fields: Fields) -> Option<u32> {
-    // Asked once: what a kernel lets programs do stays.
+    // Determined once: what a kernel accepts does not change.
     static CAST: OnceLock<Option<u32>> = OnceLock::new();
     let may_read = |cast: &u32| sys::load_classifier("na_cast", &reads_in_place(*cast, fields)).is_ok();
     *CAST.get_or_init(|| described()?.cast.filter(may_read))
@@ -56,11 +59,12 @@ fn described() -> Option<Described> {
     })
 }
 
-/// What `na_unfinished` in `netattach-ebpf` does in place, as a program of its own.
+/// A program that reads the fields in place as `na_unfinished` in `netattach-ebpf` does.
 fn reads_in_place(cast: u32, [first, summed, start, mac]: Fields) -> [Instruction; 7] {
-    /// `BPF_JMP | BPF_CALL`, with `BPF_PSEUDO_KFUNC_CALL` as the source register: context in register 1, packet in 0.
+    /// `BPF_JMP | BPF_CALL`, with `BPF_PSEUDO_KFUNC_CALL` as the source register: context in register 1,
+    /// result in register 0.
     const CALL: (u8, u8) = (0x85, 2 << 4);
-    /// `BPF_LDX | BPF_MEM | BPF_B` and `BPF_H`: into register 1, from where 0 points to.
+    /// `BPF_LDX | BPF_MEM | BPF_B` and `BPF_H`: into register 1, from the address in register 0.
     const BYTE: (u8, u8) = (0x71, 1);
     const NUMBER: (u8, u8) = (0x69, 1);
     /// `BPF_ALU | BPF_MOV`, a constant into register 0; `BPF_JMP | BPF_EXIT`.
@@ -84,7 +88,7 @@ fn reads_in_place(cast: u32, [first, summed, start, mac]: Fields) -> [Instructio
     ]
 }
 
-/// Those in a description of types.
+/// Finds the fields in type information.
 fn fields(types: &Types<'_>) -> Option<Fields> {
     let packet = types.named(STRUCT, b"sk_buff")?;
     let find = |name: &[u8]| types.bit_of(packet, name, DEEPEST);
@@ -93,7 +97,7 @@ fn fields(types: &Types<'_>) -> Option<Fields> {
     let (offset, mac) = (whole(find(b"csum_offset")?)?, whole(find(b"mac_header")?)?);
     let first = (summed / 8).min(start).min(mac);
     let last = (summed / 8 + 1).max(start + 4).max(mac + 2);
-    // Two bits of one byte; and numbers of 16 bits that can be read in place, one behind the other.
+    // `ip_summed` must be two bits of one byte; the numbers of 16 bits must be adjacent and aligned.
     let fits = summed % 8 < 7 && offset == start + 2 && last - first <= WINDOW as u32 && first > 0;
     let aligned = (start - first).is_multiple_of(2) && (mac - first).is_multiple_of(2);
     let narrow = |number: u32| u16::try_from(number).ok();
@@ -101,16 +105,16 @@ fn fields(types: &Types<'_>) -> Option<Fields> {
     (fits && aligned).then_some(fields)
 }
 
-/// Structures and unions of a description, by their numbers.
+/// Structures and unions of type information, by type id.
 struct Types<'b> {
     types: &'b [u8],
     strings: &'b [u8],
-    /// Where each type begins in `types`; the first has number 1.
+    /// Offset of each type in `types`; the first type has id 1.
     begins: Vec<usize>,
 }
 
 impl<'b> Types<'b> {
-    /// `None`: it is no description in this machine's byte order, or cut off.
+    /// `None`: the data is not BTF in this machine's byte order, or truncated.
     fn of(btf: &'b [u8]) -> Option<Self> {
         let magic = u16::from_ne_bytes(btf.get(..2)?.try_into().ok()?);
         let header = word(btf, 4)? as usize;
@@ -132,7 +136,7 @@ impl<'b> Types<'b> {
         Some(Self { types, strings, begins })
     }
 
-    /// The number of the type of that kind and name.
+    /// The id of the type of that kind and name.
     fn named(&self, wanted: u32, name: &[u8]) -> Option<u32> {
         let is_it = |at: &usize| {
             word(self.types, at + 4).is_some_and(|info| kind(info) == wanted)
@@ -141,7 +145,7 @@ impl<'b> Types<'b> {
         u32::try_from(self.begins.iter().position(is_it)? + 1).ok()
     }
 
-    /// The bit of a structure at which the member of that name begins, those of structures without a name within it included.
+    /// The bit offset of a structure's member of that name, including members of its unnamed structures.
     fn bit_of(&self, structure: u32, name: &[u8], depth: u32) -> Option<u32> {
         let at = *self.begins.get((structure as usize).checked_sub(1)?)?;
         let info = word(self.types, at + 4)?;
@@ -167,7 +171,7 @@ impl<'b> Types<'b> {
     }
 }
 
-/// Bytes behind the twelve that every type has; `None`: a kind that is not known.
+/// Bytes after the twelve that every type has; `None`: the kind is unknown.
 fn length_behind(kind: u32, count: u32) -> Option<usize> {
     let each = match kind {
         // BTF_KIND_PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG.
@@ -199,7 +203,7 @@ mod tests {
 
     use super::*;
 
-    /// A description with these types and strings.
+    /// Type information with these types and strings.
     fn description(types: &[u32], strings: &[u8]) -> Vec<u8> {
         let types: Vec<u8> = types.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let header = [HEADER as u32, 0, types.len() as u32, types.len() as u32, strings.len() as u32];
@@ -212,8 +216,8 @@ mod tests {
 
     const STRINGS: &[u8] = b"\0sk_buff\0ip_summed\0csum_start\0csum_offset\0mac_header\0";
 
-    /// Packets with the sum at that byte, in a union within a structure that begins at byte 128, as the kernel's do; with bit
-    /// fields.
+    /// Packets with the checksum at that byte, in a union within a structure that begins at byte 128, as in
+    /// the kernel; with bit fields.
     fn packets(sum_at: u32) -> Vec<u8> {
         let [packet, summed, start, offset, mac]: [u32; 5] = [1, 9, 19, 30, 42];
         let many = |kind: u32, count: u32, bits: bool| u32::from(bits) << 31 | kind << 24 | count;
@@ -221,10 +225,10 @@ mod tests {
             &[
                 // 1: a number.
                 [0, 1 << 24, 2, 16].as_slice(),
-                // 2: what names the sum's two parts; 3: what may be there in its place.
+                // 2: the structure with the two parts of the checksum; 3: the union that contains it.
                 &[0, many(STRUCT, 2, false), 4, start, 1, 0, offset, 1, 16],
                 &[0, many(UNION, 1, false), 4, 0, 2, 0],
-                // 4: the part without a name.
+                // 4: the unnamed structure.
                 &[0, many(STRUCT, 3, true), 64, summed, 1, 2 << 24 | 5, 0, 3, sum_at * 8, mac, 1, 54 * 8],
                 // 5: the packet.
                 &[packet, many(STRUCT, 1, false), 224, 0, 4, 128 * 8],
@@ -238,7 +242,7 @@ mod tests {
     fn members_are_found_within_structures_without_names() {
         let fields = |btf: &[u8]| Types::of(btf).as_ref().and_then(fields);
         assert_eq!(fields(&packets(16)), Some([128, 5, 16, 54]));
-        // Not in what is read at once; not where a number can be read in place; not described.
+        // Outside the bytes that are read at once; not aligned; not described.
         assert_eq!(fields(&packets(62)), None);
         assert_eq!(fields(&packets(17)), None);
         assert_eq!(fields(&description(&[0, 1 << 24, 2, 16], STRINGS)), None);
@@ -251,7 +255,7 @@ mod tests {
         assert!(first < 224 && summed / 8 < 64 && start < 61 && mac < 63, "{first} {summed} {start} {mac}");
     }
 
-    /// Linux 6.2 has the function; a kernel that has not keeps nothing from programs but time.
+    /// Linux 6.2 has the function. A kernel without it only makes programs slower.
     #[test]
     fn a_kernel_that_has_the_function_lets_programs_read_in_place() {
         let fields = of_kernel().expect("the kernel describes its types");
@@ -259,7 +263,7 @@ mod tests {
         let number = Types::of(&btf).unwrap().named(FUNCTION, CAST_NAME.as_bytes());
         assert_eq!(cast_for(fields), number);
         let [first, summed, start, mac] = fields;
-        // Not where no field is.
+        // An offset without a field is refused.
         let Some(number) = number else { return };
         let wrong = [first, summed, start, mac + 1];
         assert!(sys::load_classifier("na_cast", &reads_in_place(number, wrong)).is_err());

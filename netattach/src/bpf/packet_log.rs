@@ -1,4 +1,4 @@
-//! What the stages of the packet path say of packets, in an object that was built for it
+//! Log lines about packets from the stages of the packet path, written by an object that was built for this
 //! (`cargo xtask build-ebpf --log`).
 
 use std::fs;
@@ -13,32 +13,32 @@ use log::{Log, Metadata, Record};
 use super::BpfError;
 use super::object::{Object, identify};
 
-/// The map that has the number of the attachment whose packets are followed.
+/// The map with the number of the attachment whose packets are logged.
 const OF: &str = "NA_LOG_OF";
-/// In that map: every attachment.
+/// Value in that map: every attachment.
 const EVERY: u32 = u32::MAX;
-/// In that map: none.
+/// Value in that map: no attachment.
 const NONE: u32 = 0;
 /// The map through which aya's macros log.
 const LINES: &str = "AYA_LOGS";
-/// Most bytes of an object that are read. It has some hundred thousand.
+/// Largest object that is read, in bytes. An object has some hundred thousand.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// An object whose stages log, in the place of the embedded one.
+/// An object whose stages log, which replaces the embedded one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogObject {
-    /// Its file.
+    /// Path of the object.
     pub path: PathBuf,
-    /// How much it logs.
+    /// The level of detail.
     pub detail: Detail,
 }
 
-/// How much is logged of a packet. The kernel leaves out the code for more than that when the programs are loaded.
+/// The level of detail. When the programs are loaded, the kernel removes the code for higher levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
     /// The verdict.
     Verdicts,
-    /// What every stage makes of it.
+    /// The result of every stage.
     Stages,
 }
 
@@ -61,31 +61,31 @@ impl LogObject {
             return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, "more than 16 MiB")));
         }
         let bytes = fs::read(&self.path).map_err(failed)?;
-        // Once in the life of the process.
+        // Leaked once in the lifetime of the process.
         identify(bytes.leak())
     }
 }
 
-/// The packets that are followed.
+/// The packets that are logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Followed {
-    /// Those of this attachment.
+    /// Packets of this attachment.
     Attachment(u32),
-    /// Those of all of them.
+    /// Packets of all attachments.
     Every,
-    /// None.
+    /// No packets.
     Nobodys,
 }
 
-/// The lines that the programs write. Nothing is followed until [`PacketLog::follow`]. When it is dropped, lines stay in
-/// the kernel's buffer of 128 KiB until that is full, and are then lost.
+/// The log lines of the programs. No packet is logged until [`PacketLog::follow`]. After this value is
+/// dropped, lines stay in the kernel's buffer of 128 KiB until the buffer is full; later lines are lost.
 pub struct PacketLog {
     logger: EbpfLogger<Lines>,
     of: Array<MapData, u32>,
 }
 
 impl PacketLog {
-    /// Takes over the loaded object. `say` is called with each line.
+    /// Takes over the loaded object. `say` is called for each line.
     pub(super) fn new(mut ebpf: Ebpf, say: impl Fn(&str) + Send + Sync + 'static) -> Result<Self, BpfError> {
         let of = ebpf.take_map(OF).ok_or(BpfError::NotLogging)?;
         let of = of.try_into().map_err(|source| BpfError::WriteMap { map: OF, source })?;
@@ -94,7 +94,7 @@ impl PacketLog {
         Ok(Self { logger, of })
     }
 
-    /// Sets whose packets are followed from now on.
+    /// Sets which packets are logged from now on.
     pub fn follow(&mut self, whose: Followed) -> Result<(), BpfError> {
         let number = match whose {
             Followed::Attachment(number) => number,
@@ -104,7 +104,7 @@ impl PacketLog {
         self.of.set(0, number, 0).map_err(|source| BpfError::WriteMap { map: OF, source })
     }
 
-    /// Hands on the lines that were written since the last call, until there are no more.
+    /// Passes on the lines that were written since the last call, until there are no more.
     pub fn flush(&mut self) {
         self.logger.flush();
     }

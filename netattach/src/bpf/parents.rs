@@ -1,4 +1,4 @@
-//! Macvlans and the parents that carry them: the map in which programs on a parent find a frame's attachment.
+//! Macvlans and their parents: the map in which programs on a parent find the attachment of a frame.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,18 +11,18 @@ use super::map_ops::MapOps;
 /// The device at which an attachment's frames are judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Device {
-    /// A device of its own, by index.
+    /// A device that belongs to the attachment alone, by index.
     Own(u32),
     /// The parent of its macvlan.
     Parent(OnParent),
     /// The device in the pod.
     InPod,
-    /// None.
+    /// No device.
     Nowhere,
 }
 
 impl Device {
-    /// Index of the device in the node's namespace; 0 if it is not there.
+    /// Index of the device in the node's namespace; 0 if the device is not there.
     pub fn index(&self) -> u32 {
         match self {
             Self::Own(index) => *index,
@@ -37,31 +37,33 @@ impl Device {
 pub struct OnParent {
     /// Index of the parent in the node's namespace.
     pub parent: u32,
-    /// Whether the driver hands frames to siblings itself, by way of the parent's ingress (mode bridge).
+    /// Whether the driver delivers frames to siblings itself, by way of the parent's ingress (mode bridge).
     pub siblings: bool,
-    /// Cookie of the pod's network namespace (`SO_NETNS_COOKIE`); 0 where the kernel gives none.
+    /// Cookie of the pod's network namespace (`SO_NETNS_COOKIE`); 0 if the kernel has no cookies.
     pub netns_cookie: u64,
 }
 
-/// Where what an attachment sends leaves once more after it was judged: the devices beneath a VLAN.
+/// The devices by which an attachment's frames leave once more after they have been judged: the devices below
+/// a VLAN.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Trunks {
-    /// Cookie of the pod's network namespace; 0 where the kernel gives none.
+    /// Cookie of the pod's network namespace; 0 if the kernel has no cookies.
     pub netns_cookie: u64,
-    /// Each device, by index in the node's namespace, and the VLAN of the frames there.
+    /// Index of each device in the node's namespace, with the VLAN of the frames there.
     pub on: Vec<(u32, u16)>,
 }
 
 /// A parent that runs the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
-    /// Cookie of the node's namespace. Its frames pass.
+    /// Cookie of the node's namespace, whose frames pass.
     pub netns_cookie: u64,
-    /// Whether it is a network card: all frames of this kernel that come in by it are sent from macvlan to macvlan.
+    /// Whether the parent is a network card. If so, frames that come in by it and originate in this kernel
+    /// were sent from macvlan to macvlan.
     pub card: bool,
-    /// Whether frames of other namespaces pass that have no attachment's source address.
+    /// Whether frames from other namespaces pass if their source address belongs to no attachment.
     pub strangers: bool,
-    /// Whether the agent made the device's `clsact`.
+    /// Whether the agent created the device's `clsact`.
     pub own_clsact: bool,
 }
 
@@ -70,11 +72,11 @@ pub(super) struct Parents {
     map: Box<dyn MapOps<ParentKey, ParentEntry>>,
     entries: BTreeMap<ParentKey, ParentEntry>,
     index: Index,
-    /// Of the attachments that have any.
+    /// Trunks of the attachments that have any.
     trunks: BTreeMap<u32, Trunks>,
 }
 
-/// The entries by what they are asked for, so that nobody looks through those of a thousand macvlans.
+/// Indices over the entries, so that a lookup does not scan the entries of a thousand macvlans.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Index {
     /// The addresses of each attachment.
@@ -83,10 +85,10 @@ struct Index {
     on: BTreeMap<u32, usize>,
     /// Number of addresses on each parent, by the cookie of their namespace.
     within: HashMap<u64, BTreeMap<u32, usize>>,
-    /// The parents that are entered.
+    /// The parents in the map.
     covered: BTreeSet<u32>,
-    /// Cookies of the namespaces that are entered and have no address. An agent may have been killed before it entered the
-    /// macvlan of a namespace.
+    /// Cookies of namespaces in the map that have no address. An agent may have been killed before it added
+    /// the macvlan of a namespace.
     unused: BTreeSet<u64>,
 }
 
@@ -107,7 +109,7 @@ impl Index {
         }
     }
 
-    /// `is_entered`: whether a namespace has an entry.
+    /// `is_entered`: whether the map has an entry for a namespace.
     fn take(&mut self, key: ParentKey, entry: &ParentEntry, is_entered: impl Fn(u64) -> bool) {
         let cookie = entry.netns_cookie;
         if entry.attachment != 0 {
@@ -140,7 +142,7 @@ impl Index {
     }
 }
 
-/// Counts one less; what there is none of is left out.
+/// Decrements a count and removes it at zero.
 fn take_one(counts: &mut BTreeMap<u32, usize>, of: u32) {
     if let Some(count) = counts.get_mut(&of) {
         *count -= 1;
@@ -159,8 +161,8 @@ impl Parents {
         Ok(Self { map, entries, index, trunks: BTreeMap::new() })
     }
 
-    /// Binds an address on a parent to an attachment, and unbinds any other address of the attachment. First nothing passes on
-    /// the parent any more that its namespace sends from above.
+    /// Binds an address on a parent to an attachment, and unbinds any other address of the attachment. Before
+    /// that, frames which its namespace sends through VLANs on this parent stop passing.
     pub(super) fn bind(&mut self, id: u32, mac: common::Mac, on: &OnParent) -> Result<(), BpfError> {
         let key = ParentKey::macvlan(on.parent, mac);
         if on.netns_cookie != 0 {
@@ -175,15 +177,17 @@ impl Parents {
         self.unbind_all_but(id, Some(key))
     }
 
-    /// Lets nothing pass from above for an attachment any more, and unbinds every address of it.
+    /// Stops frames of an attachment from passing the devices below its VLAN, and unbinds every address of
+    /// the attachment.
     pub(super) fn unbind(&mut self, id: u32) -> Result<(), BpfError> {
         self.pass_above(id, &Trunks::default())?;
         self.unbind_all_but(id, None)
     }
 
-    /// Lets pass what an attachment sends and what has been judged above: where it leaves by these devices, and nowhere else. It
-    /// does not pass on a device on which the attachment's namespace has an address, as who has a macvlan there can send what
-    /// looks the same. Nothing is entered for a device that is no parent, where nobody asks.
+    /// Lets frames pass that an attachment sends and that have been judged at a VLAN, on these devices below
+    /// the VLAN and nowhere else. They do not pass on a device on which the attachment's namespace has an
+    /// address, because a macvlan there could send frames that look the same. A device that is not a parent
+    /// gets no entry, since no program would look it up.
     pub(super) fn pass_above(&mut self, id: u32, trunks: &Trunks) -> Result<(), BpfError> {
         let before = if trunks.netns_cookie == 0 || trunks.on.is_empty() {
             self.trunks.remove(&id)
@@ -196,7 +200,7 @@ impl Parents {
         Ok(())
     }
 
-    /// Takes out what an earlier agent has let pass for attachments that there are not.
+    /// Removes the entries that an earlier agent made for attachments that no longer exist.
     pub(super) fn forget_lost(&mut self) -> Result<(), BpfError> {
         let wanted: BTreeSet<ParentKey> = self.wanted().map(|(key, _)| key).collect();
         let marked = self.entries.range(ParentKey::itself(ParentKey::ABOVE)..).map(|(key, _)| *key);
@@ -204,7 +208,7 @@ impl Parents {
         lost.into_iter().try_for_each(|key| self.erase(key))
     }
 
-    /// Enters a parent itself, and what passes there that is sent from above.
+    /// Adds a parent to the map, with the entries for frames from VLANs that pass there.
     pub(super) fn cover(&mut self, parent: u32, what: Parent) -> Result<(), BpfError> {
         let flags =
             [(what.card, flag::CARD), (what.strangers, flag::STRANGERS), (what.own_clsact, flag::OWN_CLSACT)];
@@ -218,14 +222,14 @@ impl Parents {
         passing.into_iter().try_for_each(|(key, cookie)| self.write(key, of_namespace(cookie)))
     }
 
-    /// Removes a parent, and what passed there.
+    /// Removes a parent, and the entries for frames that passed there.
     pub(super) fn uncover(&mut self, parent: u32) -> Result<(), BpfError> {
         self.erase(ParentKey::itself(parent))?;
         let entered: Vec<ParentKey> = self.entered_above(parent).map(|(key, _)| *key).collect();
         entered.into_iter().try_for_each(|key| self.erase(key))
     }
 
-    /// The parents that are entered.
+    /// The parents in the map.
     pub(super) fn covered(&self) -> BTreeMap<u32, Parent> {
         let entered = self.index.covered.iter().map(|ifindex| ParentKey::itself(*ifindex));
         entered
@@ -257,7 +261,7 @@ impl Parents {
         self.entries.values().map(|entry| entry.attachment).filter(|id| *id != 0)
     }
 
-    /// Whether the kernel's map lets pass what it is to let pass of an attachment.
+    /// Whether the kernel's map has the entries that let an attachment's frames pass below its VLAN.
     pub(super) fn has_trunks(&self, id: u32) -> Result<bool, BpfError> {
         let Some(Trunks { netns_cookie, on }) = self.trunks.get(&id) else { return Ok(true) };
         for (device, vlan) in on.iter().filter(|(device, _)| self.passes(*netns_cookie, *device)) {
@@ -269,7 +273,7 @@ impl Parents {
         Ok(true)
     }
 
-    /// Whether the kernel's map has the attachment as it was bound.
+    /// Whether the kernel's map has the attachment's binding.
     pub(super) fn has(&self, id: u32, mac: common::Mac, on: &OnParent) -> Result<bool, BpfError> {
         let found = self.map.get(&ParentKey::macvlan(on.parent, mac))?;
         Ok(found == Some(entry_of(id, on)))
@@ -287,7 +291,8 @@ impl Parents {
         unused.into_iter().try_for_each(|cookie| self.erase(ParentKey::namespace(cookie)))
     }
 
-    /// Everything that attachments want to pass, also where it does not: its key and the namespace.
+    /// The keys and namespaces for all frames that attachments want to pass, including those that do not
+    /// pass.
     fn wanted(&self) -> impl Iterator<Item = (ParentKey, u64)> + '_ {
         self.trunks.values().flat_map(|Trunks { netns_cookie, on }| {
             on.iter()
@@ -295,24 +300,26 @@ impl Parents {
         })
     }
 
-    /// What attachments want to pass on a device: its key and the namespace.
+    /// The keys and namespaces for frames that attachments want to pass on a device.
     fn wanted_above(&self, device: u32) -> impl Iterator<Item = (ParentKey, u64)> + '_ {
         let marked = ParentKey::itself(device | ParentKey::ABOVE);
         self.wanted().filter(move |(key, _)| key.ifindex == marked.ifindex)
     }
 
-    /// What is entered to pass on a device.
+    /// The entries for frames that pass on a device.
     fn entered_above(&self, device: u32) -> impl Iterator<Item = (&ParentKey, &ParentEntry)> {
         let marked = ParentKey::itself(device | ParentKey::ABOVE);
         self.entries.range(marked..).take_while(move |(key, _)| key.ifindex == marked.ifindex)
     }
 
-    /// Whether what a namespace sends from above may pass on a device, and somebody asks there.
+    /// Whether frames that a namespace sends by a VLAN may pass on a device, and the device has programs that
+    /// look them up.
     fn passes(&self, cookie: u64, device: u32) -> bool {
         self.index.covered.contains(&device) && !self.index.has(cookie, device)
     }
 
-    /// Lets pass on a device what a namespace sends from above by a VLAN, or not, as it is to be now.
+    /// Adds or removes the entry for frames that a namespace sends by a VLAN on a device, according to the
+    /// present state.
     fn settle(&mut self, cookie: u64, device: u32, vlan: u16) -> Result<(), BpfError> {
         let key = ParentKey::above(device, cookie, vlan);
         let is_wanted = self.wanted().any(|wanted| wanted == (key, cookie));
@@ -325,14 +332,14 @@ impl Parents {
         }
     }
 
-    /// Lets nothing pass on a device that a namespace sends from above, whoever has entered it.
+    /// Removes all entries for frames that a namespace sends by VLANs on a device, also those of an earlier agent.
     fn close(&mut self, cookie: u64, device: u32) -> Result<(), BpfError> {
         let of_namespace = self.entered_above(device).filter(|(_, entry)| entry.netns_cookie == cookie);
         let keys: Vec<ParentKey> = of_namespace.map(|(key, _)| *key).collect();
         keys.into_iter().try_for_each(|key| self.erase(key))
     }
 
-    /// Lets pass on a device what a namespace sends from above, once it has no address there any more.
+    /// Restores the entries for frames that a namespace sends by VLANs on a device, once it has no address there.
     fn reopen(&mut self, cookie: u64, device: u32) -> Result<(), BpfError> {
         let of_namespace = self.trunks.values().filter(|trunks| trunks.netns_cookie == cookie);
         let on_device = of_namespace.flat_map(|trunks| &trunks.on).filter(|(on, _)| *on == device);
@@ -370,7 +377,7 @@ impl Parents {
     }
 }
 
-/// The entry of a namespace, and of what passes that it sends from above.
+/// The entry of a namespace, and of frames that it sends by VLANs.
 fn of_namespace(netns_cookie: u64) -> ParentEntry {
     ParentEntry { attachment: 0, flags: 0, netns_cookie }
 }
@@ -390,7 +397,7 @@ mod tests {
     struct InMemory(BTreeMap<ParentKey, ParentEntry>);
 
     impl InMemory {
-        /// Nothing passes from above where its namespace has an address.
+        /// Checks that no frames from VLANs pass on a device where their namespace has an address.
         fn check(&self) {
             let addresses = addresses(&self.0);
             for (key, entry) in self.0.iter().filter(|(key, _)| is_marked(key)) {
@@ -450,7 +457,7 @@ mod tests {
             on: Vec<(u32, u16)>,
         },
         Unbind(u32),
-        /// Another agent, to which this attachment is not known any more.
+        /// Another agent starts, which does not know this attachment any more.
         Restart(u32),
         Cover(u32),
         Uncover(u32),
@@ -512,7 +519,7 @@ mod tests {
                 let mut expected = Index::default();
                 parents.entries.iter().for_each(|(key, entry)| expected.add(*key, entry));
                 prop_assert_eq!(&parents.index, &expected);
-                // Nobody's namespace stays entered after a macvlan has come or gone.
+                // No namespace without a macvlan stays in the map after a macvlan has been added or removed.
                 let kernels: BTreeMap<_, _> = parents.map.all().unwrap().into_iter().collect();
                 prop_assert_eq!(&kernels, &parents.entries);
                 let addresses = addresses(&kernels);

@@ -1,4 +1,4 @@
-//! The pin tree: its paths, the check of what is there, and its removal.
+//! The pin tree: its paths, the check of existing pins, and its removal.
 
 use std::fs;
 use std::io;
@@ -17,12 +17,12 @@ use super::program_table::Program;
 /// `BPF_FS_MAGIC` of `linux/magic.h`.
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 
-/// Which of the pins are there.
+/// Which of the pins exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
     /// The first start on this node, or since the pins were removed.
     Nothing,
-    /// An agent was killed while it created them, or someone removed pins.
+    /// An agent was killed while it created them, or some were removed.
     Some,
     /// All maps and programs.
     Everything,
@@ -41,7 +41,7 @@ impl Pins {
         Self { programs: version.join("prog"), version }
     }
 
-    /// The directories of other versions of the layout: of agents before this one, earlier or later.
+    /// The directories of other layout versions, of earlier or later agents.
     pub(super) fn other_layouts(&self) -> Result<Vec<PathBuf>, BpfError> {
         let root = self.version.parent().unwrap_or(&self.version);
         let failed = |source| BpfError::PinTree { action: "list", path: root.to_path_buf(), source };
@@ -57,8 +57,8 @@ impl Pins {
         Ok(others)
     }
 
-    /// Removes the pins of agents of other layouts. Programs that still run on devices keep running until they are
-    /// replaced.
+    /// Removes the pins of agents with other layouts. Programs that still run on devices keep running until
+    /// they are replaced.
     pub(super) fn remove_other_layouts(&self) -> Result<(), BpfError> {
         for path in self.other_layouts()? {
             fs::remove_dir_all(&path).map_err(|source| BpfError::PinTree {
@@ -90,7 +90,7 @@ impl Pins {
         self.programs.join(format!("next_{}", program.name()))
     }
 
-    /// Makes the directories, if the root is on a BPF filesystem.
+    /// Creates the directories, if the root is on a BPF filesystem.
     pub(super) fn create(&self, root: &Path) -> Result<(), BpfError> {
         check_root(root)?;
         fs::DirBuilder::new()
@@ -100,9 +100,9 @@ impl Pins {
             .map_err(|source| BpfError::PinTree { action: "create", path: self.programs.clone(), source })
     }
 
-    /// Checks the maps that are pinned, and returns how many of the pins there are.
+    /// Checks the pinned maps, and returns how many of the pins exist.
     ///
-    /// aya takes any map at a pin path; a map of another size would be read and written beyond its values.
+    /// aya accepts any map at a pin path; a map of another size would be read and written beyond its values.
     pub(super) fn verify(&self, specs: &[MapSpec]) -> Result<Found, BpfError> {
         let mut found = 0;
         for spec in specs {
@@ -135,15 +135,15 @@ impl Pins {
     }
 }
 
-/// Refuses a root that cannot have pins.
+/// Refuses a root that cannot contain pins.
 pub(super) fn check_root(root: &Path) -> Result<(), BpfError> {
     refuse_dots(root)?;
     if is_on_bpffs(root)? { Ok(()) } else { Err(BpfError::NotBpffs(root.to_path_buf())) }
 }
 
-/// Removes every pin below a root, of any layout version: programs and maps go when nothing uses them any
-/// more. Programs still attached to devices keep running on their maps. A root that is not there is fine; one that has
-/// something else in it is refused.
+/// Removes every pin below a root, of any layout version: programs and maps are freed when nothing uses them
+/// any more. Programs still attached to devices keep running with their maps. A missing root is not an error;
+/// a root that contains anything else is refused.
 pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
     if !are_removable(root)? {
         return Ok(());
@@ -155,10 +155,10 @@ pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
     })
 }
 
-/// Whether there is a root of pins, and nothing else in it: what [`remove_all_pins`] asks first.
+/// Whether there is a root of pins that contains nothing else: the precondition of [`remove_all_pins`].
 ///
 /// # Errors
-/// It is no such root.
+/// The path is not such a root.
 pub fn are_removable(root: &Path) -> Result<bool, BpfError> {
     refuse_dots(root)?;
     match fs::symlink_metadata(root) {
@@ -170,7 +170,8 @@ pub fn are_removable(root: &Path) -> Result<bool, BpfError> {
     Ok(true)
 }
 
-/// Refuses a root with other pins: a wrong root, for instance the directory above, would remove the pins of others.
+/// Refuses a root with other pins: with a wrong root, for instance the directory above, other programs' pins
+/// would be removed.
 fn refuse_foreign(root: &Path) -> Result<(), BpfError> {
     let failed = |source| BpfError::PinTree { action: "list", path: root.to_path_buf(), source };
     for entry in fs::read_dir(root).map_err(failed)? {
@@ -185,7 +186,7 @@ fn refuse_foreign(root: &Path) -> Result<(), BpfError> {
 /// The directory of links below the root, which agents of all layouts share.
 pub(super) const LINKS: &str = "link";
 
-/// The layout that a directory below the root is of.
+/// The layout version of a directory below the root.
 fn layout_version(name: &str) -> Option<u32> {
     name.strip_prefix('v').and_then(|version| version.parse().ok())
 }
@@ -198,8 +199,8 @@ pub(super) fn exists(path: &Path) -> Result<bool, BpfError> {
     })
 }
 
-/// Looking up a name with a dot on a BPF filesystem is an `EPERM` (`bpf_lookup` of `kernel/bpf/inode.c`), which says
-/// nothing.
+/// Refuses names with dots. Looking up such a name on a BPF filesystem fails with `EPERM` (`bpf_lookup` of
+/// `kernel/bpf/inode.c`), which does not identify the cause.
 fn refuse_dots(root: &Path) -> Result<(), BpfError> {
     let opened = root.ancestors().find_map(|path| Some((path, fs::File::open(path).ok()?)));
     let Some((base, directory)) = opened else { return Ok(()) };
@@ -219,11 +220,11 @@ fn is_bpffs(directory: &fs::File) -> io::Result<bool> {
     Ok(u64::try_from(stat.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
-/// Mounts a BPF filesystem (Linux 4.4) on a directory, for root alone, unless the directory is on one. Returns whether it
-/// did.
+/// Mounts a BPF filesystem (Linux 4.4) on a directory, for root alone, unless the directory is on one already. Returns
+/// whether a filesystem was mounted.
 ///
 /// # Errors
-/// The directory is not there, or the kernel refuses: `CAP_SYS_ADMIN` is needed.
+/// The directory does not exist, or the kernel refuses: `CAP_SYS_ADMIN` is needed.
 pub fn mount_bpffs(directory: &Path) -> Result<bool, BpfError> {
     let failed =
         |source: io::Error| BpfError::PinTree { action: "mount on", path: directory.to_path_buf(), source };
@@ -238,7 +239,7 @@ pub fn mount_bpffs(directory: &Path) -> Result<bool, BpfError> {
 /// Whether a path is on a BPF file system, or would be if it was there.
 ///
 /// # Errors
-/// A directory above it cannot be looked at.
+/// A directory above the path cannot be opened.
 pub fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
     for candidate in path.ancestors() {
         let failed = |source: io::Error| BpfError::PinTree {

@@ -1,4 +1,4 @@
-//! The maps of installed policies, and the agent's memory across restarts (`na_cfg`).
+//! The maps of installed policies, and the agent's persistent state (`na_cfg`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -14,7 +14,7 @@ use super::policy_rows::{Keys, PolicyRows, Prefix, Usage};
 use super::{BpfError, Config};
 use crate::policy::lookup::{CompiledPolicy, RuleId};
 
-/// From this number of entries on, a second thread writes faster.
+/// From this number of entries on, a second thread makes writing faster.
 const MANY: usize = 4096;
 
 /// The policy maps, with a cache of their keys.
@@ -26,7 +26,7 @@ pub(super) struct Policies {
     prefixes_v4: BatchedMap<Prefix<PolicyAddress<Ip4>>, u32>,
     prefixes_v6: BatchedMap<Prefix<PolicyAddress<Ip6>>, u32>,
     memory: Array<MapData, common::Config>,
-    /// The keys of each policy that has entries, so that a policy is removed without a search.
+    /// The keys of each policy that has entries, so that removal needs no search.
     installed: BTreeMap<u32, Keys>,
     used: Usage,
     capacity: Usage,
@@ -78,7 +78,7 @@ impl Policies {
         for keys in installed.values() {
             self.used.add(&keys.usage());
         }
-        // Counters of policies whose removal an earlier agent did not finish.
+        // Counters of policies whose removal was not finished by an earlier agent.
         let is_left = |policy| !self.installed.contains_key(&policy);
         let rules = self.rules.read()?;
         let left: Vec<RuleKey> =
@@ -86,8 +86,8 @@ impl Policies {
         self.rules.delete(&left)
     }
 
-    /// Writes the entries of policies that nothing refers to yet. Those that do not fit are left out whole and returned
-    /// with the reason.
+    /// Writes the entries of policies that nothing refers to yet. Policies that do not fit are left out
+    /// completely and returned with the reason.
     pub(super) fn install(
         &mut self,
         policies: &[(u32, &CompiledPolicy)],
@@ -102,7 +102,8 @@ impl Policies {
             if self.installed.contains_key(policy) {
                 return Err(BpfError::PolicyExists(*policy));
             }
-            // Counted first: a policy that does not fit is tried again and again, and takes no memory.
+            // Counted first, because a policy that does not fit is tried again and again and should not take
+            // memory.
             let needed = Usage::of(compiled);
             if let Some((map, needed, free)) = used.overflow(&needed, &self.capacity) {
                 refused.insert(*policy, BpfError::OverCapacity { map, needed, free });
@@ -117,7 +118,7 @@ impl Policies {
         }
         if let Err(error) = self.write(&rows) {
             if self.erase(&rows.keys).is_err() {
-                // Some entries may be there. They take room until the sweep removes the policies.
+                // Some entries may exist. They take room until the sweep removes the policies.
                 self.installed.extend(fitting);
                 self.used = used;
             }
@@ -128,13 +129,14 @@ impl Policies {
         Ok(refused)
     }
 
-    /// The policies among these, by number and content, of which the maps hold exactly that content.
+    /// Returns those of these policies, by number and content, whose exact content is in the maps.
     pub(super) fn holding(&mut self, policies: &[(u32, &CompiledPolicy)]) -> Result<BTreeSet<u32>, BpfError> {
         let mut held = BTreeSet::new();
         let mut rows = PolicyRows::default();
         for (policy, compiled) in policies {
             let found = self.installed.get(policy).map(Keys::usage).unwrap_or_default();
-            // As many entries, and each of them is found below: the same content.
+            // The number of entries is equal, and each of them is looked up below: together this means equal
+            // content.
             if found == Usage::of(compiled) && held.insert(*policy) {
                 rows.append(&mut PolicyRows::of(*policy, compiled));
             }
@@ -180,7 +182,7 @@ impl Policies {
         Ok(flows)
     }
 
-    /// A policy number that was never allocated before.
+    /// Allocates a policy number that was never used before.
     pub(super) fn allocate(&mut self) -> Result<u32, BpfError> {
         let memory = self.recall()?;
         let highest = self.installed.last_key_value().map_or(0, |(id, _)| *id);
@@ -202,12 +204,12 @@ impl Policies {
         self.memorise(common::Config { next_policy_id: next, ..memory })
     }
 
-    /// The memory of the agent across restarts.
+    /// Reads the persistent state.
     pub(super) fn recall(&self) -> Result<common::Config, BpfError> {
         self.memory.get(&0, 0).map_err(|source| BpfError::ReadMap { map: map_name::CONFIG, source })
     }
 
-    /// Replaces the memory.
+    /// Replaces the persistent state.
     pub(super) fn memorise(&mut self, memory: common::Config) -> Result<(), BpfError> {
         let write = |source| BpfError::WriteMap { map: map_name::CONFIG, source };
         self.memory.set(0, memory, 0).map_err(write)?;
@@ -215,7 +217,8 @@ impl Policies {
         Ok(())
     }
 
-    /// Writes entries. Of many, ports and addresses are written at the same time: they are in different maps.
+    /// Writes entries. If there are many, ports and addresses are written in parallel, since they are in
+    /// different maps.
     fn write(&mut self, rows: &PolicyRows) -> Result<(), BpfError> {
         let Self { ports, peers_v4, peers_v6, prefixes_v4, prefixes_v6, .. } = self;
         let PolicyRows { keys, port_rules, classes } = rows;

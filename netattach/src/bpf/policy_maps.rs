@@ -29,7 +29,8 @@ impl PolicyMaps {
         Ok(Self { policies, words: map_words(pins, config.max_attachments)? })
     }
 
-    /// Puts both directions of an attachment under other policies at one instant. The policies must be installed.
+    /// Puts both directions of an attachment under new policies in one atomic step. The policies must be
+    /// installed.
     ///
     /// # Errors
     /// The number is out of range.
@@ -48,7 +49,7 @@ impl PolicyMaps {
         self.words.get(id).map(PolicyIds::from_word).ok_or_else(|| self.out_of_range(id))
     }
 
-    /// A policy number that was never used before, by this agent or an earlier one.
+    /// Returns a policy number that neither this agent nor an earlier one has used.
     ///
     /// # Errors
     /// Numbers are used up, or the map cannot be written.
@@ -59,13 +60,13 @@ impl PolicyMaps {
     /// Marks this policy number and all below it as used: no later agent allocates them.
     ///
     /// # Errors
-    /// It is the last number there is, or the map cannot be written.
+    /// `last` is above the highest number, or the map cannot be written.
     pub fn use_up(&self, last: u32) -> Result<(), BpfError> {
         self.lock().use_up(last)
     }
 
-    /// Writes policies under numbers that nothing refers to yet, each whole or not at all. Returns those that do not
-    /// fit, with the reason ([`BpfError::OverCapacity`]).
+    /// Writes policies under numbers that nothing refers to yet, each completely or not at all. Returns those
+    /// that do not fit, with the reason ([`BpfError::OverCapacity`]).
     ///
     /// # Errors
     /// A number is 0 or in use, or a map cannot be written: then none of them is installed.
@@ -73,8 +74,8 @@ impl PolicyMaps {
         self.lock().install(policies)
     }
 
-    /// The policies among these, by number and content, of which the maps hold exactly that content: an earlier agent
-    /// wrote them, and they need not be written again.
+    /// Returns those of these policies, by number and content, whose exact content is in the maps: an earlier
+    /// agent wrote them, and they need not be written again.
     ///
     /// # Errors
     /// A map cannot be read.
@@ -95,8 +96,8 @@ impl PolicyMaps {
         self.lock().installed()
     }
 
-    /// The number of flows that each rule has allowed since its policy was installed, by policy. Rules that have
-    /// allowed none are left out, and so are rules that found no room for a counter.
+    /// Returns the number of flows that each rule has allowed since its policy was installed, by policy.
+    /// Leaves out rules that have allowed none, and rules for whose counter there was no room.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -104,7 +105,7 @@ impl PolicyMaps {
         self.lock().rule_flows()
     }
 
-    /// The lowest policy number above all that attachments refer to: matters when `na_cfg` was lost.
+    /// The lowest policy number above all that attachments refer to, for the case that `na_cfg` was lost.
     pub(super) fn first_unused(&self) -> u32 {
         first_unused((0..self.words.len()).filter_map(|id| self.words.get(id)))
     }
@@ -127,7 +128,7 @@ impl fmt::Debug for PolicyMaps {
 
 fn first_unused(words: impl Iterator<Item = u64>) -> u32 {
     let ids = words.map(PolicyIds::from_word).flat_map(|ids| [ids.ingress, ids.egress]);
-    // Complete isolation has a number of its own.
+    // Complete isolation has a reserved number.
     let highest = ids.filter(|id| *id != DENY_ALL).max();
     highest.map_or(1, |highest| highest.saturating_add(1))
 }

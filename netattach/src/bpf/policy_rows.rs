@@ -8,7 +8,7 @@ use netattach_common::{Ip4, Ip6, PolicyAddress, Port, PortKey, PortRule};
 use super::map_table::map_name;
 use crate::policy::lookup::{CompiledPolicy, Origin, Traffic};
 
-/// The key of a trie: the first `bits` bits of something.
+/// The key of a trie: the number of significant bits, and the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(C)]
 pub(super) struct Prefix<K> {
@@ -39,7 +39,7 @@ pub(super) struct Keys {
     pub(super) prefixes_v6: Vec<Prefix<PolicyAddress<Ip6>>>,
 }
 
-/// The entries of policies: keys, and their values in the same order.
+/// The entries of policies: keys, and values in the same order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PolicyRows {
     pub(super) keys: Keys,
@@ -56,16 +56,16 @@ pub(super) struct Classes {
     pub(super) prefixes_v6: Vec<u32>,
 }
 
-/// How many entries each map holds or is to hold, in the order of [`Usage::MAPS`].
+/// Number of entries in each map, in the order of [`Usage::MAPS`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage(pub(super) [usize; 5]);
 
 impl Usage {
-    /// The maps that policies are made of.
+    /// The maps that contain policies.
     pub(super) const MAPS: [&'static str; 5] =
         [map_name::PORT, map_name::PEER4, map_name::PEER6, map_name::PREFIX4, map_name::PREFIX6];
 
-    /// The number of entries of a policy, without making them.
+    /// The number of entries of a policy, without generating them.
     pub(super) fn of(compiled: &CompiledPolicy) -> Self {
         let mut usage = Self([compiled.ports.len(), 0, 0, 0, 0]);
         for network in compiled.peers.keys() {
@@ -81,7 +81,8 @@ impl Usage {
         usage
     }
 
-    /// The first map that has no room for `more` beside `self`: its name, the entries needed and free.
+    /// Returns the first map that has no room for `more` in addition to `self`: its name, the entries needed
+    /// and free.
     pub(super) fn overflow(&self, more: &Self, capacity: &Self) -> Option<(&'static str, usize, usize)> {
         (0..Self::MAPS.len()).find_map(|map| {
             let free = capacity.0[map].saturating_sub(self.0[map]);
@@ -113,7 +114,7 @@ impl Keys {
         ])
     }
 
-    /// Takes in the keys of another policy.
+    /// Appends the keys of another policy.
     pub(super) fn extend(&mut self, other: &Self) {
         self.ports.extend_from_slice(&other.ports);
         self.peers_v4.extend_from_slice(&other.peers_v4);
@@ -126,7 +127,7 @@ impl Keys {
 impl PolicyRows {
     pub(super) fn of(policy: u32, compiled: &CompiledPolicy) -> Self {
         let mut rows = Self::default();
-        // It is behind the policies' own.
+        // This rule comes after the policies' own rules.
         let as_routed = compiled.rules.iter().rev().find(|(_, origin)| matches!(origin, Origin::AsRouted(_)));
         let as_routed = as_routed.map(|(rule, _)| *rule);
         for (entry, rule) in &compiled.ports {
@@ -148,7 +149,7 @@ impl PolicyRows {
         rows
     }
 
-    /// Takes in the entries of another policy.
+    /// Appends the entries of another policy.
     pub(super) fn append(&mut self, other: &mut Self) {
         self.keys.extend(&other.keys);
         self.port_rules.append(&mut other.port_rules);

@@ -13,37 +13,37 @@ use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supp
 use super::packet_fields;
 use super::sys::{self, BatchAttributes, Command, Query};
 
-/// The oldest kernel that tests run under. An older one may do: what is needed is probed for. docs/supported.md has what is
-/// lost there.
+/// The oldest kernel on which tests run. An older one may work, because required features are probed.
+/// docs/supported.md lists what is lost there.
 pub const OLDEST_TESTED: (u32, u32) = (6, 1);
 
-/// Something that a kernel may lack.
+/// A feature that a kernel may lack.
 #[derive(Debug)]
 pub struct Feature {
     /// Short name.
     pub name: &'static str,
-    /// The consequence of its absence, and the kernel that introduced it.
+    /// Consequence of its absence, and the kernel that introduced it.
     pub absence: &'static str,
-    /// Whether it is there, or why that is unknown.
+    /// Whether the kernel has it, or why this is unknown.
     pub present: io::Result<bool>,
 }
 
-/// Something that the programs or the agent use.
+/// A kernel facility that the programs or the agent use.
 #[derive(Debug)]
 pub struct Requirement {
-    /// What it is, with its kind.
+    /// Its name and kind.
     pub name: &'static str,
     /// Whether the programs cannot be loaded without it.
     pub needed: bool,
-    /// What it is used for.
+    /// Its purpose.
     pub purpose: &'static str,
     /// The kernel that introduced it.
     pub since: &'static str,
-    /// Whether it is there, or why that is unknown.
+    /// Whether the kernel has it, or why this is unknown.
     pub present: io::Result<bool>,
 }
 
-/// What the programs are made of, each probed on its own: types of programs, helpers, kinds of maps.
+/// The facilities that the programs use, each probed separately: program types, helpers, map types.
 pub fn requirements() -> Vec<Requirement> {
     const ALL: &str = "every attachment";
     let row = |name, needed, purpose, since, present| Requirement { name, needed, purpose, since, present };
@@ -106,14 +106,14 @@ pub fn requirements() -> Vec<Requirement> {
     ]
 }
 
-/// The names of those without which no program can be loaded and that are certainly not there.
+/// The names of the facilities without which no program can be loaded and which are certainly missing.
 pub fn lacking(requirements: &[Requirement]) -> Vec<&'static str> {
     let lacks = requirements.iter().filter(|it| it.needed && matches!(it.present, Ok(false)));
     lacks.map(|it| it.name).collect()
 }
 
-/// Everything that is probed here, in the order in which it matters. `loopback` is the index of a device of the calling
-/// thread's network namespace that is not a netkit device.
+/// All probed features, in order of importance. `loopback` is the index of a device in the calling thread's
+/// network namespace that is not a netkit device.
 pub fn features(loopback: u32) -> Vec<Feature> {
     let feature = |name, absence, present| Feature { name, absence, present };
     let helper = |helper| found(is_helper_supported(ProgramType::SchedClassifier, helper));
@@ -150,17 +150,18 @@ pub fn features(loopback: u32) -> Vec<Feature> {
     ]
 }
 
-/// Whether classifiers can tell from which namespace's socket a packet came. A kernel that does not say is taken as one
-/// where they cannot.
+/// Whether classifiers can determine from which namespace's socket a packet came. A failed probe counts as
+/// no.
 pub fn has_netns_cookie() -> bool {
-    // Asked once: what programs are loaded with is what levels go by.
+    // Determined once: programs are loaded according to this answer, and levels depend on it.
     static HAS: OnceLock<bool> = OnceLock::new();
     let helper = BpfHelper::BPF_FUNC_get_netns_cookie;
     *HAS.get_or_init(|| is_helper_supported(ProgramType::SchedClassifier, helper).unwrap_or(false))
 }
 
-/// Whether classifiers can tell what is written into a packet after they have judged it. A kernel that does not describe its
-/// types, or does not let programs read its memory (lockdown), keeps them from it.
+/// Whether classifiers can detect that the kernel will still write into a packet after they have judged it.
+/// This is not possible if the kernel has no type information, or does not let programs read its memory
+/// (lockdown).
 pub fn sees_unfinished() -> bool {
     packet_fields::of_kernel().is_some()
 }
@@ -168,7 +169,7 @@ pub fn sees_unfinished() -> bool {
 /// Whether programs can be attached by tcx links. `loopback` as in [`features`].
 ///
 /// # Errors
-/// The probe has no answer.
+/// The probe failed.
 pub fn has_tcx(loopback: u32) -> io::Result<bool> {
     has_hook(loopback, TCX_INGRESS)
 }
@@ -184,14 +185,15 @@ fn found<E: Error + Send + Sync + 'static>(answer: Result<bool, E>) -> io::Resul
     }
 }
 
-/// Whether the kernel was built without `CONFIG_BPF_SYSCALL`, and so has nothing of it.
+/// Whether the kernel was built without `CONFIG_BPF_SYSCALL`, and so without BPF.
 fn is_without_bpf(error: &(dyn Error + 'static)) -> bool {
     let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
     code == Some(libc::ENOSYS) || error.source().is_some_and(is_without_bpf)
 }
 
-/// Whether programs of a device can be asked for by this attach type: a kernel without it says `EINVAL`, one with it
-/// lists them, or says that there are none (`ENOENT`) or that the device is of another kind (`ENXIO`).
+/// Whether programs of a device can be queried by this attach type: a kernel without it returns `EINVAL`; a
+/// kernel with it lists the programs, or reports that there are none (`ENOENT`) or that the device is of
+/// another kind (`ENXIO`).
 fn has_hook(device: u32, attach_type: u32) -> io::Result<bool> {
     let query = UnsafeCell::new(Query::of(device, attach_type));
     // SAFETY: the member that the command reads, without pointers; the kernel writes into it and not beyond, and the
@@ -206,7 +208,7 @@ fn has_hook(device: u32, attach_type: u32) -> io::Result<bool> {
     }
 }
 
-/// Loads the description of one type, `int`.
+/// Whether the kernel accepts BTF, probed with the description of one type, `int`.
 fn has_btf() -> io::Result<bool> {
     /// Header (24 bytes), one type, strings; numbers in the byte order of the machine.
     #[repr(C)]
@@ -243,7 +245,7 @@ fn has_btf() -> io::Result<bool> {
     absent_if_invalid(unsafe { sys::bpf_fd(Command::BtfLoad, &load) }.map(drop))
 }
 
-/// Looks up a batch of an empty hash map.
+/// Whether the kernel supports batch operations, probed on an empty hash map.
 fn has_batch() -> io::Result<bool> {
     #[repr(C)]
     #[derive(Default)]
@@ -278,7 +280,7 @@ fn has_batch() -> io::Result<bool> {
 }
 
 fn absent_if_invalid(answer: io::Result<()>) -> io::Result<bool> {
-    /// `ENOTSUPP`, which is the kernel's own and has no name outside of it.
+    /// `ENOTSUPP`, an errno internal to the kernel without a name in libc.
     const NOT_SUPPORTED: i32 = 524;
     match answer {
         Ok(()) => Ok(true),
@@ -291,7 +293,8 @@ fn absent_if_invalid(answer: io::Result<()>) -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// Which features there are depends on the kernel; that each can be told does not. Needs root, as the agent does.
+    /// The result depends on the kernel; this test only checks that each feature can be determined. Needs
+    /// root, as the agent does.
     #[test]
     fn every_feature_is_either_there_or_not() {
         for feature in features(1) {
@@ -302,7 +305,7 @@ mod tests {
         }
     }
 
-    /// The first column of the first table of docs/supported.md has the kernels that tests run under.
+    /// The first column of the first table of docs/supported.md lists the kernels on which tests run.
     #[test]
     fn the_oldest_kernel_is_that_of_the_documents() {
         const SUPPORTED: &str = include_str!("../../../docs/supported.md");

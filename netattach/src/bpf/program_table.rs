@@ -45,7 +45,7 @@ impl Program {
         Self::InPod(Side::ToPod),
     ];
 
-    /// Those on the node's ends of links.
+    /// The programs on the node's ends of links.
     pub const ON_NODE_ENDS: [Self; 2] = [Self::At(Side::FromPod), Self::At(Side::ToPod)];
 
     /// Name in the object, in the kernel and of the pin.
@@ -67,12 +67,12 @@ impl Program {
         }
     }
 
-    /// Whether a program on a device is one of ours, by its name in the kernel.
+    /// Whether a program on a device is one of netattach's, by its name in the kernel.
     pub fn is_one(name: &str) -> bool {
         Self::ALL.into_iter().any(|program| program.name() == name)
     }
 
-    /// The hook of the device that links are on.
+    /// The hook of the device to which links are attached.
     pub(super) const fn tc_hook(self) -> TcHook {
         match self {
             // Packets from a pod come in by the node's end, and go out by the pod's end.
@@ -97,8 +97,8 @@ impl Program {
     }
 }
 
-/// A program of a tcx link on a parent. A link has no class by which a program could tell its hook, as a filter has:
-/// each hook has a program of its own, which tail-calls [`Program::OnParent`].
+/// A program of a tcx link on a parent. A filter tells its program the hook by a class; a link has no class.
+/// So each hook has a program of its own, which tail-calls [`Program::OnParent`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// Ingress, for the sender.
@@ -110,6 +110,6 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// In the order in which a packet meets them.
+    /// In the order in which packets meet them.
     pub const ALL: [Self; 3] = [Self::InFrom, Self::InTo, Self::Out];
 }

@@ -1,8 +1,8 @@
 //! The programs that run on devices, and their tcx links.
 //!
-//! A device in a pod has an index that means nothing outside the pod, see `netattach-ebpf/src/path/pod.rs`. Each tcx
-//! link there runs a program of its own, which notes the attachment's number in the packet and tail-calls the shared
-//! program: eight instructions, loaded when the link is made.
+//! A device in a pod has an index that means nothing outside the pod, see `netattach-ebpf/src/path/pod.rs`.
+//! Each tcx link there runs a program of its own, which stores the attachment's number in the packet and
+//! tail-calls the shared program: eight instructions, loaded when the link is created.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::pin::Pins;
 use super::program_table::{Entry, Program};
 use super::sys::{self, Instruction};
 
-/// The programs that run on devices, opened, and the pins of their links.
+/// The opened programs that run on devices, and the pins of their links.
 pub struct Programs {
     on_device: [ProgramFd; 2],
     on_parent: [ProgramFd; 2],
@@ -27,7 +27,7 @@ pub struct Programs {
     entries: [ProgramFd; 3],
     in_pod: [ProgramFd; 2],
     uplink: ProgramFd,
-    /// The map through which programs in pods call the shared ones.
+    /// The map through which programs in pods tail-call the shared ones.
     pod_calls: OwnedFd,
     links: Links,
 }
@@ -58,7 +58,7 @@ impl Programs {
     /// The program to attach to a device in direct-action mode.
     ///
     /// # Errors
-    /// [`BpfError::NoProgram`]: it is none that runs on devices by traffic control.
+    /// [`BpfError::NoProgram`]: the program does not run on devices by traffic control.
     pub fn get(&self, program: Program) -> Result<BorrowedFd<'_>, BpfError> {
         let [in_from, in_to, out] = &self.entries;
         let program = match program {
@@ -76,11 +76,11 @@ impl Programs {
         Ok(program.as_fd())
     }
 
-    /// Runs a program by a tcx link, which is pinned. A program that runs there already is replaced in one step. The
-    /// calling thread is in the network namespace of the device.
+    /// Runs a program by a tcx link and pins the link. A program that runs there already is replaced in one
+    /// step. The calling thread must be in the network namespace of the device.
     ///
     /// # Errors
-    /// [`BpfError::AttachLink`]: before Linux 6.6, or the device is gone.
+    /// [`BpfError::AttachLink`]: the kernel is older than Linux 6.6, or the device is gone.
     pub fn link(&self, place: LinkPlace) -> Result<(), BpfError> {
         let program = place.program();
         let failed =
@@ -92,15 +92,15 @@ impl Programs {
         self.links.ensure(place, self.get(program)?)
     }
 
-    /// Whether a link of ours runs there. It may run the program of an earlier object.
+    /// Whether a link of netattach runs there. The link may run the program of an earlier object.
     ///
     /// # Errors
-    /// The pin cannot be looked at.
+    /// The pin cannot be opened.
     pub fn is_linked(&self, place: LinkPlace) -> Result<bool, BpfError> {
         Ok(self.links.find(place)?.is_some())
     }
 
-    /// Takes a link away. Idempotent. On a device that is still there it takes a grace period.
+    /// Removes a link. Idempotent. On a device that still exists this takes a grace period.
     ///
     /// # Errors
     /// The pin cannot be removed.
@@ -108,7 +108,8 @@ impl Programs {
         self.links.remove(place)
     }
 
-    /// The devices of the node that links of these programs are pinned for, whether the devices are still there or not.
+    /// Returns the devices of the node for which links of these programs are pinned, whether or not the
+    /// devices still exist.
     ///
     /// # Errors
     /// The pins cannot be listed.
@@ -116,7 +117,7 @@ impl Programs {
         self.links.devices_with(programs)
     }
 
-    /// The attachments whose devices in pods links are pinned for.
+    /// Returns the attachments for whose devices in pods links are pinned.
     ///
     /// # Errors
     /// The pins cannot be listed.
@@ -144,7 +145,8 @@ pub(super) fn open_program(path: &Path) -> Result<ProgramFd, BpfError> {
         .map_err(|source| BpfError::OpenProgram { path: path.to_path_buf(), source })
 }
 
-/// Notes the attachment in the packet and calls the shared program. Where that is gone the packet is dropped.
+/// A program that stores the attachment in the packet and tail-calls the shared program. If the shared
+/// program is missing, the packet is dropped.
 fn first_program(attachment: u32, side: Side, programs: BorrowedFd<'_>) -> std::io::Result<OwnedFd> {
     /// `BPF_ALU | BPF_MOV | BPF_K`.
     const SET: u8 = 0xb4;

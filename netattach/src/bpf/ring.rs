@@ -1,4 +1,4 @@
-//! The reading end of the ring buffer, in which the programs report packets.
+//! The consumer of the ring buffer in which the programs report packets.
 
 use std::fmt;
 
@@ -26,7 +26,8 @@ impl Records {
             let item = self.ring.next()?;
             // Programs of this layout write only records; an entry of another length is skipped.
             if item.len() == size_of::<Record>() {
-                // SAFETY: as many bytes as a record has, of which any make a valid one; no alignment is assumed.
+                // SAFETY: the item has the size of a record, any bytes are a valid record, and no alignment
+                // is assumed.
                 return Some(unsafe { std::ptr::read_unaligned(item.as_ptr().cast()) });
             }
         }

@@ -1,4 +1,5 @@
-//! Traffic that is judged after the node has translated addresses: the attachment of each address.
+//! Traffic that is judged after the node has translated addresses: the attachment that each address belongs
+//! to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,14 +17,15 @@ use super::pin::{Pins, exists};
 use super::program_table::Program;
 use super::programs::open_program;
 
-/// The program and its maps, with a cache of their entries: one owner at a time.
+/// The program and its maps, with a cache of their entries. Only one owner at a time.
 pub struct Routed {
     program: Box<dyn AsFd + Send>,
     gates: Box<dyn MapOps<u32, u64>>,
     addresses: Box<dyn MapOps<Ip6, u32>>,
     known_gates: BTreeMap<u32, Gate>,
     known_addresses: BTreeMap<Ip6, u32>,
-    /// Who is to be found by an address that leads to another attachment, by address: nearly always there is nobody.
+    /// Attachments that wait for an address that belongs to another attachment, by address: nearly always
+    /// empty.
     waiting: BTreeMap<Ip6, BTreeSet<u32>>,
 }
 
@@ -35,7 +37,7 @@ impl Routed {
         Self::over(Box::new(Opened(program)), gates, Box::new(BatchedMap::open(pins, map_name::GUARD)?))
     }
 
-    /// Reads the entries of any maps.
+    /// Reads the entries of the given maps.
     pub(super) fn over(
         program: Box<dyn AsFd + Send>,
         mut gates: Box<dyn MapOps<u32, u64>>,
@@ -48,7 +50,7 @@ impl Routed {
         Ok(Self { program, gates, addresses, known_gates, known_addresses, waiting: BTreeMap::new() })
     }
 
-    /// With these gates open, and nothing that runs.
+    /// A value with these gates open, whose program is a placeholder.
     ///
     /// # Panics
     /// There is no /dev/null.
@@ -59,19 +61,20 @@ impl Routed {
         Self::over(Box::new(nothing), Box::new(gates), Box::new(BTreeMap::new())).unwrap()
     }
 
-    /// The program that the node's packet filter is to run.
+    /// The program for the node's packet filter.
     pub fn program(&self) -> BorrowedFd<'_> {
         (*self.program).as_fd()
     }
 
-    /// The first of these addresses that leads to another attachment, with that one's number.
+    /// Returns the first of these addresses that belongs to another attachment, with that attachment's
+    /// number.
     pub fn holder(&self, id: u32, addresses: &[IpAddr]) -> Option<(IpAddr, u32)> {
         let of = |address: &IpAddr| Some((*address, *self.known_addresses.get(&widened(*address))?));
         addresses.iter().filter_map(of).find(|(_, holder)| *holder != id)
     }
 
-    /// Judges the traffic that the node routes from and to these addresses, and no others, for an attachment. One that leads to another
-    /// attachment is never taken from that one: it is handed over when that one goes.
+    /// Judges the traffic that the node routes from and to these addresses, and no others, for an attachment.
+    /// An address that belongs to another attachment is not taken over until that one is removed.
     ///
     /// # Errors
     /// A map could not be written.
@@ -90,8 +93,8 @@ impl Routed {
         self.give_up(|address, of| of == id && !wanted.contains(address))
     }
 
-    /// Sets the traffic that an attachment's device leaves to the packet filter. Addresses are guarded before the gate
-    /// opens, and released after it has closed.
+    /// Sets which traffic an attachment's device leaves to the packet filter. Addresses have to be guarded
+    /// before the gate opens, and may be released only after it has closed.
     ///
     /// # Errors
     /// The map could not be written.
@@ -108,7 +111,7 @@ impl Routed {
         Ok(())
     }
 
-    /// Judges all traffic of an attachment at its device, and none elsewhere. Idempotent.
+    /// Makes the attachment's device judge all of its traffic again. Idempotent.
     ///
     /// # Errors
     /// A map could not be written.
@@ -118,7 +121,7 @@ impl Routed {
         self.give_up(|_, of| of == id)
     }
 
-    /// The attachments with devices that leave packets to the packet filter.
+    /// The attachments whose devices leave packets to the packet filter.
     pub fn open_gates(&self) -> Vec<u32> {
         self.known_gates.keys().copied().collect()
     }
@@ -134,15 +137,15 @@ impl Routed {
         self.known_gates.keys().chain(self.known_addresses.values()).copied().collect()
     }
 
-    /// Has an address lead to an attachment.
+    /// Makes an address belong to an attachment.
     fn lead(&mut self, address: Ip6, id: u32) -> Result<(), BpfError> {
         self.addresses.put(address, id)?;
         self.known_addresses.insert(address, id);
         Ok(())
     }
 
-    /// Has addresses lead to their attachments no more: each leads to the next one that is to be found by it, if there is any, without
-    /// a moment in between in which it leads to nobody.
+    /// Releases addresses of attachments. An address for which another attachment waits passes to it
+    /// directly, without a moment in which it belongs to none.
     fn give_up(&mut self, goes: impl Fn(&Ip6, u32) -> bool) -> Result<(), BpfError> {
         let going: Vec<Ip6> = self
             .known_addresses
@@ -173,7 +176,7 @@ impl Routed {
     }
 }
 
-/// A program of the kernel's.
+/// A program in the kernel.
 struct Opened(ProgramFd);
 
 impl AsFd for Opened {
@@ -195,8 +198,8 @@ fn widened(address: IpAddr) -> Ip6 {
     }
 }
 
-/// Has devices judge everything again, below the pins of an agent that has ended: the packet filter is about to do it
-/// no more.
+/// Makes devices judge all of their traffic again, in the pins of an agent that has ended: the packet filter
+/// is about to stop judging.
 ///
 /// # Errors
 /// A map could not be read or written.
@@ -217,7 +220,7 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// Whom the map leads to, by address.
+    /// The attachment that each address belongs to in the map.
     fn leads(routed: &mut Routed) -> BTreeMap<IpAddr, u32> {
         let entered: BTreeMap<Ip6, u32> = routed.addresses.all().unwrap().into_iter().collect();
         assert_eq!(entered, routed.known_addresses, "the cache is what the map has");
@@ -244,13 +247,13 @@ mod tests {
             let first = [("10.0.0.7", 1), ("10.0.0.8", 2), ("fd00::7", 1)];
             assert_eq!(leads(&mut routed), expected(&first), "nobody takes one");
         }
-        // What one gives up goes to the next, and stays with that one.
+        // An address that one attachment releases passes to the next, and stays with that one.
         routed.guard(1, &both[1..]).unwrap();
         let second = [("10.0.0.7", 2), ("10.0.0.8", 2), ("fd00::7", 1)];
         assert_eq!(leads(&mut routed), expected(&second));
         routed.guard(1, &both).unwrap();
         assert_eq!(leads(&mut routed), expected(&second));
-        // Of those that wait, one that goes gets nothing.
+        // A waiting attachment that is removed gets nothing.
         routed.forget(3).unwrap();
         routed.forget(2).unwrap();
         let third = [("10.0.0.7", 1), ("fd00::7", 1)];

@@ -1,9 +1,9 @@
 //! The places of each attachment in the flow table.
 //!
-//! [`share_out`] decides. Half of the table is shared equally; the other half goes to attachments that use more,
-//! smallest demand first, so that equal demands get equal places. An eighth is kept for new attachments. Places can be
-//! taken back: an attachment that has fewer places than before keeps to those, and its flows beyond them are removed
-//! while it has more flows than places.
+//! [`share_out`] decides. Half of the table is shared equally; the other half goes to attachments that use
+//! more, smallest demand first, so that equal demands get equal places. An eighth is kept for new
+//! attachments. Places can be withdrawn: an attachment that has fewer places than before is limited to those,
+//! and its excess flows are removed while it has more flows than places.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use super::pin::Pins;
 /// Places, or flows, of an attachment: IPv4 and IPv6.
 pub type PerFamily = [u32; 2];
 
-/// The fewest places of an attachment, with any number of attachments.
+/// Fewest places of an attachment, for any number of attachments.
 const LEAST: u32 = 16;
 /// Places for each live flow.
 const HEADROOM: u32 = 4;
@@ -47,13 +47,13 @@ pub fn share_out(held: &BTreeMap<u32, (u32, u32)>, capacity: u32) -> BTreeMap<u3
     shares
 }
 
-/// The places that an attachment would have if there were enough: those it has, unless it uses far fewer.
+/// The places that an attachment would get if there were enough: its present ones, unless it uses far fewer.
 fn wanted(live: u32, places: u32, most: u32) -> u32 {
     let needed = live.saturating_mul(HEADROOM).checked_next_power_of_two().unwrap_or(most).min(most);
     if (needed..=needed.saturating_mul(HEADROOM)).contains(&places) { places.min(most) } else { needed }
 }
 
-/// The largest power of two that is not above, at least 1.
+/// The largest power of two that is not greater than `number`; at least 1.
 fn power_below(number: u32) -> u32 {
     1 << number.max(1).ilog2()
 }
@@ -109,19 +109,19 @@ impl Shares {
         if share.answers_until != 0 {
             return Ok(());
         }
-        // 0 stands for never.
+        // 0 means never.
         let until = flows::now().wrapping_add(Share::GRACE).max(1);
         self.set(id, Share { answers_until: until, ..share })
     }
 
-    /// Leaves the share of a number at rest as it is, whatever others get: packets on their way may still take places
-    /// of it.
+    /// Leaves the share of a number at rest unchanged, whatever others get: packets in flight may still take
+    /// places of it.
     pub(super) fn leave(&mut self, id: u32) {
         self.given.remove(&id);
     }
 
-    /// Clears share and places of a number for which no packet takes places any more: the next attachment with it
-    /// begins with none. Idempotent.
+    /// Clears share and places of a number for which no packet takes places any more: the next attachment
+    /// with this number begins without any. Idempotent.
     pub(super) fn clear(&mut self, id: u32) -> Result<(), BpfError> {
         self.leave(id);
         let share = self.get(id)?;
@@ -132,8 +132,8 @@ impl Shares {
         if share == Share::default() { Ok(()) } else { self.set(id, Share::default()) }
     }
 
-    /// Gives each attachment its places, and takes the places of others back. `live`: the live flows of each. Returns
-    /// the places of each.
+    /// Gives each attachment its places, and withdraws the places of all others. `live`: the live flows of
+    /// each attachment. Returns the places of each.
     pub(super) fn share_out(
         &mut self,
         live: &BTreeMap<u32, PerFamily>,
@@ -161,8 +161,8 @@ impl Shares {
         Ok(shares)
     }
 
-    /// Sets the places of an attachment. When there are fewer than before, the share is lowered first, so that no flow
-    /// takes a place beyond it, and then those places are cleared.
+    /// Sets the places of an attachment. If there are fewer than before, the share is lowered first, so that
+    /// no flow takes a place beyond it; then those places are cleared.
     fn give(&mut self, id: u32, places: PerFamily) -> Result<(), BpfError> {
         let share = self.get(id)?;
         let taken = taken(&share);
@@ -192,8 +192,8 @@ impl Shares {
     }
 }
 
-/// Removes an attachment's places from that one on, up to the first that is not there: they follow one another. A share
-/// that was written while a packet took one does not count it.
+/// Removes an attachment's places from `first` on, up to the first that does not exist, because places are
+/// numbered consecutively. A share that was written while a packet took a place does not count that place.
 fn clear_on<V>(places: &mut dyn MapOps<PlaceKey, V>, attachment: u32, first: u32) -> Result<(), BpfError> {
     let mut key = PlaceKey { attachment, place: first };
     while places.get(&key)?.is_some() {
@@ -203,7 +203,7 @@ fn clear_on<V>(places: &mut dyn MapOps<PlaceKey, V>, attachment: u32, first: u32
     Ok(())
 }
 
-/// How many places an attachment has ever used, from the first on.
+/// The number of places that an attachment has ever used, from the first on.
 fn taken(share: &Share) -> PerFamily {
     let of = |next: u64, most: u32| u32::try_from(next).unwrap_or(u32::MAX).min(Share::places(most));
     [of(share.next_v4, share.most_v4), of(share.next_v6, share.most_v6)]

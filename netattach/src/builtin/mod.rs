@@ -1,9 +1,9 @@
-//! The pod network that the agent makes where a cluster has no other (`defaultNetwork: builtin`). Pure.
+//! The pod network that the agent provides where a cluster has no other (`defaultNetwork: builtin`). Pure.
 //!
-//! It is an ordinary network: [`network`] writes its configuration from the [`settings`] and what is known of nodes, and
-//! the planner takes it like any other. Between nodes, [`routes`] says which routes lead to the pods of the others.
-//! [`ranges`] are the addresses of this node's pods, by its `podCIDRs`, which a definition can take them from too
-//! ([`pod_cidr`]).
+//! The network is an ordinary network: [`network`] writes its configuration from the [`settings`] and the
+//! known nodes, and the planner processes it like any other. [`routes`] determines the routes to the pods of
+//! other nodes. [`ranges`] are the address ranges of this node's pods, from its `podCIDRs`; a definition can
+//! use these ranges too ([`pod_cidr`]).
 
 pub mod network;
 pub mod pod_cidr;

@@ -1,4 +1,4 @@
-//! The configuration of the network, as if somebody had written it.
+//! The configuration of the network, in the form of a CNI configuration list.
 
 use ipnet::IpNet;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ pub struct Facts {
 /// The configuration.
 ///
 /// # Errors
-/// None: what is written here can be read.
+/// None in practice: the configuration that is written here is valid.
 pub fn configuration(settings: &Settings, facts: &Facts) -> Result<NetworkList, ConfigError> {
     let ranges: Vec<Value> = facts.ranges.iter().map(|range| json!([{"subnet": range}])).collect();
     let mut plugin = json!({
@@ -34,7 +34,7 @@ pub fn configuration(settings: &Settings, facts: &Facts) -> Result<NetworkList, 
             plugin["type"] = "bridge".into();
             plugin["bridge"] = settings.bridge.clone().into();
             plugin["hairpinMode"] = settings.hairpin.into();
-            // Those of an earlier podCIDR, whose pods keep it.
+            // Keeps the gateways of an earlier podCIDR, whose pods keep their addresses.
             plugin["keepAddresses"] = true.into();
         }
         Mode::Routed => plugin["type"] = "veth".into(),
@@ -45,7 +45,7 @@ pub fn configuration(settings: &Settings, facts: &Facts) -> Result<NetworkList, 
     }
     if settings.masquerade {
         plugin["ipMasq"] = true.into();
-        // Nodes come and go under attached pods: see `non_masqueraded`.
+        // Nodes come and go while pods are attached: see `non_masqueraded`.
         plugin["nonMasqueradeBuiltin"] = true.into();
     }
     let list = json!({"cniVersion": "1.0.0", "name": NAME, "plugins": [plugin]});
@@ -53,8 +53,9 @@ pub fn configuration(settings: &Settings, facts: &Facts) -> Result<NetworkList, 
     NetworkList::from_map(map)
 }
 
-/// Destinations that see the pods' own addresses, besides link-local and multicast ones and the pods' own subnets: those
-/// of the settings, or the ranges of this node's pods (`own`) and of those of `others`.
+/// Destinations that see the pods' own addresses, besides link-local and multicast addresses and the pods'
+/// own subnets: the list in the settings, or else the ranges of this node's pods (`own`) and of the pods of
+/// other nodes (`others`).
 pub fn non_masqueraded(settings: &Settings, own: &[IpNet], others: &[IpNet]) -> Vec<IpNet> {
     match settings.non_masquerade_cidrs.as_slice() {
         [] => [own, others].concat(),

@@ -1,5 +1,5 @@
-//! A definition of the node's default network whose range is the node's: `usePodCidr` in the place of a subnet of
-//! host-local, as Calico's plugin has it.
+//! Definitions of the node's default network that take their range from the node: `usePodCidr` instead of a
+//! subnet of host-local, as in Calico's plugin.
 //!
 //! | written | stands for |
 //! |---|---|
@@ -21,19 +21,19 @@ const IPV6: &str = "usePodCidrIPv6";
 /// The only address management that has ranges.
 const HOST_LOCAL: &str = "host-local";
 
-/// Whether the text of a configuration may take its range from the node.
+/// Whether the text of a configuration may contain such a name.
 pub fn is_named(config: &str) -> bool {
     config.contains(IPV4)
 }
 
-/// Whether the network takes its range from the node.
+/// Whether the network takes a range from the node.
 pub fn is_used(list: &NetworkList) -> bool {
     list.plugins.iter().filter_map(|plugin| plugin.raw().get("ipam")?.as_object()).any(|ipam| {
         of_host_local(ipam) && subnets(ipam).any(|subnet| matches!(subnet.as_str(), Some(IPV4 | IPV6)))
     })
 }
 
-/// Puts the node's ranges in their places.
+/// Replaces the names by the node's ranges.
 ///
 /// # Errors
 /// [`NoRange::NoneOfFamily`]: the node has no range of a family that is named.
@@ -58,7 +58,7 @@ pub fn fill(list: &mut NetworkList, node: &str, ranges: &[IpNet]) -> Result<(), 
     Ok(())
 }
 
-/// Whether host-local gives addresses of a range that is written out: on another node it would give the same ones.
+/// Whether host-local has a literal range: another node would hand out the same addresses.
 pub fn is_fixed(list: &NetworkList) -> bool {
     let sections = list.plugins.iter().filter_map(|plugin| plugin.raw().get("ipam")?.as_object());
     sections.filter(|ipam| of_host_local(ipam)).any(|ipam| {
@@ -70,7 +70,7 @@ fn of_host_local(ipam: &Map<String, Value>) -> bool {
     ipam.get("type").and_then(Value::as_str) == Some(HOST_LOCAL)
 }
 
-/// The subnets of an `ipam` section; what has another shape has none, and is refused where it is planned.
+/// The subnets of an `ipam` section. Values of another shape are skipped; planning refuses them.
 fn subnets(ipam: &Map<String, Value>) -> impl Iterator<Item = &Value> {
     let sets = ipam.get("ranges").and_then(Value::as_array).into_iter().flatten();
     let ranges = sets.filter_map(Value::as_array).flatten();

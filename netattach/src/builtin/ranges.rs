@@ -4,34 +4,35 @@ use ipnet::IpNet;
 
 use crate::objects::Objects;
 
-/// This node, and where its ranges are from.
+/// This node, and the source of its ranges.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ThisNode {
-    /// Its name in the cluster; `None`: objects are from a directory, and there is no object of the node.
+    /// Name of the node in the cluster; `None`: objects come from a directory, which has no object of the
+    /// node.
     pub name: Option<String>,
-    /// The ranges in the settings, in the place of those of the object.
+    /// The ranges in the settings, which take precedence over those of the node's object.
     pub pod_cidrs: Vec<IpNet>,
 }
 
-/// The ranges of this node's pods are not known.
+/// Why the ranges of this node's pods are not known.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoRange {
-    /// No source tells them.
+    /// No source provides them.
     #[error("builtin.podCIDRs is not set, and a directory of manifests has no node that has podCIDRs")]
     NoSource,
-    /// The node's object has not been read, or there is none.
+    /// The node's object has not been read, or does not exist.
     #[error("node {0}: its object is not known, so neither are its podCIDRs")]
     Unknown(String),
-    /// The node has none yet.
+    /// The node has no ranges yet.
     #[error(
         "node {0} has no podCIDRs: kube-controller-manager gives them to nodes with --allocate-node-cidrs and --cluster-cidr, \
          or builtin.podCIDRs says them"
     )]
     None(String),
-    /// Which destinations see the pods' own addresses is not known yet.
+    /// The destinations that see the pods' own addresses are not known yet.
     #[error("the podCIDRs of the other nodes have not been looked at yet")]
     OthersUnknown,
-    /// The node has none of a family.
+    /// The node has no range of a family.
     #[error("node {node} has no podCIDR of {family}, only {ranges}", family = if *is_ipv4 { "IPv4" } else { "IPv6" })]
     NoneOfFamily {
         /// The node.
@@ -44,7 +45,7 @@ pub enum NoRange {
 }
 
 impl ThisNode {
-    /// The ranges of this node's pods, at most one of each family, never none; without host bits.
+    /// Returns the ranges of this node's pods: at least one, at most one of each family, without host bits.
     ///
     /// # Errors
     /// [`NoRange`].

@@ -1,8 +1,9 @@
 //! The routes to the pods of the other nodes.
 //!
-//! A node on a link of this one is the next hop to its own podCIDRs. Others are behind routers, which have to know the
-//! way by themselves: they get no route, and are reported. The objects of nodes are not believed without limits: a
-//! range that covers what this node reaches otherwise, or that two nodes claim, gets no route either.
+//! A node on a link of this one is the next hop to its own podCIDRs. Other nodes are behind routers, which
+//! need routes of their own: such nodes get no route here, and are reported. The objects of nodes are not
+//! trusted without limits: a range that covers destinations that this node reaches in another way, or that
+//! two nodes claim, gets no route either.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,11 +14,12 @@ use ipnet::IpNet;
 use crate::objects::Node;
 use crate::spec::Route;
 
-/// `rtm_protocol` of these routes: by it they are known to be the agent's. 110 is in nobody's list
-/// (`/etc/iproute2/rt_protos`).
+/// `rtm_protocol` of these routes, which marks them as the agent's. 110 is not in the list
+/// `/etc/iproute2/rt_protos`.
 pub const PROTOCOL: u8 = 110;
 
-/// Metric: greater than what administrators and routing daemons usually have, so that a route of theirs goes first.
+/// Metric: greater than the usual metrics of administrators and routing daemons, so that their routes take
+/// precedence.
 pub const METRIC: u32 = 1110;
 
 /// A network that this node reaches without a router.
@@ -29,21 +31,21 @@ pub struct OnLink {
     pub net: IpNet,
 }
 
-/// What is to be.
+/// The routes that should exist.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Wanted {
     /// Routes, each with the index of its link.
     pub routes: Vec<(u32, Route)>,
-    /// The ranges of the pods of other nodes that are believed, whether or not this node knows a route there.
+    /// The accepted ranges of other nodes' pods, whether or not there is a route to them.
     pub ranges: Vec<IpNet>,
-    /// The nodes without a route to one of their ranges, and why, in the order of their names.
+    /// The nodes for which the route to a range is missing, and why, ordered by name.
     pub problems: Vec<(String, Problem)>,
 }
 
 /// Why there is no route to a range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// The node's addresses are behind routers.
+    /// The node's address is behind routers.
     #[error(
         "its address {address} is on no link of this node: pods reach {range} only if routers lead there"
     )]
@@ -59,7 +61,7 @@ pub enum Problem {
         /// The range.
         range: IpNet,
     },
-    /// The range is this node's.
+    /// The range is one of this node's.
     #[error("its podCIDR {range} overlaps with {own} of this node: no route leads there")]
     Own {
         /// The range.
@@ -67,7 +69,7 @@ pub enum Problem {
         /// This node's range.
         own: IpNet,
     },
-    /// The range has addresses of a link.
+    /// The range overlaps with the network of a link.
     #[error(
         "its podCIDR {range} overlaps with {link}, which is on a link of this node: no route leads there"
     )]
@@ -77,7 +79,7 @@ pub enum Problem {
         /// The network of the link.
         link: IpNet,
     },
-    /// Another node has it.
+    /// Another node has the range.
     #[error("its podCIDR {range} overlaps with {other} of node {node}, which the route leads to")]
     Taken {
         /// The range.
@@ -90,14 +92,14 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Whether the range is the node's to have, and only the way there is not known.
+    /// Whether the range legitimately belongs to the node, and only the next hop is unknown.
     fn is_of_the_way(&self) -> bool {
         matches!(self, Self::NotOnLink { .. } | Self::NoAddress { .. })
     }
 }
 
-/// The routes from the node of that name with these ranges and links. A node of a name that sorts earlier goes before
-/// one that claims the same.
+/// Computes the routes for the node with that name, these ranges and these links. If two nodes claim the same
+/// range, the one whose name sorts first gets it.
 pub fn wanted<'n>(
     own: (&str, &[IpNet]),
     nodes: impl IntoIterator<Item = &'n Arc<Node>>,
@@ -144,7 +146,8 @@ fn next_hop(
     if let Some(on_link) = links.iter().find(|on_link| overlap(on_link.net, range)) {
         return Err(Problem::Link { range, link: on_link.net.trunc() });
     }
-    // Those taken are apart from each other, so that only the nearest ones can overlap with this.
+    // Accepted ranges do not overlap with each other, so only the two neighbours in the order can overlap
+    // with this one.
     let (before, after) = (taken.range(..=range).next_back(), taken.range(range..).next());
     if let Some((&other, node)) = before.into_iter().chain(after).find(|(other, _)| overlap(**other, range)) {
         return Err(Problem::Taken { range, other, node: (*node).to_owned() });
@@ -156,7 +159,7 @@ fn next_hop(
     on_link.ok_or(Problem::NotOnLink { range, address: first })
 }
 
-/// The link that the kernel would choose for an address, which is not the node's own.
+/// The link that the kernel would choose for an address; none if the address is the node's own.
 fn link_to(address: IpAddr, links: &[OnLink]) -> Option<u32> {
     if links.iter().any(|on_link| on_link.net.addr() == address) {
         return None;
@@ -195,7 +198,8 @@ mod tests {
             (route.destination.to_string(), route.gateway.unwrap().to_string(), *link)
         };
         let problem = |(node, problem): &(String, Problem)| format!("{node}: {problem}");
-        // A route leads to a range that is believed; one that no route leads to is believed where only the way is missing.
+        // A route leads to an accepted range; a range without a route is accepted only if just the next hop
+        // is missing.
         let unknown = problems.iter().filter(|(_, problem)| problem.is_of_the_way()).count();
         assert!(routes.iter().all(|(_, route)| ranges.contains(&route.destination)));
         assert_eq!(ranges.len(), routes.len() + unknown);
@@ -216,7 +220,7 @@ mod tests {
             [
                 route("10.2.0.0/24", "192.0.2.2", 2),
                 route("fd00:2::/64", "2001:db8::2", 2),
-                // The longer prefix has its link.
+                // The link with the longer prefix is chosen.
                 route("10.3.0.0/24", "192.0.2.200", 3),
             ]
         );

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::cidr;
 use crate::cni::identifier::check_ifname;
 
-/// The network that the agent makes by itself.
+/// The network that the agent provides itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Settings {
@@ -20,14 +20,14 @@ pub struct Settings {
     pub mtu: u32,
     /// Whether frames may leave the bridge through the port on which they arrived.
     pub hairpin: bool,
-    /// Whether pods reach what is not in the cluster by the node's address.
+    /// Whether pods use the node's address towards destinations outside the cluster.
     pub masquerade: bool,
     /// Destinations that see the pods' own addresses; empty: the pods of the cluster, link-local and multicast addresses.
     #[serde(rename = "nonMasqueradeCIDRs", deserialize_with = "cidr::deserialize_all")]
     pub non_masquerade_cidrs: Vec<IpNet>,
     /// Whether routes to the pods of other nodes are installed.
     pub routes: bool,
-    /// The ranges of this node's pods, in the place of those of its object.
+    /// The ranges of this node's pods, which take precedence over those of its object.
     #[serde(rename = "podCIDRs", deserialize_with = "cidr::deserialize_all")]
     pub pod_cidrs: Vec<IpNet>,
     /// Directory of the pool.
@@ -45,25 +45,25 @@ pub enum Mode {
     Routed,
 }
 
-/// A value that cannot be carried out.
+/// Why a value is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidSettings {
-    /// The bridge cannot have that name.
+    /// The name is invalid for a bridge.
     #[error("builtin.bridge: {0:?} is not the name of a link: 1 to 15 bytes, without / and white space")]
     Bridge(String),
-    /// No packet fits.
+    /// The MTU is out of range.
     #[error("builtin.mtu: {0} is not 0, or between 1280 and 65535")]
     Mtu(u32),
-    /// Two ranges of one family.
+    /// There are two ranges of one family.
     #[error("builtin.podCIDRs: {0} is the second of its family: at most one of IPv4 and one of IPv6")]
     SecondOfFamily(IpNet),
-    /// The directory depends on where the agent was started.
+    /// The path of the directory is relative.
     #[error("builtin.dataDir: {0} is not an absolute path")]
     DataDir(PathBuf),
-    /// Both sections ask for something that only one of them can have.
+    /// `hairpin` is set, but the mode is routed: only a bridge has hairpin ports.
     #[error("builtin.hairpin: it is of a bridge, and builtin.mode is routed")]
     Hairpin,
-    /// Nothing tells this node's range.
+    /// No source provides this node's range.
     #[error(
         "defaultNetwork: builtin takes the addresses of pods from the node's podCIDRs, which a directory of manifests does \
          not have: set builtin.podCIDRs, such as [10.244.1.0/24], different on each node"
@@ -88,15 +88,15 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Checks each value by itself.
+    /// Checks each value separately.
     ///
     /// # Errors
-    /// [`InvalidSettings`], naming the key.
+    /// [`InvalidSettings`], which names the key.
     pub fn validate(&self) -> Result<(), InvalidSettings> {
         if check_ifname(&self.bridge).is_err() {
             return Err(InvalidSettings::Bridge(self.bridge.clone()));
         }
-        // Below 1280 bytes there is no IPv6.
+        // IPv6 requires at least 1280 bytes.
         if self.mtu != 0 && !(1280..=65_535).contains(&self.mtu) {
             return Err(InvalidSettings::Mtu(self.mtu));
         }

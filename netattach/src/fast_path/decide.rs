@@ -13,21 +13,21 @@ use crate::netlink::ForwardingState;
 /// The qdisc of a virtual device that queues nothing.
 pub(super) const NO_DISCIPLINE: &str = "noqueue";
 
-/// When the fast path is taken.
+/// When packets take the fast path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Where it makes no difference to other programs of the node.
     #[default]
     Auto,
-    /// Also where packet filters and spanning trees of the node would see less.
+    /// Also where the node's packet filters and spanning trees would see fewer packets.
     On,
     /// Never.
     Off,
 }
 
 impl Mode {
-    /// As it is written in the settings.
+    /// The name in the settings.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -37,57 +37,58 @@ impl Mode {
     }
 }
 
-/// An attachment as the fast path knows it.
+/// An attachment as far as the fast path needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Its number.
+    /// Number of the attachment.
     pub id: u32,
-    /// Address of the pod's end.
+    /// Ethernet address of the pod's end.
     pub mac: Mac,
-    /// Its IP addresses.
+    /// IP addresses of the attachment.
     pub addresses: Vec<IpAddr>,
-    /// Those of them that its pod has chosen outside of the subnets that its network's author has named.
+    /// Those addresses that the pod has chosen outside of the subnets that the network's author has named.
     pub chosen: Vec<IpAddr>,
     /// Index of the node's end.
     pub device: u32,
-    /// Whether the node routes its packets; a bridge switches them otherwise.
+    /// Whether the node routes the attachment's packets; otherwise a bridge switches them.
     pub routed: bool,
-    /// Why its configuration keeps it off the fast path.
+    /// Why the network's configuration keeps the attachment off the fast path.
     pub kept_off: Option<Reason>,
 }
 
 impl Member {
-    /// Whether nobody but the pod has named the address.
+    /// Whether only the pod has named the address.
     pub fn is_chosen(&self, address: &IpAddr) -> bool {
         self.chosen.contains(address)
     }
 }
 
-/// The node's links, filters, programs and routes, as the kernel shows them.
+/// The node's links, filters, programs and routes, as reported by the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Node {
     /// The node's ends of attachments, and their bridges, by index.
     pub links: BTreeMap<u32, ForwardingState>,
     /// Packet filters.
     pub filters: Filters,
-    /// Devices that others' tc programs or filters run on.
+    /// Devices with other programs' tc programs or filters.
     pub others: BTreeMap<u32, Others>,
     /// Devices of the default routes.
     pub default_routes: BTreeSet<u32>,
     /// The node has IPsec policies.
     pub ipsec: bool,
-    /// Behind which port a bridge knows an attachment's address, by the bridge's index; absent: nowhere, so far.
+    /// The port behind which a bridge knows an attachment's address, by the bridge's index; absent: the
+    /// bridge does not know the address.
     pub stations: BTreeMap<(u32, Mac), u32>,
-    /// Addresses that a bridge has seen behind another port than their attachment's within the last minutes.
+    /// Addresses that a bridge has seen behind a port other than their attachment's within the last minutes.
     pub contested: BTreeSet<(u32, Mac)>,
 }
 
-/// Where tc programs or filters of others run on a device.
+/// Where other programs' tc programs or filters run on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Others {
-    /// On what it receives.
+    /// On ingress.
     pub ingress: bool,
-    /// On what it sends.
+    /// On egress.
     pub egress: bool,
 }
 
@@ -100,13 +101,13 @@ pub struct Filters {
     pub ip: bool,
     /// Some of them translate addresses and ports.
     pub nat: bool,
-    /// Every bridge shows frames to those for IP packets.
+    /// All bridges pass frames to the filters for IP packets.
     pub bridges_call_ip: bool,
-    /// Devices with chains of their own; a name that ends in `*` stands for all that begin so.
+    /// Devices that have chains; a name that ends in `*` is a prefix.
     pub devices: BTreeSet<String>,
 }
 
-/// Decides about each attachment: its place on the fast path, or why it has none.
+/// Decides about each attachment: returns its place on the fast path, or why it has none.
 pub fn decide(
     mode: Mode,
     members: &BTreeMap<u32, Member>,
@@ -123,7 +124,7 @@ pub fn decide(
     for member in members.values() {
         own(node.links.get(&member.device).and_then(|link| link.controller), Some(member.mac));
     }
-    // Frames to a bridge's own address, or to one of its ports', are the node's.
+    // Frames to the address of a bridge or of one of its ports belong to the node.
     for link in node.links.values() {
         own(link.bridge.map(|_| link.index).or(link.controller), link.mac);
     }
@@ -131,7 +132,8 @@ pub fn decide(
         let bridge = node.links.get(&member.device).and_then(|link| link.controller);
         let owners = bridge.and_then(|bridge| owners.get(&(bridge, member.mac)));
         let is_shared = !member.routed && owners.is_some_and(|owners| *owners > 1);
-        // A bridge that takes over an attachment's address knows it elsewhere from then on: that follows from this.
+        // A bridge that takes over an attachment's address knows the address as local from then on:
+        // `KnownElsewhere` is then only a consequence.
         if is_shared && matches!(decision, Ok(_) | Err(Reason::KnownElsewhere)) {
             *decision = Err(Reason::SameMac);
         }
@@ -154,7 +156,7 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
     let bridge = node.links.get(&index).and_then(|controller| controller.bridge).ok_or(Reason::NoBridge)?;
     let port = link.port.ok_or(Reason::NoBridge)?;
     let filters = &node.filters;
-    // `on` cannot ask for what the bridge itself would not do.
+    // `on` cannot enable what the bridge itself would not do.
     let always = [
         (!port.forwarding, Reason::PortState),
         (port.isolated || port.locked, Reason::PortRestricted),
@@ -174,7 +176,7 @@ fn place(mode: Mode, member: &Member, node: &Node) -> Result<Place, Reason> {
     Ok(Place { segment: Segment::Bridge(index), mtu: link.mtu, mac: member.mac })
 }
 
-/// The node's routing itself is asked for each packet; here is what stands around it.
+/// The programs query the node's routing for each packet; this function checks everything else.
 fn routed(mode: Mode, member: &Member, link: &ForwardingState, node: &Node) -> Result<Place, Reason> {
     let filters = &node.filters;
     let always = [
@@ -192,7 +194,7 @@ fn routed(mode: Mode, member: &Member, link: &ForwardingState, node: &Node) -> R
     Ok(Place { segment: Segment::Routed, mtu: link.mtu, mac: member.mac })
 }
 
-/// The first reason that holds. What was configured explains what follows from it.
+/// Returns the first reason that applies. Causes in the configuration come before their consequences.
 pub(super) fn first<const A: usize, const B: usize>(
     mode: Mode,
     in_auto: [(bool, Reason); A],
@@ -203,21 +205,21 @@ pub(super) fn first<const A: usize, const B: usize>(
 }
 
 impl Node {
-    /// Whether the bridge forwards what is sent to an attachment's address to another port than the attachment's.
+    /// Whether the bridge forwards frames to an attachment's address to a port other than the attachment's.
     fn is_known_elsewhere(&self, bridge: u32, member: &Member) -> bool {
         let station = (bridge, member.mac);
         self.contested.contains(&station)
             || self.stations.get(&station).is_some_and(|port| *port != member.device)
     }
 
-    /// Whether programs of others run on what a device receives or sends.
+    /// Whether other programs run on what a device receives or sends.
     pub(super) fn are_others_on(&self, link: &ForwardingState) -> bool {
         link.xdp || self.others.get(&link.index).is_some_and(|others| others.ingress || others.egress)
     }
 }
 
 impl Filters {
-    /// Whether there are chains of a device's own.
+    /// Whether the device has chains of its own.
     pub(super) fn are_on(&self, link: &ForwardingState) -> bool {
         self.devices.iter().any(|pattern| match pattern.strip_suffix('*') {
             Some(prefix) => link.name.starts_with(prefix),
@@ -289,7 +291,8 @@ mod tests {
         assert_eq!(one(Mode::Off, member(1, 10), &node()), Err(Reason::Off));
     }
 
-    /// Changes one thing about the node, then tells what becomes of the attachment with `auto` and with `on`.
+    /// Changes one property of the node, and returns the decision about the attachment with `auto` and with
+    /// `on`.
     fn with(change: impl FnOnce(&mut Node)) -> [Result<Place, Reason>; 2] {
         let mut node = node();
         change(&mut node);

@@ -1,13 +1,15 @@
-//! The fast path between pods of one node, and between pods and the external network: which packets take it, and why others do
-//! not.
+//! The fast path between pods of one node, and between pods and the external network: decides which packets
+//! take it, and why others do not.
 //!
-//! The packet programs can move a packet from one pod's interface straight into another's, from an uplink of the node into a
-//! pod's, and from a pod's to an uplink, where nothing between the two would do anything else with it. Whether that is so is
-//! for the agent to know: [`decide`] and [`uplink`] tell it from what the kernel shows of links, filters and routes (`node`), and
-//! `reconciler` keeps maps and uplinks equal to it while the node changes. What is not certain takes the way through the node's
-//! network stack, where the same policies hold.
+//! The packet programs can move a packet from one pod's interface directly to another's, from an uplink of
+//! the node to a pod's interface, and from a pod's interface to an uplink, provided that nothing between the
+//! two would process the packet. The agent decides whether that is so: [`decide`] and [`uplink`] compute it
+//! from the kernel's links, filters and routes (`node`), and `reconciler` keeps maps and uplinks up to date
+//! while the node changes. In doubt, packets go through the node's network stack, where the same policies
+//! hold.
 //!
-//! A `reason` says why an attachment or an uplink is kept off; `xdp` runs the program of uplinks' drivers.
+//! A `reason` says why an attachment or an uplink is not on the fast path; `xdp` attaches the XDP program to
+//! uplinks.
 
 pub mod decide;
 mod node;

@@ -1,4 +1,5 @@
-//! The node as the kernel shows it: links, filters, programs and routes, kept up to date by looking at what has changed.
+//! The node's state as reported by the kernel: links, filters, programs and routes, refreshed where they have
+//! changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,65 +16,67 @@ use crate::netlink::{
 };
 use crate::spec::TcHook;
 
-/// From here on all links are listed instead of asked for one by one.
+/// From this number of links on, all links are listed instead of requested one by one.
 const MANY: usize = 64;
 
-/// How long an address stays off the fast path after a bridge has seen it behind another port: as long as bridges remember a
-/// station. Two that send from one address would be heard in turn otherwise, and the fast path take sides.
+/// How long an address stays off the fast path after a bridge has seen it behind another port: as long as
+/// bridges remember a station. Otherwise, if two stations sent from one address, they would be reached in
+/// turn, and the fast path would favour one of them.
 const CONTESTED: Duration = Duration::from_secs(300);
 
-/// Why the node could not be looked at.
+/// Why the node's state could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ObserveError {
-    /// Links or filters.
+    /// Links or filters could not be read.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// Programs of others.
+    /// Other programs' BPF programs could not be read.
     #[error("ask for the programs of a device")]
     Programs(#[source] io::Error),
-    /// A file below `/proc`.
+    /// A file below `/proc` could not be read.
     #[error("read {path}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: &'static str,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
 }
 
-/// The node as it was looked at last.
+/// The node's state when it was last read.
 #[derive(Debug, Default)]
 pub(super) struct Observation {
-    /// The facts that decisions follow from.
+    /// The facts on which decisions are based.
     pub(super) node: Node,
     /// The bridges of attachments, with all of their ports in `node`.
     bridges: BTreeSet<u32>,
-    /// Attachments' addresses that bridges have been asked for, and the attachments' ports.
+    /// Attachments' addresses that bridges have been asked about, with the attachments' ports.
     asked: BTreeMap<(u32, Mac), u32>,
-    /// When each of them was seen elsewhere last.
+    /// When each of these addresses was last seen behind another port.
     seen_elsewhere: BTreeMap<(u32, Mac), Instant>,
-    /// Filters of others, for each link in `node`.
+    /// Other programs' filters, for each link in `node`.
     filters: BTreeMap<u32, Others>,
-    /// Whether the next look at all links leaves them: see [`Observation::keep_filters`].
+    /// Whether the next read of all links keeps the known filters: see [`Observation::keep_filters`].
     keeps_filters: bool,
-    /// Programs that were met on the way.
+    /// BPF programs found so far.
     programs: Met,
-    /// The chains of nftables, and the generation of them.
+    /// The nftables chains, with the packet filter's generation in which they were read.
     chains: Option<(u32, Chains)>,
 }
 
-/// Programs by the kernel's number, and whether they are ours: each is asked for once, as long as every look meets it. The
-/// kernel gives a number again only after four thousand million others.
+/// BPF programs by kernel id, and whether they are netattach's. Each is queried once, as long as every pass
+/// finds it. The kernel reuses an id only after four thousand million others.
 #[derive(Debug, Default)]
 struct Met {
-    /// By the look before.
+    /// Found by the previous pass.
     before: BTreeMap<u32, bool>,
-    /// By this look, or the last one.
+    /// Found by the present pass, or the last one.
     now: BTreeMap<u32, bool>,
 }
 
 impl Met {
-    /// Another look begins: what the last one has not met is forgotten, as others may load programs anew without end.
+    /// Begins a pass. Programs that the last pass did not find are forgotten, because other processes may
+    /// load new programs without end.
     fn begin(&mut self) {
         self.before = std::mem::take(&mut self.now);
     }
@@ -88,7 +91,7 @@ impl Met {
     }
 }
 
-/// What matters of nftables' chains.
+/// The relevant properties of nftables chains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Chains {
     /// There are chains for bridged frames.
@@ -102,8 +105,9 @@ struct Chains {
 }
 
 impl Observation {
-    /// Before a look at all links that is taken although the kernel has told of these changes alone: filters of others' on the
-    /// rest need not be asked for again, as it tells of each. `None`: it has not, or the look is another.
+    /// To be called before a read of all links. If the kernel's notifications since the last read are
+    /// complete (`told`), other programs' filters are only read again on the links that they name, because
+    /// the kernel notifies of each change. `None`: notifications were lost, or this read has another reason.
     pub(super) fn keep_filters(&mut self, told: Option<&Changes>) {
         self.keeps_filters = matches!(told, Some(Changes::Of(_)));
         if let Some(Changes::Of(touched)) = told {
@@ -111,8 +115,9 @@ impl Observation {
         }
     }
 
-    /// After a look: whether the next may go on from it, instead of looking at all links. A look that failed may have been told
-    /// of changes that nobody has looked at: filters of others' are asked for again on every link.
+    /// To be called after a read; returns whether the next one may continue from it instead of reading all
+    /// links. A read that failed may have consumed notifications without processing them, so other programs'
+    /// filters are read again on every link.
     pub(super) fn stands_after(&mut self, succeeded: bool) -> bool {
         if !succeeded {
             self.filters.clear();
@@ -120,8 +125,8 @@ impl Observation {
         succeeded && !self.node.links.is_empty()
     }
 
-    /// Looks at what may have changed of the links of `devices`, of their bridges with all ports, and of the devices of default
-    /// routes, and forgets all others.
+    /// Reads what may have changed: the links of `devices`, their bridges with all ports, and the devices of
+    /// default routes. Forgets all other links.
     pub(super) fn at_links(
         &mut self,
         devices: &BTreeSet<u32>,
@@ -144,7 +149,7 @@ impl Observation {
         for index in stale.iter().flatten() {
             let before = node.links.get(index).map(|link| link.name.clone());
             look_at(&mut node.links, *index, host)?;
-            // Chains name devices, and older kernels tell of no change of those when a device is renamed.
+            // Chains name devices, and older kernels do not notify of their change when a device is renamed.
             if before.as_ref() != node.links.get(index).map(|link| &link.name) {
                 self.chains = None;
             }
@@ -153,7 +158,7 @@ impl Observation {
             devices.iter().filter_map(|device| links.get(device)?.controller).collect()
         };
         let mut bridges = bridges_of(&node.links);
-        // Ports of a bridge that had no attachments so far have not been kept.
+        // Ports of a bridge that had no attachments until now are not known yet.
         if stale.is_none() || !bridges.is_subset(&self.bridges) {
             stale = None;
             let all = host.forwarding_states()?;
@@ -180,8 +185,8 @@ impl Observation {
         Ok(())
     }
 
-    /// Asks the bridges of `members` for the addresses that they were not asked for yet. What becomes of those that they were is
-    /// told by [`Observation::follow`].
+    /// Asks the bridges of `members` for addresses that they have not been asked for yet. Later changes of
+    /// the others arrive by [`Observation::follow`].
     pub(super) fn at_stations<'a>(
         &mut self,
         members: impl Iterator<Item = &'a Member>,
@@ -212,7 +217,7 @@ impl Observation {
         Ok(())
     }
 
-    /// Takes over what bridges have learned and forgotten, and says whether it matters to an attachment.
+    /// Processes what bridges have learned and forgotten; returns whether it affects an attachment.
     pub(super) fn follow(&mut self, moves: Moves) -> bool {
         let Moves::Of(moves) = moves else {
             self.asked.clear();
@@ -235,13 +240,13 @@ impl Observation {
         matters
     }
 
-    /// Has bridges asked for all stations, and chains listed, again.
+    /// Makes the next pass ask bridges for all stations, and list the chains, again.
     pub(super) fn forget(&mut self) {
         self.asked.clear();
         self.chains = None;
     }
 
-    /// Looks at XDP programs, and at tc programs and filters of others. The kernel notifies of filters, and of nothing else.
+    /// Reads XDP programs, and other programs' tc programs and filters. The kernel notifies only of filters.
     pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), ObserveError> {
         let with_xdp = host.links_with_xdp()?;
         for (index, link) in &mut self.node.links {
@@ -277,8 +282,8 @@ impl Observation {
         Ok(())
     }
 
-    /// Looks at packet filters. The kernel does not notify of sysctls and of the older tables.
-    /// `routed`: there are links or uplinks whose packets meet those for IP packets without a bridge's doing.
+    /// Reads packet filters. The kernel does not notify of sysctls and of the older tables. `routed`: there
+    /// are links or uplinks whose packets meet the filters for IP packets without a bridge's involvement.
     pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), ObserveError> {
         let mut bridges = self.node.links.values().filter_map(|link| link.bridge);
         let one_calls_ip = bridges.any(|bridge| bridge.calls_iptables);
@@ -299,10 +304,11 @@ impl Observation {
         Ok(())
     }
 
-    /// The chains of nftables: listed again when the kernel has another generation of them. It raises that with each change by
-    /// somebody: a chain that goes with its device counts until the next, or until [`Observation::forget`].
+    /// The nftables chains, listed again when the packet filter's generation has changed. The kernel raises
+    /// the generation with each change of the ruleset, but not when a chain disappears with its device: such
+    /// a chain counts until the next change, or until [`Observation::forget`].
     fn chains(&mut self) -> Result<Chains, ObserveError> {
-        // Read before the chains. A kernel without nftables has none.
+        // Read before the chains. A kernel without nftables has no generation.
         let generation = filter_generation().ok();
         if let Some((of, chains)) = &self.chains
             && generation == Some(*of)
@@ -343,14 +349,15 @@ fn look_at(
 }
 
 impl Node {
-    /// Looks at IPsec policies. The kernel notifies of them only a listener that asked for it.
+    /// Reads IPsec policies. The kernel notifies of them only listeners that have asked for it.
     pub(super) fn look_at_ipsec(&mut self) -> Result<(), ObserveError> {
         self.ipsec = has_ipsec_policies()?;
         Ok(())
     }
 }
 
-/// The older ebtables cannot be asked without loading it: where one of its tables is loaded, it counts as used.
+/// The older ebtables cannot be queried without loading its module: if one of its table modules is loaded, it
+/// counts as in use.
 fn has_old_ebtables() -> bool {
     ["ebtable_filter", "ebtable_nat", "ebtable_broute"]
         .iter()
@@ -361,7 +368,7 @@ fn is_on(path: &'static str) -> Result<bool, ObserveError> {
     Ok(!matches!(contents(path)?.trim(), "" | "0"))
 }
 
-/// Empty when there is no such file: the kernel does not have, or has not loaded, what it is about.
+/// Contents of a file; empty if it does not exist, because the kernel lacks the feature or has not loaded it.
 fn contents(path: &'static str) -> Result<String, ObserveError> {
     match std::fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
@@ -409,7 +416,7 @@ mod tests {
         observation.filters.insert(LOOPBACK, Others::default());
         let mut next = |succeeded: bool| {
             let stands = observation.stands_after(succeeded);
-            // The next look is at all links then, and told of nothing more.
+            // The next pass then reads all links, without a notification.
             observation.keep_filters(Some(&nothing_told));
             observation.at_links(&[LOOPBACK].into(), &Changes::Anything, &mut host).unwrap();
             (stands, observation.filters.contains_key(&LOOPBACK))
@@ -438,7 +445,8 @@ mod tests {
         assert_eq!(asked, [1, 2, 3, 2]);
     }
 
-    /// Of two stations that send from one address a bridge knows the last: one that was seen elsewhere is not trusted at once.
+    /// If two stations send from one address, the bridge knows the last one: an address that was seen
+    /// elsewhere is not trusted at once.
     #[test]
     fn an_address_that_was_seen_elsewhere_is_contested_when_it_is_back_too() {
         let mut host = Handle::open().unwrap();

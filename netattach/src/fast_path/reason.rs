@@ -2,61 +2,62 @@
 
 use std::fmt;
 
-/// Plugins that change nothing on the node's end of a link: chained to a network, they do not keep it off the fast path.
+/// Plugins that change nothing on the node's end of a link: chained to a network, they do not keep its
+/// attachments off the fast path.
 const INSIDE_THE_POD: [&str; 3] = ["sbr", "tuning", "vrf"];
 
 /// Why an attachment is not on the fast path, or packets do not take it by an uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reason {
-    /// The agent's setting.
+    /// The agent's setting disables the fast path.
     Off,
-    /// The network's configuration.
+    /// The network's configuration disables it.
     OptedOut,
-    /// A plugin of the network's list.
+    /// A plugin in the network's list may act on the node's end.
     Plugin(String),
     /// An interface without an end on the node: its kind.
     OnParent(&'static str),
-    /// The device is not there.
+    /// The device does not exist.
     NoDevice,
-    /// The device is in no bridge.
+    /// The device is not a bridge port.
     NoBridge,
     /// The port does not forward.
     PortState,
-    /// The port has restrictions of its own.
+    /// The port is isolated or locked.
     PortRestricted,
     /// The bridge runs a spanning tree protocol.
     SpanningTree,
     /// The bridge forwards by VLAN.
     VlanFiltering,
-    /// Filters for bridged frames.
+    /// There are filters for bridged frames.
     BridgeRules,
-    /// Filters for IP packets, which bridges call.
+    /// There are filters for IP packets, and bridges call them.
     Iptables,
-    /// Filters for IP packets, which those of a routed link meet.
+    /// There are filters for IP packets, which packets of a routed link meet.
     IpRules,
-    /// The node translates addresses of IP packets that come by.
+    /// The node translates addresses of passing IP packets.
     Nat,
     /// The node's end of a routed link is in a bridge or VRF.
     Enslaved,
-    /// Filters of the device.
+    /// The device has filters of its own.
     DeviceRules,
-    /// Programs or filters of others at the device.
+    /// Other programs or filters run at the device.
     Programs,
-    /// IPsec policies of the node.
+    /// The node has IPsec policies.
     Ipsec,
-    /// The bridge forgets stations too fast.
+    /// The bridge's ageing time is too short.
     Ageing,
-    /// No Ethernet device.
+    /// The device is not an Ethernet device.
     NotEthernet,
-    /// An uplink of no attachment that takes the fast path.
+    /// No attachment that takes the fast path uses the uplink.
     Idle,
-    /// The device queues what it sends.
+    /// The device queues what it sends: its queueing discipline.
     Shaped(String),
-    /// The bridge, one of its ports or another attachment has its address.
+    /// The bridge, one of its ports or another attachment has the same address.
     SameMac,
-    /// The bridge knows its address behind another port.
+    /// The bridge knows the attachment's address behind another port.
     KnownElsewhere,
-    /// The kernel refused.
+    /// The kernel refused a request.
     Failed(String),
 }
 
@@ -92,7 +93,7 @@ impl Reason {
         }
     }
 
-    /// The first plugin after the network's own that might do something on the node's end.
+    /// Returns the first plugin after the network's own that might act on the node's end.
     pub fn of_plugins<'a>(chained: impl IntoIterator<Item = &'a str>) -> Option<Self> {
         let acts_on_node = |plugin: &&str| !INSIDE_THE_POD.contains(plugin);
         chained.into_iter().find(acts_on_node).map(|plugin| Self::Plugin(plugin.to_owned()))
@@ -151,14 +152,15 @@ impl fmt::Display for Reason {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// Whoever meets a state under `FAST-PATH` or `UPLINK` looks there for what it means.
+    /// The documentation explains each state under `FAST-PATH` or `UPLINK`.
     #[test]
     fn every_reason_is_in_the_tables_of_the_page_and_no_other() {
         let (_, names) = include_str!("reason.rs").split_once("pub fn name(&self)").unwrap();
         let (names, _) = names.split_once("\n    }\n").unwrap();
         let arms = names.lines().filter_map(|line| line.trim().strip_suffix("\",")?.split_once("=> \""));
         let mut named: BTreeSet<&str> = arms.map(|(_, name)| name).collect();
-        // Of the kinds on a parent or in the pod that alone is asked for: the representor of a VF is an end on the node.
+        // Of the interfaces without an end on the node only this kind is checked: the representor of a VF is
+        // an end on the node.
         named.insert("device");
         let page = include_str!("../../../docs/configuration.md");
         let tables = page.split("\n| state | what keeps it off | `fastPath: on` |\n|---|---|---|\n").skip(1);

@@ -1,4 +1,4 @@
-//! Keeps the fast path's maps equal to what is decided, while attachments and the node change.
+//! Keeps the fast path's maps equal to the decisions while attachments and the node change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,42 +22,43 @@ use crate::pace;
 use crate::rounds;
 use crate::ticks::ticks;
 
-/// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
+/// Interval at which packet filters and IPsec policies are read, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest pause between two looks at programs too, which cost two questions for each device: they are at the [`pace`]
-/// of other looks.
+/// Shortest pause between two passes that also read programs, which take two requests per device. The pause
+/// follows [`pace`].
 const PROGRAMS_LEAST_PAUSE: Duration = Duration::from_secs(5);
-/// The longest one, however long a look takes.
+/// Longest pause, however long a pass takes.
 const PROGRAMS_MOST_PAUSE: Duration = Duration::from_secs(60);
-/// The shortest pause between two looks at all links, in case a notification was missed: the kernel says when it drops some,
-/// so none should be.
+/// Shortest pause between two reads of all links, a precaution against missed notifications: the kernel
+/// reports when it drops notifications, so none should be missed.
 const FULL_LOOK_LEAST_PAUSE: Duration = Duration::from_secs(30);
-/// The longest one, however long a look takes.
+/// Longest pause, however long a read takes.
 const FULL_LOOK_MOST_PAUSE: Duration = Duration::from_secs(180);
-/// How long lists may keep changing while they are read before that is told.
+/// How long lists may keep changing while they are read before this is reported.
 const IN_MOTION: Duration = Duration::from_secs(20);
-/// How long packets take the fast path by what was observed: without an agent it is not noticed when they no longer should.
+/// How long packets take the fast path after an observation: without an agent, nothing else would take them
+/// off it.
 const LEASE: Duration = Duration::from_secs(60);
 
-/// How an attachment stands with the fast path.
+/// Whether an attachment is on the fast path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Status {
-    /// On it.
+    /// On the fast path.
     On,
-    /// The node has not been looked at yet.
+    /// The node's state has not been read yet.
     Undecided,
-    /// Off it.
+    /// Off the fast path.
     Off(Reason),
 }
 
-/// The attachments that could take the fast path, and those that do.
+/// The attachments that could take the fast path, and those that take it.
 pub struct FastPaths {
     mode: Mode,
     xdp: Xdp,
     attach: AttachMode,
     programs: Arc<Programs>,
     state: Mutex<State>,
-    /// Told when there is a new member.
+    /// Notified when there is a new member.
     admitted: Notify,
 }
 
@@ -66,20 +67,20 @@ struct State {
     members: BTreeMap<u32, Member>,
     off: BTreeMap<u32, Reason>,
     uplinks: BTreeMap<u32, Uplink>,
-    /// Where the program of uplinks runs; `None`: it has not been looked for yet.
+    /// The devices that run the uplinks' program; `None`: not determined yet.
     running: Option<BTreeSet<u32>>,
     xdp: xdp::XdpStates,
 }
 
-/// Looks that fail, one after another.
+/// Consecutive failed passes.
 #[derive(Debug, Default)]
 struct Failing {
     since: Option<Instant>,
 }
 
 impl Failing {
-    /// Whether an operator should know. A list that changes while it is read is taken again within a second: while many pods
-    /// come at once that happens, and only where it lasts is something else wrong.
+    /// Whether the failure should be reported. A list that changes while it is read is read again within a
+    /// second. This happens while many pods start at once; only if it lasts is something else wrong.
     fn is_worth_telling(&mut self, error: &KeepError) -> bool {
         let since = *self.since.get_or_insert_with(Instant::now);
         let is_in_motion =
@@ -88,13 +89,14 @@ impl Failing {
     }
 }
 
-/// Notifications of stations that were lost.
+/// Handles lost notifications about stations.
 fn lost(error: netlink::Error) -> Moves {
     tracing::warn!(error = %Chain(&error), "station notifications lost; listing all stations of bridges");
     Moves::Anything
 }
 
-/// Until when packets may take the fast path by what was observed from `observed_at` on. Both are [`bpf::FastPath::now`].
+/// Returns until when packets may take the fast path after an observation that began at `observed_at`. Both
+/// times are of the clock [`bpf::FastPath::now`].
 ///
 /// # Errors
 /// [`KeepError::Late`].
@@ -103,7 +105,7 @@ fn lease(observed_at: Duration, now: Duration) -> Result<Duration, KeepError> {
     if until > now { Ok(until) } else { Err(KeepError::Late) }
 }
 
-/// The last look at all links.
+/// The last read of all links.
 #[derive(Debug, Clone, Copy)]
 struct FullLook {
     ended: Instant,
@@ -111,15 +113,15 @@ struct FullLook {
 }
 
 impl FullLook {
-    /// Whether all links are to be looked at again.
+    /// Whether all links have to be read again.
     fn is_long_ago(&self) -> bool {
         let pause = pace::pause_between(FULL_LOOK_LEAST_PAUSE, FULL_LOOK_MOST_PAUSE, self.worked);
-        // It ended a moment after its tick.
+        // The read ended shortly after its tick.
         self.ended.elapsed() + LOOK_INTERVAL / 2 >= pause
     }
 }
 
-/// The last look at all that can be seen.
+/// The last complete pass.
 #[derive(Debug, Clone, Copy, Default)]
 struct LastLook {
     ended: Option<Instant>,
@@ -128,16 +130,16 @@ struct LastLook {
 }
 
 impl LastLook {
-    /// Whether programs are to be looked at again.
+    /// Whether programs have to be read again.
     fn is_long_ago(&self) -> bool {
         let pause = pace::pause_between(PROGRAMS_LEAST_PAUSE, PROGRAMS_MOST_PAUSE, self.worked);
-        // The last look ended a moment after its tick.
+        // The last pass ended shortly after its tick.
         self.ended.is_none_or(|ended| ended.elapsed() + LOOK_INTERVAL / 2 >= pause)
     }
 }
 
 impl FastPaths {
-    /// With no attachment on the fast path yet.
+    /// Creates the state with no attachment on the fast path yet.
     ///
     /// # Errors
     /// The maps cannot be opened.
@@ -154,12 +156,12 @@ impl FastPaths {
         Ok(Self { mode, xdp, attach, programs, state: Mutex::new(state), admitted: Notify::new() })
     }
 
-    /// When the fast path is taken.
+    /// When packets take the fast path.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// An attachment that is in place: it takes the fast path from the next look on, if it may.
+    /// Registers an attachment that is complete: it takes the fast path from the next pass on, if it may.
     pub fn admit(&self, member: Member) {
         let mut state = self.lock();
         state.off.remove(&member.id);
@@ -168,8 +170,8 @@ impl FastPaths {
         self.admitted.notify_one();
     }
 
-    /// Takes an attachment off the fast path for good, before its link goes: it is found neither by other attachments
-    /// nor by uplinks. Idempotent.
+    /// Takes an attachment off the fast path for good, before its link is deleted: neither other attachments
+    /// nor uplinks lead to it any more. Idempotent.
     ///
     /// # Errors
     /// A map could not be written.
@@ -180,10 +182,10 @@ impl FastPaths {
         state.maps.forget(id)
     }
 
-    /// Forgets an attachment, and with the last one the uplinks. Idempotent.
+    /// Forgets an attachment; with the last one also the uplinks. Idempotent.
     ///
     /// # Errors
-    /// A map could not be written, or a program not be taken off an uplink.
+    /// A map could not be written, or a program could not be removed from an uplink.
     pub fn forget(&self, id: u32) -> Result<(), KeepError> {
         self.retire(id)?;
         let mut state = self.lock();
@@ -194,13 +196,14 @@ impl FastPaths {
         Ok(())
     }
 
-    /// The uplinks and how they stand; and those that are to drop xdp: how they do, or why they do not.
+    /// The uplinks and their states. For uplinks that should run XDP: the mode in which they do, or why they
+    /// do not.
     pub fn uplinks(&self) -> Vec<(Uplink, Option<Result<XdpMode, String>>)> {
         let state = self.lock();
         state.uplinks.iter().map(|(index, uplink)| (uplink.clone(), state.xdp.get(index).cloned())).collect()
     }
 
-    /// How an attachment stands; `None`: it is not known here.
+    /// Status of an attachment; `None`: the attachment is not registered here.
     pub fn status(&self, id: u32) -> Option<Status> {
         let state = self.lock();
         state.members.get(&id)?;
@@ -219,7 +222,7 @@ impl FastPaths {
         self.lock().maps.stats(id)
     }
 
-    /// Follows the node until it is dropped.
+    /// Follows the node's changes until the future is dropped.
     ///
     /// # Errors
     /// The runtime cannot wait for notifications.
@@ -230,13 +233,14 @@ impl FastPaths {
         let mut last = LastLook::default();
         let mut failing = Failing::default();
         loop {
-            // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
+            // Each branch may be cancelled at any time: notifications stay in the socket, members in the
+            // list, and ticks recur.
             let gather = tokio::select! {
                 ready = watch.readable() => { ready?; true }
                 ready = stations.readable() => {
                     ready?;
                     let moves = stations.moves().unwrap_or_else(lost);
-                    // Bridges learn of many stations that are no attachment's.
+                    // Bridges learn many stations that are not attachments.
                     if !node.follow(moves) {
                         continue;
                     }
@@ -250,7 +254,8 @@ impl FastPaths {
             }
             let is_due = full_look.is_none_or(|last| last.is_long_ago());
             let observed_at = bpf::FastPath::now();
-            // Whatever has woken it, so that this is not put off while something else is always ready.
+            // Read whatever has caused the wake-up, so that it is not delayed while another source is always
+            // ready.
             let moves = stations.moves().unwrap_or_else(lost);
             let is_moved = node.follow(moves);
             let told = watch.changes();
@@ -271,7 +276,7 @@ impl FastPaths {
                     true => this.look_lightly(&mut node, &changes, observed_at),
                     false => this.look(&mut node, &changes, observed_at),
                 };
-                // Without the time for which others have had their turn.
+                // Excludes the time during which other tasks have had their turn.
                 let begun = Instant::now();
                 let (done, worked) = pace::measured(|| crate::upkeep(look));
                 (node, done, begun.elapsed(), worked)
@@ -298,8 +303,8 @@ impl FastPaths {
         }
     }
 
-    /// Looks at packet filters and IPsec policies alone, while the kernel has told of no change: if they are as they were, so
-    /// is all that was decided.
+    /// Reads only packet filters and IPsec policies, while the kernel has not notified of any change: if they
+    /// are unchanged, all decisions still hold.
     fn look_lightly(
         &self,
         observation: &mut Observation,
@@ -323,7 +328,7 @@ impl FastPaths {
         self.renew(observed_at)
     }
 
-    /// Looks at the node and brings the maps up to date.
+    /// Reads the node's state and brings the maps up to date.
     fn look(
         &self,
         observation: &mut Observation,
@@ -355,7 +360,7 @@ impl FastPaths {
                 observation.look_at_filters(routed)?;
             }
         } else {
-            // The kernel's notifications are taken while nobody looks: what was seen before stands for nothing.
+            // Notifications are consumed here without being processed, so the earlier state is no longer valid.
             *observation = Observation::default();
         }
         let decided = decide(self.mode, &members, &observation.node);
@@ -365,7 +370,8 @@ impl FastPaths {
                 self.keep_off(&members[id], reason.clone())?;
             }
         }
-        // A process may be stopped for as long as others like. Nobody is put on by what was so before.
+        // A process may be stopped for any length of time. No attachment is put on the fast path by an
+        // outdated state.
         lease(observed_at, bpf::FastPath::now())?;
         for (id, decision) in decided {
             if let Ok(place) = decision {
@@ -374,7 +380,7 @@ impl FastPaths {
         }
         {
             let mut state = self.lock();
-            // An attachment that went meanwhile may have been the last.
+            // An attachment that was removed meanwhile may have been the last.
             if state.members == members {
                 state.set_uplinks(self.attach, &self.programs, uplinks, &mut host)?;
             }
@@ -385,7 +391,7 @@ impl FastPaths {
         Ok(())
     }
 
-    /// Has packets take the fast path on, by what was observed from `observed_at` on.
+    /// Extends the time for which packets take the fast path, by an observation that began at `observed_at`.
     fn renew(&self, observed_at: Duration) -> Result<(), KeepError> {
         let mut state = self.lock();
         let until = lease(observed_at, bpf::FastPath::now())?;
@@ -409,8 +415,8 @@ impl FastPaths {
         if self.lock().maps.places().get(&member.id) == Some(&place) {
             return Ok(());
         }
-        // Packets that bypass the bridge do not teach it where the pod is: once it had forgotten, it would flood what comes from
-        // outside.
+        // Packets that bypass the bridge do not teach it where the pod is: once the bridge has forgotten the
+        // pod, it would flood packets that come from outside.
         if matches!(place.segment, Segment::Bridge(_))
             && let Err(error) = host.ensure_station(member.device, place.mac)
         {
@@ -433,7 +439,7 @@ impl FastPaths {
 }
 
 impl State {
-    /// Brings uplinks and what the programs know of them up to what was decided.
+    /// Brings uplinks and the programs' map of them in line with the decisions.
     fn set_uplinks(
         &mut self,
         mode: AttachMode,
@@ -469,7 +475,8 @@ impl State {
             for device in wanted {
                 if first {
                     hook::attach(mode, programs, device, host)?;
-                    // Last, so that every packet is judged by one of the two.
+                    // The other mode is detached last, so that each packet is judged by at least one of the
+                    // two.
                     hook::detach(mode.other(), programs, device, host)?;
                 } else if !running.contains(&device) || !hook::runs(mode, programs, device, host)? {
                     hook::attach(mode, programs, device, host)?;
@@ -495,19 +502,19 @@ impl State {
     }
 }
 
-/// Why the fast path is not as it should be.
+/// Why the fast path could not be kept up to date.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
-    /// The node could not be looked at.
+    /// The node's state could not be read.
     #[error("read the state of the node")]
     Observation(#[from] ObserveError),
-    /// A map.
+    /// A map could not be written.
     #[error(transparent)]
     Maps(#[from] BpfError),
-    /// An uplink.
+    /// A program could not be attached to or removed from an uplink.
     #[error(transparent)]
     Uplink(#[from] HookError),
-    /// The look took so long that what it has seen may be so no more. The next begins anew.
+    /// The pass took so long that its observation may be outdated. The next pass begins anew.
     #[error("the look at the node took longer than {} s", LEASE.as_secs())]
     Late,
 }

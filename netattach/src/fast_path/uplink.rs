@@ -1,8 +1,9 @@
-//! By which devices of the node packets come to attachments and leave them. Pure.
+//! Decides by which devices of the node packets reach and leave attachments. Pure.
 //!
-//! A port of a bridge that is no attachment's is an uplink of that bridge; the device of a default route is an uplink of the
-//! node's routing. A bridge with attachments is a gateway: the node may route from and to it. There are uplinks only while
-//! attachments take the fast path, or uplinks are to run the XDP program.
+//! A port of a bridge that belongs to no attachment is an uplink of that bridge; the device of a default
+//! route is an uplink of the node's routing. A bridge with attachments is a gateway: the node may route from
+//! and to it. Uplinks exist only while attachments take the fast path, or while uplinks should run the XDP
+//! program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,19 +19,20 @@ use crate::mac::Mac;
 use crate::netlink::ForwardingState;
 use crate::spec::OWN_GROUPS;
 
-/// A bridge forgets a station that it does not see for this long (hundredths of a second). It is shown each one more often.
+/// Shortest accepted ageing time, in hundredths of a second: a bridge forgets a station that it does not see
+/// for this long. The fast path shows each station to its bridge more often.
 const SHORTEST_AGEING: u32 = 3 * SHOWN_EVERY * 100;
 
-/// A device of the node, as the fast path uses it.
+/// A device of the node as an uplink of the fast path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
-    /// Where it leads: to a bridge, or to the node's routing.
+    /// Segment to which it leads: a bridge, or the node's routing.
     pub segment: Segment,
-    /// Whether packets take the fast path by it.
+    /// Whether packets take the fast path by it; if not, why.
     pub status: Result<(), Reason>,
-    /// How it is to run the XDP program, if it is.
+    /// The mode in which it should run the XDP program, if any.
     pub xdp: Option<XdpMode>,
 }
 
@@ -46,13 +48,13 @@ pub struct Uplinks {
 }
 
 impl Uplinks {
-    /// The devices that the program of uplinks runs on.
+    /// The devices that run the uplinks' program.
     pub fn running(&self) -> BTreeSet<u32> {
         let running = self.uplinks.iter().filter(|(_, uplink)| uplink.status.is_ok());
         running.map(|(index, _)| *index).collect()
     }
 
-    /// The devices that are to run the XDP program.
+    /// The devices that should run the XDP program.
     pub fn xdp(&self) -> BTreeMap<u32, XdpMode> {
         self.uplinks.iter().filter_map(|(index, uplink)| Some((*index, uplink.xdp?))).collect()
     }
@@ -72,7 +74,8 @@ pub fn decide(
     let view = View { mode, xdp, members, on, connected, node };
     let mut uplinks = view.ports();
     for (index, router) in view.routers() {
-        // A bridge's port with a default route of its own is the bridge's: what comes in by it never gets as far.
+        // A bridge port with a default route of its own counts as the bridge's uplink: packets that it
+        // receives never reach that route.
         uplinks.entry(index).or_insert(router);
     }
     let gateways = view.gateways(&uplinks);
@@ -82,24 +85,25 @@ pub fn decide(
     Uplinks { uplinks, entries, locals }
 }
 
-/// The facts that decisions follow from.
+/// The facts on which decisions are based.
 struct View<'a> {
     mode: Mode,
     xdp: Xdp,
     members: &'a BTreeMap<u32, Member>,
     /// The attachments that take the fast path.
     on: BTreeMap<u32, Segment>,
-    /// The attachments that uplinks are looked for, by what they are connected to.
+    /// The attachments that may have uplinks, with the segment that they are connected to.
     connected: BTreeMap<u32, Segment>,
     node: &'a Node,
 }
 
 impl View<'_> {
-    /// The ports of attachments' bridges that are no attachment's.
+    /// The ports of attachments' bridges that belong to no attachment.
     fn ports(&self) -> BTreeMap<u32, Uplink> {
         let (fast, switched) = (bridges(&self.on), bridges(&self.connected));
-        // A pod's device must never be taken for one: its packets would pass by what the pod's policies say. The group tells from
-        // the moment that the device is there until it is gone; those of other plugins have none.
+        // A pod's device must never be taken for an uplink, since its packets would then bypass the pod's
+        // policies. The link group marks such a device as long as it exists; devices that other plugins made
+        // have no group.
         let own: BTreeSet<u32> = self.members.values().map(|member| member.device).collect();
         let is_own = |link: &ForwardingState| own.contains(&link.index) || link.group & OWN_GROUPS != 0;
         let uplink = |link: &ForwardingState| {
@@ -130,7 +134,7 @@ impl View<'_> {
         links.map(|link| (link.index, uplink(link))).collect()
     }
 
-    /// The bridges that the node routes from and to by the fast path.
+    /// The bridges from and to which the node routes by the fast path.
     fn gateways(&self, uplinks: &BTreeMap<u32, Uplink>) -> BTreeSet<u32> {
         let routes = routes(uplinks);
         let is_one = |bridge: &u32| routes && is_gateway(self.mode, *bridge, self.node);
@@ -180,8 +184,9 @@ impl View<'_> {
         locals
     }
 
-    /// The addresses behind uplinks that run the XDP program, which drops what comes from them by an uplink. One that a pod has chosen
-    /// on a bridge outside of what its network's author has named may be a host's there, whose frames all pods are to get.
+    /// The addresses behind uplinks that run the XDP program, which drops packets that come in by an uplink
+    /// with such a source address. An address that a pod on a bridge has chosen outside of the subnets of the
+    /// network's author is left out: it may belong to a host there, whose frames all pods should get.
     fn xdp_locals(&self, uplinks: &BTreeMap<u32, Uplink>) -> BTreeMap<Local, u32> {
         let by_xdp: BTreeSet<Segment> =
             uplinks.values().filter(|uplink| uplink.xdp.is_some()).map(|uplink| uplink.segment).collect();
@@ -190,7 +195,8 @@ impl View<'_> {
             let Some(member) = self.members.get(id) else { continue };
             let known = member.addresses.iter().filter(|address| member.routed || !member.is_chosen(address));
             locals.extend(known.map(|address| ((*segment, *address), *id)));
-            // An Ethernet address stands as the link-local address that follows from it, which is the pod's as well.
+            // An Ethernet address is represented by the link-local address that is derived from it, which
+            // belongs to the pod too.
             let by_mac = link_local(netattach_common::Mac { octets: member.mac.0 });
             locals.insert((*segment, IpAddr::V6(by_mac.into())), *id);
         }
@@ -207,7 +213,7 @@ fn routes(uplinks: &BTreeMap<u32, Uplink>) -> bool {
     uplinks.values().any(|uplink| uplink.segment == Segment::Routed && uplink.status.is_ok())
 }
 
-/// The segments of attachments, whether they take the fast path or not.
+/// The segments of attachments, whether or not they take the fast path.
 fn segments(members: &BTreeMap<u32, Member>, node: &Node) -> BTreeMap<u32, Segment> {
     let segment = |member: &Member| {
         let link = node.links.get(&member.device)?;
@@ -219,8 +225,8 @@ fn segments(members: &BTreeMap<u32, Member>, node: &Node) -> BTreeMap<u32, Segme
 }
 
 impl Uplink {
-    /// What the XDP program drops. That a policy does not allow a frame is certain only where nothing on its way to the pod would
-    /// make another of it.
+    /// The packets that the XDP program drops. Whether a policy denies a frame is certain only if nothing on
+    /// the way to the pod would change the frame.
     fn dropped(&self) -> Option<XdpDrops> {
         self.xdp?;
         let certain = self.status.is_ok() && self.segment != Segment::Routed;
@@ -228,7 +234,7 @@ impl Uplink {
     }
 }
 
-/// A port of a bridge whose attachments take the fast path; the bridge itself is nothing more than a switch then.
+/// Decides about a port of a bridge. The bridge itself is a plain switch, as its attachments take the fast path.
 fn port(mode: Mode, bridge: u32, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
     let port = link.port.unwrap_or_default();
     let ageing = node.links.get(&bridge).and_then(|link| link.bridge).map_or(0, |bridge| bridge.ageing);
@@ -241,7 +247,7 @@ fn port(mode: Mode, bridge: u32, link: &ForwardingState, node: &Node) -> Result<
     first(mode, received(link, node), always)
 }
 
-/// The device of a default route.
+/// Decides about the device of a default route.
 fn router(mode: Mode, link: &ForwardingState, node: &Node) -> Result<(), Reason> {
     let always = [
         (link.mac.is_none(), Reason::NotEthernet),
@@ -253,14 +259,14 @@ fn router(mode: Mode, link: &ForwardingState, node: &Node) -> Result<(), Reason>
     first(mode, [(node.filters.ip, Reason::IpRules), rules, programs], always)
 }
 
-/// Rules and programs of others for the packets that a device receives, behind our program. Packets that it sends they see in
-/// any case, and XDP programs see those that it receives.
+/// Rules and other programs that would see the packets that a device receives after netattach's program. They
+/// see packets that the device sends in any case, and XDP programs see all received packets.
 fn received(link: &ForwardingState, node: &Node) -> [(bool, Reason); 2] {
     let programs = node.others.get(&link.index).is_some_and(|others| others.ingress);
     [(node.filters.are_on(link), Reason::DeviceRules), (programs, Reason::Programs)]
 }
 
-/// Whether nothing happens to packets that the node routes from or to a bridge but that.
+/// Whether packets that the node routes from or to a bridge are subject to nothing but routing.
 fn is_gateway(mode: Mode, bridge: u32, node: &Node) -> bool {
     let Some(link) = node.links.get(&bridge) else { return false };
     let always =

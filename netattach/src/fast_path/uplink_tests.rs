@@ -1,4 +1,4 @@
-//! Tests of which devices are uplinks and gateways, and why others are not.
+//! Tests of the choice of uplinks and gateways, and of the reasons against other devices.
 
 use crate::fast_path::decide;
 use crate::fast_path::decide::Others;
@@ -33,7 +33,7 @@ fn port_of(index: u32, bridge: u32) -> ForwardingState {
     ForwardingState { controller: Some(bridge), port: Some(port), ..link(index) }
 }
 
-/// A bridge with an attachment and a uplink, a routed attachment, and a device with the default route.
+/// A bridge with an attachment and an uplink, a routed attachment, and a device with the default route.
 fn node() -> Node {
     let bridge = BridgeState { ageing: 30_000, ..BridgeState::default() };
     let links = [
@@ -99,7 +99,7 @@ fn without_attachments_on_the_fast_path_there_are_none() {
     let mut only_routed = members();
     only_routed.remove(&1);
     let found = uplinks(Mode::Auto, &only_routed, &node());
-    // The port of the other attachment is none of this one's.
+    // The port of the other attachment is not an uplink for this one.
     assert_eq!(found.uplinks.keys().collect::<Vec<_>>(), [&ROUTER]);
     assert_eq!(found.locals, [local(2)].into());
 }
@@ -121,7 +121,7 @@ fn a_bridge_with_the_default_route_leads_out_and_is_a_gateway() {
     assert_eq!(found.running(), [BRIDGE, PORT].into());
 }
 
-/// How the bridge's uplink and the router stand with `auto` and with `on`, after a change.
+/// The states of the bridge's uplink and of the router with `auto` and with `on`, after a change.
 fn with(change: impl FnOnce(&mut Node)) -> [[Option<&'static str>; 2]; 2] {
     let mut node = node();
     change(&mut node);
@@ -185,7 +185,7 @@ fn other_programs_are_respected_unless_the_setting_is_on() {
     {
         assert_eq!(with(|node| node.others = [(index, ingress)].into()), expected);
     }
-    // What is sent meets them in any case.
+    // Packets that the device sends meet the filters in any case.
     let egress = Others { ingress: false, egress: true };
     assert_eq!(with(|node| node.others = [(PORT, egress), (ROUTER, egress)].into()), [fine; 2]);
 }
@@ -202,7 +202,7 @@ fn uplinks_that_drop_early_know_all_attachments_that_they_lead_to() {
         [local(1), local(2), ((bridge, local(1).0.1), 1), by_mac(bridge, 1), by_mac(Segment::Routed, 2)];
     assert_eq!(found.locals, expected.into());
 
-    // Off the fast path only what claims to be a pod is certain.
+    // Off the fast path only packets with a pod's source address can certainly be dropped.
     let found = with_xdp(Mode::Off, Xdp::Generic, &members(), &node());
     assert_eq!(found.running(), BTreeSet::new());
     assert!(found.uplinks.values().all(|uplink| uplink.status == Err(Reason::Idle)));

@@ -8,23 +8,23 @@ use crate::bpf::{self, BpfError, XdpMode};
 use crate::error_chain::Chain;
 use crate::netlink::ForwardingState;
 
-/// Whether uplinks drop what they can before it is a packet of the kernel's.
+/// Whether uplinks drop packets by an XDP program, before the kernel allocates a packet buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Xdp {
     /// No: some cards reset their link when they get a program.
     #[default]
     Off,
-    /// Where the driver does it, and it is a card's: a veth loses more by it than it gains.
+    /// If the driver supports it and the device is a network card: a veth would lose more than it gains.
     Auto,
-    /// On every uplink, by its driver.
+    /// On every uplink, in the driver.
     Native,
-    /// On every uplink, by the kernel.
+    /// On every uplink, in generic mode.
     Generic,
 }
 
 impl Xdp {
-    /// How a device is to run the program.
+    /// The mode in which a device should run the program.
     pub(super) fn mode(self, link: &ForwardingState) -> Option<XdpMode> {
         match self {
             Self::Off => None,
@@ -35,11 +35,11 @@ impl Xdp {
     }
 }
 
-/// How the uplinks run the program that should, by index: the mode, or why they do not.
+/// State of the uplinks that should run the program, by index: the mode, or why they do not run it.
 pub(super) type XdpStates = BTreeMap<u32, Result<XdpMode, String>>;
 
-/// Has these devices run the program, and no others. `first`: programs that run may be another agent's. A device that cannot is no
-/// reason to stop.
+/// Attaches the program to these devices and removes it from all others. `first`: attached programs may
+/// belong to an earlier agent. A device that cannot run the program does not stop this function.
 ///
 /// # Errors
 /// The pins cannot be listed or removed.

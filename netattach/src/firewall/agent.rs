@@ -1,7 +1,8 @@
-//! What the agent's attachments have in the tables, and the look that puts back what others remove.
+//! The rules of the agent's attachments, and the periodic repair that puts back what other programs remove.
 //!
-//! The lock of what is wanted is held for one attempt at a time, which does not wait: an attachment whose change others are
-//! quicker than, again and again, delays no other's. Nor does it delay the question what is wrong, which has a lock of its own.
+//! The lock on the wanted rules is held for one attempt at a time, and an attempt does not wait. So an
+//! attachment that loses against other writers of the packet filter again and again does not delay the
+//! others. Reading the current trouble is not delayed either, since it has a lock of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,21 +22,21 @@ pub struct Firewall {
     owner: Owner,
     tables: Box<dyn Tables>,
     state: Mutex<State>,
-    /// Taken with the lock of the state, or without; never the other way round.
+    /// Lock order: this lock may be taken while the lock of `state` is held; never the other way round.
     trouble: Mutex<Trouble>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By the comment of its rules.
+    /// Wanted rules, by the comment that they carry.
     wanted: BTreeMap<String, Admitted>,
-    /// The comments of rules that are about to be taken back: what is there of them stays until then.
+    /// Comments of rules that are about to be removed: the existing ones stay until then.
     kept: BTreeSet<String>,
-    /// Whether every record could be read: what nobody wants belongs to nobody.
+    /// Whether every record could be read. If so, rules that no attachment wants are removed.
     is_all_known: bool,
-    /// Whether rules of nobody have been taken back.
+    /// Whether the first repair has run, which removes rules without an attachment.
     has_begun: bool,
-    /// The packet filter's generation in which everything was right.
+    /// The packet filter's generation in which all rules were right.
     right_in: Option<u32>,
 }
 
@@ -43,7 +44,8 @@ struct State {
 struct Trouble {
     /// Why the rules are not as they should be.
     error: Option<String>,
-    /// How often what others had removed was put back. It is all one: whoever removes rules mostly removes them all.
+    /// Counts how often removed rules were put back. One count serves all rules, because a program that
+    /// removes rules mostly removes them all.
     put_back: PutBack<()>,
 }
 
@@ -57,24 +59,25 @@ impl Firewall {
         Self { owner: Owner::agent(state), tables, state: Mutex::default(), trouble: Mutex::default() }
     }
 
-    /// Who writes the rules.
+    /// The owner that the comments of the rules name.
     pub fn owner(&self) -> &Owner {
         &self.owner
     }
 
-    /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Firewall::begin`].
+    /// Takes over an attachment of an earlier agent. Nothing is written before [`Firewall::begin`].
     pub fn adopt(&self, note: String, admitted: Admitted) {
         self.lock().wanted.entry(note).or_insert(admitted);
     }
 
-    /// Leaves an attachment of an earlier agent what there still is of it, until [`Firewall::detach`]: it is half detached, and its
-    /// addresses may be another one's by now. A bridge that its rules close stays closed.
+    /// Keeps the remaining rules of an earlier agent's attachment until [`Firewall::detach`]: the attachment
+    /// is partly detached, and its addresses may meanwhile belong to another one. A bridge that these rules
+    /// close stays closed.
     pub fn keep(&self, note: String) {
         self.lock().kept.insert(note);
     }
 
-    /// Makes the rules those that the adopted attachments have. `all`: every record could be read, so what nobody has belongs
-    /// to nobody.
+    /// Makes the rules what the adopted attachments want. `all`: every record could be read, so rules without
+    /// an attachment are removed.
     ///
     /// # Errors
     /// The kernel refuses. [`Firewall::repair`] tries again.
@@ -83,10 +86,10 @@ impl Firewall {
         self.repair().map(drop)
     }
 
-    /// Gives an attachment what it is to have. Idempotent.
+    /// Gives an attachment its rules. Idempotent.
     ///
     /// # Errors
-    /// The kernel refuses. What has been done is taken back by [`Firewall::detach`].
+    /// The kernel refuses. [`Firewall::detach`] takes back what has been done.
     pub fn attach(&self, note: String, admitted: Admitted) -> Result<(), FirewallError> {
         carry_out(|| {
             let mut state = self.lock();
@@ -99,10 +102,10 @@ impl Firewall {
         .map(drop)
     }
 
-    /// Takes back what an attachment has, whether or not it is known. Idempotent.
+    /// Removes the rules of an attachment, whether or not the attachment is known. Idempotent.
     ///
     /// # Errors
-    /// The kernel refuses. Nothing has changed then.
+    /// The kernel refuses. In that case nothing has changed.
     pub fn detach(&self, note: &str) -> Result<(), FirewallError> {
         carry_out(|| {
             let mut state = self.lock();
@@ -116,11 +119,11 @@ impl Firewall {
         .map(drop)
     }
 
-    /// Puts back what another program has removed: at once, but once a minute where that goes on and no bridge is open meanwhile.
-    /// Returns whether there was something.
+    /// Puts back rules that another program has removed: at once, or once a minute if the removals go on and
+    /// no bridge is open meanwhile. Returns whether rules were changed.
     ///
     /// # Errors
-    /// The kernel does not answer, or refuses; or it was put back too often just now.
+    /// The kernel does not answer, or refuses; or rules were put back too often just now.
     pub fn repair(&self) -> Result<bool, FirewallError> {
         let is_first = !self.lock().has_begun;
         let allowed = || {
@@ -137,7 +140,7 @@ impl Firewall {
         Ok(changed)
     }
 
-    /// Why the rules are not as they should be, or will not be for long.
+    /// Returns why the rules are not as they should be, or why they are unlikely to stay so.
     pub fn trouble(&self) -> Option<String> {
         let trouble = self.lock_trouble();
         let fought_over = || trouble.put_back.fought_over(&(), Instant::now());
@@ -150,13 +153,14 @@ impl Firewall {
     }
 
     fn lock_trouble(&self) -> MutexGuard<'_, Trouble> {
-        // Each change is complete by itself.
+        // A poisoned lock can be used: each change is complete by itself.
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// One attempt to make the rules those that are wanted. `allowed` says whether what others have removed may be put back now.
+    /// Makes one attempt to establish the wanted rules. `allowed` says whether rules that other programs
+    /// removed may be put back now.
     fn repair(
         &mut self,
         owner: &Owner,
@@ -177,7 +181,7 @@ impl State {
             let changes = settle(view, &wanted, &is_gone);
             if self.has_begun && !changes.is_empty() {
                 let is_closed = !changes.iter().any(|(_, change)| closes(change));
-                // Others count as well, so that they are told of.
+                // `allowed` is called for changes that close a bridge too, so that repeated removals are reported.
                 allowed().or_else(|error| if is_closed { Err(error) } else { Ok(()) })?;
             }
             Ok(changes)
@@ -203,13 +207,13 @@ mod tests {
     use crate::netlink::filter::{Ask, Change, Filter, Placed, Rule, Verdict, Version, View};
     use crate::step::Ingress;
 
-    /// Longest wait for what must not be delayed.
+    /// Longest wait for an operation that must not be delayed.
     const SOON: Duration = Duration::from_secs(10);
 
-    /// Empty tables, into which nothing is ever written.
+    /// Empty tables that are never written.
     #[derive(Debug, Default)]
     struct Stub {
-        /// Changes that tell of this address come too late for as long as this is true.
+        /// While this is true, every change that contains this address is too late.
         is_contended: AtomicBool,
         late: AtomicUsize,
         written: AtomicU32,
@@ -238,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Tables with these rules in the chain for pods' packets of IPv4, and what is to be changed in them.
+    /// Tables with these rules in the chain `CNI-FORWARD` of IPv4, and the changes asked of them.
     #[derive(Debug)]
     struct Told {
         rules: Vec<Rule>,
@@ -267,7 +271,7 @@ mod tests {
         }
     }
 
-    /// Whoever is half detached has rules still, or has none any more.
+    /// An attachment that is half detached still has rules, or has none any more.
     #[test]
     fn what_is_half_detached_keeps_what_is_there_of_it_and_gets_no_more() {
         let own = |container: &str| Rule {
@@ -286,7 +290,7 @@ mod tests {
             assert!(changes.iter().all(|change| matches!(change, Change::Remove { .. })), "{changes:?}");
             assert_eq!(changes.len(), expected);
         }
-        // Nobody's go.
+        // Rules without an attachment are removed.
         let tables = Arc::new(Told { rules: vec![own("a"), own("b")], changes: Mutex::default() });
         let firewall = Firewall::by(Box::new(Arc::clone(&tables)), "/state");
         firewall.keep(note(&firewall, "a"));
@@ -334,7 +338,7 @@ mod tests {
         for what in ["attach", "detach", "trouble"] {
             assert_eq!(is_done.recv_timeout(SOON), Ok(Ok(())), "{what}");
         }
-        // It goes on meanwhile, and ends once nobody is quicker.
+        // The attempt goes on meanwhile, and ends once no other process interferes.
         let tries = stub.late.load(Ordering::SeqCst);
         while stub.late.load(Ordering::SeqCst) == tries {
             thread::yield_now();
@@ -349,7 +353,7 @@ mod tests {
     fn what_another_program_removes_again_and_again_is_put_back_a_few_times_and_then_told() {
         let (stub, firewall) = firewall();
         firewall.attach(note(&firewall, "a"), admitted("10.1.0.3")).unwrap();
-        // The tables are empty at each look.
+        // The tables are empty at each read.
         let fought = "tables filter of the node's packet filter: another program removes rules for pods again and again: they were \
                       put back 5 times, and from now on are once a minute, those of closed bridges each \
                       time (`nft monitor` shows which program it is)";

@@ -1,16 +1,17 @@
-//! Lets the node forward packets from and to pods' addresses, in the tables that `iptables` filters by: the chained plugin
-//! `firewall`.
+//! The chained plugin `firewall`: lets the node forward packets from and to pods' addresses, by rules in the
+//! tables that `iptables` filters by.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `settle` | which rules there should be, and what changes that. Pure |
-//! | `agent` | what the agent's attachments have, and puts back what others remove |
-//! | [`senders`] | by which Ethernet address pods may send, where there is no agent |
+//! | `settle` | which rules there should be, and the changes that lead there. Pure |
+//! | `agent` | the rules of the agent's attachments, put back when other programs remove them |
+//! | [`senders`] | the Ethernet addresses by which pods may send, where there is no agent |
 //!
-//! A chain whose policy is to drop, as Docker leaves `FORWARD`, is answered by a rule in that chain alone: what another table
-//! accepts is dropped there all the same. So the rules stand in the tables `filter` of `iptables-nft`, in the form that it
-//! reads. Each says in its comment whose it is, so DEL and GC need no configuration, and a late DEL removes nothing that
-//! another pod has by now. Decision 0038 says why it is so.
+//! A chain whose policy is drop, as Docker leaves `FORWARD`, can only be overridden in that chain: a packet
+//! that another table accepts is dropped there all the same. So the rules are in the tables `filter` of
+//! `iptables-nft`, in the form that `iptables-nft` reads. The comment of each rule names its attachment, so
+//! DEL and GC need no configuration, and a late DEL removes no rule that meanwhile belongs to another pod.
+//! Decision 0038 gives the reasons.
 
 mod agent;
 pub mod senders;
@@ -31,10 +32,10 @@ use crate::step::{Admit, Admitted, Ingress};
 pub use agent::Firewall;
 use settle::{CHAINS, Note, Wanted, said, settle};
 
-/// Most addresses of one attachment.
+/// Most addresses that one attachment may have.
 pub const MOST_ADDRESSES: usize = 64;
 
-/// The table of firewalld, which rejects what it does not know behind everything that `iptables` accepts.
+/// The table of firewalld, which rejects unknown packets after `iptables` has accepted them.
 const FIREWALLD: &str = "firewalld";
 
 /// Why the node does not forward as asked.
@@ -43,19 +44,20 @@ pub enum FirewallError {
     /// The tables could not be read or changed.
     #[error("tables filter of the node's packet filter (nftables, with nft_compat and xt_conntrack)")]
     Tables(#[from] netlink::Error),
-    /// The kernel cannot have bridges drop what pods send by other addresses than theirs.
+    /// The kernel's bridge family cannot drop packets that pods send by other Ethernet addresses than their
+    /// own.
     #[error(
         "key macspoofchk: without an agent it needs the packet filter of bridges (nftables with its family bridge, and \
          nft_meta_bridge)"
     )]
     NoSenders(#[source] netlink::Error),
-    /// The table by which they do could not be read or changed.
+    /// The table `bridge` that drops such packets could not be read or changed.
     #[error("table bridge {TABLE} of the node's packet filter", TABLE = netlink::senders::TABLE)]
     Senders(#[source] netlink::Error),
-    /// Others kept changing the packet filter.
+    /// Other processes kept changing the packet filter.
     #[error("the node's packet filter: others change it all the time")]
     Busy,
-    /// Another program removes what is put back.
+    /// Another program keeps removing rules that the agent puts back.
     #[error(
         "tables filter of the node's packet filter: another program removes rules for pods again and again: they were put back \
          {0} times, and from now on are once a minute, those of closed bridges each time (`nft monitor` shows which program it \
@@ -68,18 +70,18 @@ pub enum FirewallError {
          executable of the reference do it, or say iptables where firewalld lets the pods pass"
     )]
     Firewalld,
-    /// There is no bridge to close.
+    /// There is no bridge on the node to close.
     #[error(
         "key ingressPolicy: {0} is for bridges, and the first interface of prevResult is none of the node"
     )]
     NoBridge(&'static str),
-    /// What bridges pass on between their ports is on its way to the gateway as well.
+    /// The policy would keep packets from their gateway, because the gateway is behind a port of the bridge.
     #[error(
         "key ingressPolicy: isolated would keep the pods of a VLAN from their gateway: {0} is behind a port of the bridge; say \
          same-bridge, and portIsolation of bridge keeps the pods from each other"
     )]
     GatewayBehindPort(String),
-    /// No rule would stop anything.
+    /// The policy has no effect, because the interface has no address.
     #[error("key ingressPolicy: {0} is carried out for addresses, and the interface has none")]
     NoAddress(&'static str),
     /// The attachment has too many addresses.
@@ -87,12 +89,12 @@ pub enum FirewallError {
     Many(usize),
 }
 
-/// Who writes rules: the first word of their comments.
+/// The writer of rules: the first word of their comments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner(String);
 
 impl Owner {
-    /// What the words of all owners begin with.
+    /// Prefix of the words of all owners.
     const START: &'static str = "netattach";
 
     /// The plain executables.
@@ -112,11 +114,13 @@ impl Owner {
     }
 }
 
-/// What an attachment is to have, by the result of the plugins before. Where its bridge has the gateways of a VLAN on a device
-/// of their own, the node routes by that one, so it is closed in the place of the bridge.
+/// Computes what an attachment gets, from the result of the preceding plugins. If the bridge has a VLAN's
+/// gateways on a separate device, the node routes by that device, so the device is closed instead of the
+/// bridge.
 ///
 /// # Errors
-/// There are too many addresses, or no bridge to close, or that would close the way to the gateway.
+/// There are too many addresses, or no address or no bridge for the policy, or the policy would close the
+/// path to the gateway.
 pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallError> {
     let addresses: BTreeSet<_> = result.ips.iter().map(|ip| ip.address.addr()).collect();
     if addresses.len() > MOST_ADDRESSES {
@@ -148,13 +152,13 @@ pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallE
     })
 }
 
-/// Whether a device has the gateways of a VLAN of that bridge, by its name: that of the reference plugin.
+/// Whether a device has the gateways of a VLAN of that bridge, judged by the naming of the reference plugin.
 fn is_of_vlan(device: &str, bridge: &str) -> bool {
     let vlan = device.strip_prefix(bridge).and_then(|rest| rest.strip_prefix('.'));
     vlan.is_some_and(|vlan| vlan.parse::<u16>().is_ok())
 }
 
-/// Refuses to begin where the rules would have no effect.
+/// Refuses an ADD where the rules would have no effect.
 ///
 /// # Errors
 /// firewalld filters on the node, or the kernel does not answer.
@@ -165,7 +169,7 @@ pub fn check_effect(admit: &Admit) -> Result<(), FirewallError> {
     Err(FirewallError::Firewalld)
 }
 
-/// Gives an attachment what it is to have in place of what it had. Idempotent.
+/// Gives an attachment its rules and removes those that it had before. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -173,7 +177,7 @@ pub fn admit(note: &str, admitted: &Admitted) -> Result<(), FirewallError> {
     carry_out(|| try_to_admit(&Kernel, note, admitted)).map(drop)
 }
 
-/// Takes back what an attachment has. Idempotent.
+/// Removes the rules of an attachment. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -181,7 +185,8 @@ pub fn dismiss(note: &str) -> Result<(), FirewallError> {
     carry_out(|| try_to_dismiss(&Kernel, note)).map(drop)
 }
 
-/// Takes back what attachments of a network have that are not among `valid`: containers and interfaces.
+/// Removes the rules of those attachments of a network that are not in `valid`, a list of containers and
+/// interfaces.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -195,7 +200,7 @@ pub fn collect(owner: &Owner, network: &str, valid: &[(&str, &str)]) -> Result<(
     carry_out(|| attempt(&Kernel, &[], |view| Ok(settle(view, &[], &is_gone)))).map(drop)
 }
 
-/// What the node lacks of what an attachment has, in words.
+/// Describes what the node lacks of an attachment's rules.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -213,11 +218,12 @@ pub fn check_possible() -> Result<(), FirewallError> {
     Ok(netlink::filter_generation().map(drop)?)
 }
 
-/// The tables and their owner: the kernel. A trait so that tests can have others be quicker.
+/// Access to the tables. A trait so that tests can simulate processes that change the tables first.
 trait Tables: fmt::Debug + Send + Sync {
-    /// Reads the tables, and which of these chains of administrators there are.
+    /// Reads the tables, and which of the administrators' chains `admins` exist.
     fn view(&self, admins: &BTreeSet<&str>) -> Result<View, Error>;
-    /// Carries out changes of tables that are as they were read. `false`: they are not, and nothing was done.
+    /// Changes tables on the condition that they are as they were read. Returns `false` if they are not;
+    /// nothing was done then.
     fn change(&self, view: &View, changes: &[(Version, Change)]) -> Result<bool, Error>;
     /// The packet filter's generation.
     fn generation(&self) -> Result<u32, Error>;
@@ -240,17 +246,17 @@ impl Tables for Kernel {
     }
 }
 
-/// What was found when there was nothing more to do.
+/// Result of an attempt that succeeded.
 #[derive(Debug, Clone, Copy)]
 struct Settled {
-    /// Whether there had been something.
+    /// Whether changes were necessary.
     changed: bool,
-    /// The packet filter's generation in which that was so, if that was looked at.
+    /// The packet filter's generation in which the rules were right, if it was read.
     generation: Option<u32>,
 }
 
-/// Attempts until nobody is quicker, for at most [`PATIENCE`]. Waits between attempts, so an attempt that holds a lock must not
-/// hold it longer than itself.
+/// Repeats `attempt` until no other process interferes, for at most [`PATIENCE`]. Sleeps between attempts, so
+/// a lock must be taken within an attempt and released at its end.
 fn carry_out<T>(mut attempt: impl FnMut() -> Result<Option<T>, FirewallError>) -> Result<T, FirewallError> {
     let due = Instant::now() + PATIENCE;
     let mut pause = Pause::default();
@@ -265,7 +271,8 @@ fn carry_out<T>(mut attempt: impl FnMut() -> Result<Option<T>, FirewallError>) -
     }
 }
 
-/// One attempt to give an attachment what it is to have. Like all attempts it does not wait; `None`: others were quicker.
+/// Makes one attempt to give an attachment its rules. Like all attempts it does not wait; `None`: another
+/// process changed the packet filter first.
 fn try_to_admit(
     tables: &dyn Tables,
     note: &str,
@@ -275,12 +282,12 @@ fn try_to_admit(
     attempt(tables, &wanted, |view| Ok(settle(view, &wanted, &|there| there.is_of(note))))
 }
 
-/// One attempt to take back what an attachment has.
+/// Makes one attempt to remove the rules of an attachment.
 fn try_to_dismiss(tables: &dyn Tables, note: &str) -> Result<Option<Settled>, FirewallError> {
     attempt(tables, &[], |view| Ok(settle(view, &[], &|there| there.is_of(note))))
 }
 
-/// One attempt to change the tables as `decide` says, for these attachments.
+/// Makes one attempt to change the tables as `decide` says, for these attachments.
 fn attempt(
     tables: &dyn Tables,
     wanted: &[Wanted<'_>],
@@ -295,7 +302,7 @@ fn attempt(
     Ok(is_done.then_some(Settled { changed: true, generation: None }))
 }
 
-/// Reads what counts for these attachments. `None`: others changed it meanwhile.
+/// Reads the tables as far as these attachments need. `None`: another process changed them meanwhile.
 fn look(tables: &dyn Tables, wanted: &[Wanted<'_>]) -> Result<Option<View>, FirewallError> {
     let admins = wanted.iter().map(|it| it.admitted.admin_chain.as_str()).collect();
     match tables.view(&admins) {

@@ -1,9 +1,10 @@
-//! `macspoofchk` of a bridge without an agent: the node's packet filter drops what a pod sends by another Ethernet address than its
-//! own.
+//! `macspoofchk` of `bridge` without an agent: the node's packet filter drops frames that a pod sends by
+//! another Ethernet address than its own.
 //!
-//! The reference plugin gives each interface two chains of its own; here all share one rule, and have elements of its sets. Each says
-//! in its comment whose it is, so DEL and GC need neither the link nor the pod's namespace. What the reference plugin has made for
-//! an interface is taken back as well: either may have made what is to be detached.
+//! The reference plugin gives each interface two chains. Here all interfaces share one rule and have elements
+//! in its sets. The comment of an element names its interface, so DEL and GC need neither the link nor the
+//! pod's namespace. DEL also removes what the reference plugin has made for an interface, since either
+//! implementation may have run the ADD.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use crate::nat::without_agent::network_word;
 use crate::netlink::Error;
 use crate::netlink::senders::{self, Element, TABLE, View};
 
-/// Whose rules are meant.
+/// Names the interface whose elements are meant.
 #[derive(Debug, Clone, Copy)]
 pub struct Whose<'a> {
     /// Name of the network's configuration.
@@ -30,26 +31,26 @@ impl Whose<'_> {
     }
 }
 
-/// What is to be done to the table.
+/// A change of the table.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Change {
     gone: Vec<Element>,
     new: Vec<Element>,
 }
 
-/// Checks that the kernel can do it.
+/// Checks that the kernel supports the table.
 ///
 /// # Errors
-/// It cannot: it may lack nftables, or its family of bridges.
+/// The kernel does not: it may lack nftables, or its bridge family.
 pub fn check_possible() -> Result<(), FirewallError> {
-    // What is there is possible.
+    // A table with elements exists, so the kernel supports it.
     if !look()?.elements().is_empty() {
         return Ok(());
     }
     senders::check_possible().map_err(FirewallError::NoSenders)
 }
 
-/// Has only that address sent by a port of a bridge. Idempotent.
+/// Restricts a port of a bridge to sending by that Ethernet address. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -58,7 +59,7 @@ pub fn attach(whose: &Whose<'_>, port: &str, mac: Mac) -> Result<(), FirewallErr
     carry_out(|there| attached(there, &note, port, mac))
 }
 
-/// Takes back what an interface has, of the reference plugin's too. Idempotent.
+/// Removes the elements of an interface, and the rules that the reference plugin made for it. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -68,7 +69,8 @@ pub fn detach(whose: &Whose<'_>) -> Result<(), FirewallError> {
     until_done(|| senders::remove_of_reference(whose.container, whose.ifname))
 }
 
-/// Takes back what interfaces of a network have that are not among `valid`: containers and interfaces.
+/// Removes the elements of those interfaces of a network that are not in `valid`, a list of containers and
+/// interfaces.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -79,7 +81,7 @@ pub fn collect(network: &str, valid: &[(&str, &str)]) -> Result<(), FirewallErro
     carry_out(|there| detached(there, |it| it.note.starts_with(&of_network) && !valid.contains(&it.note)))
 }
 
-/// What the table lacks of what an interface has, in words.
+/// Describes what the table lacks of an interface's elements.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -103,8 +105,8 @@ fn wanted(note: &str, port: &str, mac: Mac) -> [Element; 2] {
     [None, Some(mac)].map(|sender| Element { port: port.to_owned(), sender, note: note.to_owned() })
 }
 
-/// What gives the interface that port and that address in place of what it had. A port has one owner: its name is made of container
-/// and interface.
+/// Computes the change that gives the interface that port and that address and removes what it had before. A
+/// port has one owner: its name is derived from container and interface.
 fn attached(there: &[Element], note: &str, port: &str, mac: Mac) -> Change {
     let wanted = wanted(note, port, mac);
     let mut change = detached(there, |it| (it.note == note || it.port == port) && !wanted.contains(it));
@@ -139,7 +141,7 @@ fn look() -> Result<View, FirewallError> {
     found.ok_or(FirewallError::Busy)
 }
 
-/// Tries until nobody has come between.
+/// Repeats `attempt` until no other process interferes.
 fn until_done(mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<(), FirewallError> {
     super::carry_out(|| match attempt() {
         Ok(is_done) => Ok(is_done.then_some(())),
@@ -169,11 +171,11 @@ mod tests {
         let there = after(&[], first);
         assert_eq!(there, wanted(&note("lan", "a"), "na1", MAC));
         assert_eq!(attached(&there, &note("lan", "a"), "na1", MAC), Change::default());
-        // A repeated ADD with another address: the first may not send any more.
+        // A repeated ADD with another address: the former address may not send any more.
         let other = Mac([2, 0, 0, 0, 0, 8]);
         let changed = after(&there, attached(&there, &note("lan", "a"), "na1", other));
         assert_eq!(changed, wanted(&note("lan", "a"), "na1", other));
-        // What somebody has left by the same name of a port is replaced as a whole.
+        // Elements that another owner left for a port of the same name are all replaced.
         let taken = after(&there, attached(&there, &note("wan", "a"), "na1", MAC));
         assert_eq!(taken, wanted(&note("wan", "a"), "na1", MAC));
     }

@@ -1,8 +1,9 @@
-//! Which rules attachments have in the tables, and what is to be done to have them. Pure.
+//! Which rules attachments have in the tables, and the changes that establish them. Pure.
 //!
-//! The chains and the rules that lead to them are those of the reference plugin, word for word, so that neither adds what the
-//! other has added; like there, they stay. The rest is an attachment's own, with its name as the comment, or a bridge's, for as
-//! long as the comment of an attachment's rule names the bridge.
+//! The chains and the jumps to them are those of the reference plugin, word for word, so that neither
+//! implementation adds what the other has already added. As with the reference plugin, they are never
+//! removed. Every other rule belongs to an attachment, whose name is the comment, or to a bridge; a bridge's
+//! rules stay as long as the comment of an attachment's rule names the bridge.
 
 use std::collections::BTreeSet;
 
@@ -10,35 +11,35 @@ use super::Owner;
 use crate::netlink::filter::{Ask, Change, FORWARD, Filter, Placed, Rule, TABLE, Verdict, Version, View};
 use crate::step::{Admitted, Ingress};
 
-/// Of what the node forwards for pods.
+/// Chain for the traffic that the node forwards for pods.
 const CNI_FORWARD: &str = "CNI-FORWARD";
 const FORWARD_COMMENT: &str = "CNI firewall plugin rules";
 const ADMIN_COMMENT: &str = "CNI firewall plugin admin overrides";
-/// Of what comes from a closed bridge, and then goes to another one.
+/// Chains for packets that come from a closed bridge, and for those of them that leave by a different device.
 const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
 const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
 const STAGE_1_COMMENT: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
 /// The comment of a bridge's rules.
 const BRIDGE_COMMENT: &str = "netattach ingressPolicy";
 
-/// The chains whose rules are looked at.
+/// The chains whose rules are read.
 pub(super) const CHAINS: [&str; 4] = [FORWARD, CNI_FORWARD, STAGE_1, STAGE_2];
 
-/// An attachment, and what it is to have.
+/// An attachment and what it wants.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'w> {
     pub(super) note: &'w str,
     pub(super) admitted: &'w Admitted,
 }
 
-/// The comment of an attachment's rules, by its words.
+/// The comment of an attachment's rules, split into its words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Note<'n> {
     pub(super) owner: &'n str,
     pub(super) network: &'n str,
-    /// All words but that of the bridge.
+    /// All words except that of the bridge.
     pub(super) attachment: &'n str,
-    /// The bridge that is closed, or the device with the gateways of its VLAN, and to whom it is open.
+    /// The closed bridge, or the device with the gateways of its VLAN, with its ingress policy.
     closed: Option<(Ingress, &'n str)>,
 }
 
@@ -61,14 +62,14 @@ impl<'n> Note<'n> {
         Some(Self { owner, network, attachment, closed })
     }
 
-    /// Whether it names that attachment.
+    /// Whether the comment names that attachment.
     pub(super) fn is_of(&self, note: &str) -> bool {
         self.attachment == note
     }
 }
 
-/// What gives the attachments what they are to have, and takes back what has a note of which `is_gone` is true and is none of
-/// that.
+/// Computes the changes that give the attachments their rules and remove the rules for whose note `is_gone`
+/// is true, unless they are wanted.
 pub(super) fn settle(
     view: &View,
     wanted: &[Wanted<'_>],
@@ -79,7 +80,7 @@ pub(super) fn settle(
     of_both.flat_map(|(version, changes)| changes.into_iter().map(move |change| (version, change))).collect()
 }
 
-/// The table of one version of IP, and what is to be done to it.
+/// The table of one IP version, and the changes to make in it.
 struct Table<'f> {
     filter: &'f Filter,
     changes: Vec<Change>,
@@ -116,7 +117,7 @@ impl<'f> Table<'f> {
         self.changes
     }
 
-    /// The rules of a chain that are of our form, with their numbers.
+    /// The rules of a chain that have the form that this plugin writes, with their handles.
     fn rules_in(&self, chain: &str) -> impl Iterator<Item = (u64, &'f Rule)> {
         let of_chain = self.filter.rules.iter().filter(move |placed| placed.chain == chain);
         of_chain.filter_map(|Placed { handle, rule, .. }| Some((*handle, rule.as_ref()?)))
@@ -132,7 +133,8 @@ impl<'f> Table<'f> {
         self.changes.extend(missing.map(|chain| Change::MakeChain(chain.to_owned())));
     }
 
-    /// Has packets led to the chains. What comes from a closed bridge is stopped before anything is let pass.
+    /// Adds the jumps to the chains. Packets from a closed bridge have to be dropped before any rule accepts
+    /// them.
     fn lead_to_chains(&mut self, admins: &BTreeSet<&str>, with_stages: bool) {
         let first =
             |chain: &str, to: &str, comment: &str| Change::First(chain.to_owned(), Rule::jump(to, comment));
@@ -156,7 +158,8 @@ impl<'f> Table<'f> {
         }
     }
 
-    /// Gives closed bridges their rules, unless nothing is to be added, and takes those of others back.
+    /// Adds the rules of closed bridges, unless `adds` is false, and removes those of bridges that are no
+    /// longer closed.
     fn close(&mut self, closed: &BTreeSet<(Ingress, &str)>, adds: bool) {
         let rules: BTreeSet<(&str, Rule)> = closed.iter().flat_map(rules_of_bridge).collect();
         for chain in [STAGE_1, STAGE_2] {
@@ -171,7 +174,7 @@ impl<'f> Table<'f> {
     }
 }
 
-/// Whether a change closes a bridge, which is open without it.
+/// Whether a change closes a bridge that is open without it.
 pub(super) fn closes(change: &Change) -> bool {
     match change {
         Change::First(chain, rule) => [STAGE_1, STAGE_2].contains(&&**chain) || rule.leads_to(STAGE_1),
@@ -196,7 +199,7 @@ fn own_addresses<'w>(
     admitted.addresses.iter().filter(move |address| address.is_ipv4() == (version == Version::V4))
 }
 
-/// An attachment's own rules.
+/// The rules of an attachment.
 fn rules_of(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
     let comment = match closed(wanted.admitted) {
         Some((ingress, bridge)) => format!("{} {}:{bridge}", wanted.note, ingress.word()),
@@ -210,8 +213,8 @@ fn rules_of(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
         .collect()
 }
 
-/// The rules of a closed bridge, each with its chain. A packet from one closed bridge to another is dropped; one to elsewhere,
-/// or from elsewhere, is not.
+/// The rules of a closed bridge, each with its chain. A packet from one closed bridge to another is dropped;
+/// a packet from or to any other device is not.
 fn rules_of_bridge((ingress, bridge): &(Ingress, &str)) -> Vec<(&'static str, Rule)> {
     let rule = |asks, verdict| Rule { asks, verdict, comment: BRIDGE_COMMENT.to_owned() };
     let from = || Ask::In((*bridge).to_owned(), true);
@@ -226,7 +229,7 @@ fn rules_of_bridge((ingress, bridge): &(Ingress, &str)) -> Vec<(&'static str, Ru
     rules
 }
 
-/// What the table lacks, in words.
+/// Describes what the table lacks.
 pub(super) fn said((version, change): &(Version, Change)) -> String {
     let table = match version {
         Version::V4 => format!("table ip {TABLE}"),

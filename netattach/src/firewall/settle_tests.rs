@@ -1,4 +1,4 @@
-//! What comes and goes, and the rules that there are then.
+//! Attachments come and go, and the rules are checked after each change.
 
 use proptest::prelude::*;
 
@@ -38,7 +38,7 @@ fn after(view: &View, changes: &[(Version, Change)]) -> View {
     View::of(filters)
 }
 
-/// The rules of a table, as `iptables-save` has them, with the last word of their comments' first three.
+/// The rules of a table in the form of `iptables-save`, each followed by the container in its comment.
 fn listed(view: &View, version: Version) -> Vec<String> {
     let filter = view.filters.iter().find(|filter| filter.version == version).unwrap();
     let shown = |placed: &Placed| {
@@ -130,7 +130,7 @@ fn what_comes_from_a_closed_bridge_is_stopped_before_it_passes() {
         ]
     );
     assert_eq!(of(&view, STAGE_2), ["CNI-ISOLATION-STAGE-2 -o br1 -j DROP"]);
-    // Somebody has removed the way to what passes: the one to what stops comes first again.
+    // Another program has removed the jump to the accepting chain: the jump to the dropping chain is first again.
     let mut broken = view.clone();
     broken.filters[0]
         .rules
@@ -158,7 +158,7 @@ fn what_is_lacking_is_said() {
 }
 
 proptest! {
-    /// Whatever comes and goes: the rules are those of who is there, in both tables.
+    /// After any sequence of changes the rules are those of the present attachments, in both tables.
     #[test]
     fn the_rules_are_those_of_who_is_there(
         steps in prop::collection::vec((0_usize..4, any::<bool>(), 0_u8..3, 0_usize..3, 0_usize..2), 0..24)

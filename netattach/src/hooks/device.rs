@@ -1,4 +1,4 @@
-//! The programs on one device: one way to attach, look for and detach them, by filters or by links.
+//! The programs on one device: attaches, checks and detaches them, by filters or by links.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,28 +10,30 @@ use crate::netlink::{Filter, FilterState, Handle};
 use crate::netns::within;
 use crate::spec::TcHook;
 
-/// A device and the programs that run there. What differs from place to place is made by [`node_end`](super::node_end),
-/// [`parent`](super::parent), [`pod`](super::pod) and [`uplink`](super::uplink).
+/// A device and its programs. Differences between the kinds of devices are handled by
+/// [`node_end`](super::node_end), [`parent`](super::parent), [`pod`](super::pod) and
+/// [`uplink`](super::uplink), which construct this value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeviceHooks<'a> {
     /// Index of the device in its namespace.
     pub(super) index: u32,
-    /// The pod that the device is in; `None`: it is in the namespace of the handle that is passed.
+    /// The pod that contains the device; `None`: the device is in the namespace of the handle that is passed.
     pub(super) pod: Option<&'a PodDevice>,
-    /// In the order in which packets are to meet those that share a hook.
+    /// The programs; those that share a hook are in the order in which packets should meet them.
     pub(super) programs: Vec<HookProgram>,
-    /// Whether packets must meet these before the programs of others, which may decide that no later program sees them.
+    /// Whether packets must meet these programs before those of other agents or tools, which may decide that
+    /// no later program sees a packet.
     pub(super) first: bool,
 }
 
 /// Why a program does not judge every packet of its hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lack {
-    /// It does not run.
+    /// The program does not run.
     Absent(&'static str),
-    /// A filter of others comes before it.
+    /// Another program's filter comes before it.
     BehindFilter(&'static str),
-    /// A program of others that runs by tcx comes before it.
+    /// Another program that runs by tcx comes before it.
     BehindTcx(&'static str),
 }
 
@@ -47,21 +49,21 @@ impl fmt::Display for Lack {
     }
 }
 
-/// What putting programs back has come to.
+/// Result of [`DeviceHooks::restore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Restored {
-    /// Whether one did not judge every packet.
+    /// Whether a program did not judge every packet.
     pub lacked: bool,
-    /// Whether one did not run.
+    /// Whether a program did not run.
     pub was_absent: bool,
-    /// The first that still does not.
+    /// The first program that still does not judge every packet.
     pub left: Option<Lack>,
-    /// Whether the device had no `clsact` before they were put before those of others.
+    /// Whether the device had no `clsact` before the programs were put before other filters.
     pub(super) made_clsact: bool,
 }
 
 impl Restored {
-    /// Whether one was missing and none is any more.
+    /// Whether something was missing and everything is complete now.
     pub(crate) fn helped(&self) -> bool {
         self.lacked && self.left.is_none()
     }
@@ -70,21 +72,22 @@ impl Restored {
 /// A program at a hook of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HookProgram {
-    /// For what the device receives, or sends.
+    /// The hook: ingress or egress of the device.
     pub(super) hook: TcHook,
-    /// Number of the filter that runs it.
+    /// Number of the filter that runs the program.
     pub(super) number: u32,
-    /// The class that the filter passes to it (`tc_classid`).
+    /// The class that the filter passes to the program (`tc_classid`).
     pub(super) class: u16,
     /// The program that the filter runs.
     pub(super) program: Program,
-    /// The link that runs it, or another in its place; `None`: it runs by a filter in either mode.
+    /// The link that runs the program, or a different program in its place; `None`: the program runs by a
+    /// filter in either mode.
     pub(super) link: Option<LinkPlace>,
 }
 
 impl DeviceHooks<'_> {
-    /// Runs the programs. Those that run there already are replaced in one step each. Says whether the device had no `clsact`
-    /// before and has one now.
+    /// Attaches the programs. Programs that already run there are replaced, each in one step. Returns whether
+    /// the device had no `clsact` before and has one now.
     ///
     /// # Errors
     /// The device or its pod is gone, or the kernel refused a program.
@@ -111,12 +114,13 @@ impl DeviceHooks<'_> {
         }
     }
 
-    /// Fails where the programs cannot be attached in that mode, or would replace those of others: a device of the node that
-    /// others use too, such as a representor, may have another discipline in the place of `clsact`, and a filter of theirs the
-    /// number of one of these. In one datagram with others the kernel would say so when it has attached some already.
+    /// Fails if the programs cannot be attached in that mode, or would replace other programs' filters. On a
+    /// device of the node that other programs use too, such as a representor, a different queueing discipline
+    /// may have the handle of `clsact`, and another program's filter may have one of these numbers. In a
+    /// datagram with other devices the kernel would report this only after it has attached some programs.
     ///
     /// # Errors
-    /// It has, or the discipline or the filters cannot be read.
+    /// There is such a conflict, or the discipline or the filters cannot be read.
     pub(crate) fn expect_room(&self, mode: AttachMode, host: &mut Handle) -> Result<(), HookError> {
         if mode == AttachMode::Tcx {
             return Ok(());
@@ -132,8 +136,9 @@ impl DeviceHooks<'_> {
         Ok(())
     }
 
-    /// Runs the programs of several devices, all in the namespace of the handle, as [`DeviceHooks::attach`] does: by filters in
-    /// one datagram. Says the same of each, or how it failed.
+    /// Attaches the programs of several devices, all in the namespace of the handle, as
+    /// [`DeviceHooks::attach`] does; filters in one datagram. Returns the same result, or the error, for each
+    /// device.
     ///
     /// # Errors
     /// Nothing was attached, because of the device at this position.
@@ -151,18 +156,18 @@ impl DeviceHooks<'_> {
         let each: Vec<_> = filters.iter().map(|(index, filters)| (*index, &filters[..])).collect();
         let mut by_filters = handle.ensure_filters_on(&each).map_err(|error| (0, error.into()))?.into_iter();
         let outcome = |(mode, device): &(AttachMode, Self)| match mode {
-            // There is one for each of these.
+            // The iterator has one result for each device in this mode.
             AttachMode::Clsact => by_filters.next().unwrap_or(Ok(false)).map_err(HookError::from),
             AttachMode::Tcx => device.attach(*mode, programs, handle),
         };
         Ok(devices.iter().map(outcome).collect())
     }
 
-    /// How to run the programs where `wanted` is chosen for all devices: by tcx where programs of others run by tcx, as those
-    /// come before any filter.
+    /// Returns how to attach the programs if `wanted` is the mode for all devices: by tcx if other programs
+    /// run by tcx on the device, because tcx programs come before any filter.
     ///
     /// # Errors
-    /// The kernel does not show them.
+    /// The kernel does not list the tcx programs.
     pub(crate) fn mode(&self, wanted: AttachMode) -> Result<AttachMode, HookError> {
         if wanted == AttachMode::Tcx || !self.first {
             return Ok(wanted);
@@ -175,11 +180,11 @@ impl DeviceHooks<'_> {
         Ok(wanted)
     }
 
-    /// The first program that does not judge every packet, where `wanted` is chosen for all devices: see
-    /// [`DeviceHooks::missing`].
+    /// Returns the first program that does not judge every packet, if `wanted` is the mode for all devices:
+    /// see [`DeviceHooks::missing`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`DeviceHooks::missing`].
     pub(crate) fn lack(
         &self,
         wanted: AttachMode,
@@ -189,8 +194,8 @@ impl DeviceHooks<'_> {
         self.missing(self.present_mode(wanted, programs)?, programs, handle)
     }
 
-    /// Has all programs judge every packet again: puts them before the filters of others, as often as `rivals` has it, and does
-    /// everything else by `attach`. In a tcx link's place no other can be put while it is there.
+    /// Makes all programs judge every packet again. Puts them before other programs' filters, as often as
+    /// `rivals` allows, and does everything else by `attach`. A tcx link cannot be overtaken while it exists.
     ///
     /// # Errors
     /// Those of [`DeviceHooks::lack`], [`DeviceHooks::bring_to_front`] and `attach`.
@@ -219,8 +224,8 @@ impl DeviceHooks<'_> {
         Ok(Restored { left, ..restored })
     }
 
-    /// As [`DeviceHooks::mode`] where the programs run already: those that run by tcx stay there, also when those of others are
-    /// gone.
+    /// As [`DeviceHooks::mode`] for programs that run already: those that run by tcx stay there, even when
+    /// other programs' tcx links are gone.
     fn present_mode(&self, wanted: AttachMode, programs: &Programs) -> Result<AttachMode, HookError> {
         if self.first && wanted == AttachMode::Clsact && self.unlinked(programs)?.is_none() {
             return Ok(AttachMode::Tcx);
@@ -228,11 +233,11 @@ impl DeviceHooks<'_> {
         self.mode(wanted)
     }
 
-    /// The first program that does not run, or does not run first where it has to. One of an earlier object counts as running;
-    /// where the pod is gone none is missing by filters.
+    /// Returns the first program that does not run, or does not run first although it has to. A program of an
+    /// earlier object counts as running. If the pod is gone, no program counts as missing in filter mode.
     ///
     /// # Errors
-    /// The filters, the links' pins or the programs of others cannot be read.
+    /// The filters, the links' pins or other programs' tcx programs cannot be read.
     pub(crate) fn missing(
         &self,
         mode: AttachMode,
@@ -249,7 +254,7 @@ impl DeviceHooks<'_> {
         self.behind_tcx(mode)
     }
 
-    /// The first program of these that no link runs.
+    /// Returns the first of these programs that no link runs.
     fn unlinked(&self, programs: &Programs) -> Result<Option<&'static str>, HookError> {
         for place in self.links() {
             if !programs.is_linked(place)? {
@@ -259,11 +264,12 @@ impl DeviceHooks<'_> {
         Ok(None)
     }
 
-    /// The first program that comes behind one of others by tcx.
+    /// Returns the first program that comes after another program's tcx program.
     fn behind_tcx(&self, mode: AttachMode) -> Result<Option<Lack>, HookError> {
         for HookProgram { hook, program, link, .. } in &self.programs {
             let Some(foreign) = self.first_of_others(*hook)? else { continue };
-            // Before it are ours alone, and those on this hook are linked.
+            // Only netattach's programs come before it, and those on this hook that are linked are counted
+            // here.
             let linked = self.programs.iter().filter(|it| it.hook == *hook && it.link.is_some()).count();
             if mode == AttachMode::Clsact || foreign < linked {
                 let program = link.filter(|_| mode == AttachMode::Tcx).map_or(*program, LinkPlace::program);
@@ -273,7 +279,8 @@ impl DeviceHooks<'_> {
         Ok(None)
     }
 
-    /// The position of the first program of others among those that run by tcx on a hook of the device, which is on the node.
+    /// The position of the first program that is not netattach's among the tcx programs on a hook of the
+    /// device, which is on the node.
     fn first_of_others(&self, hook: TcHook) -> Result<Option<usize>, HookError> {
         let shown = |source| HookError::Tcx { device: self.index, source };
         for (position, id) in sys::tcx_programs(self.index, hook).map_err(shown)?.into_iter().enumerate() {
@@ -285,18 +292,19 @@ impl DeviceHooks<'_> {
         Ok(None)
     }
 
-    /// Puts the programs before those of others, by filters; no packet passes without them.
+    /// Puts the programs before other programs' filters, by filters; at no time does a packet pass unjudged.
     ///
-    /// Says whether the device had no `clsact` before.
+    /// Returns whether the device had no `clsact` before.
     ///
     /// # Errors
-    /// The kernel refused. Some may be there twice, which counts as behind those of others.
+    /// The kernel refused. Some programs may be attached twice, which counts as being behind other filters.
     pub(crate) fn bring_to_front(&self, programs: &Programs, handle: &mut Handle) -> Result<bool, HookError> {
         let filters = self.filters(programs)?;
         let spare: Vec<_> = filters.iter().map(|it| Filter { handle: it.handle | SPARE, ..*it }).collect();
         let numbers =
             |filters: &[Filter<'_>]| filters.iter().map(|it| (it.hook, it.handle)).collect::<Vec<_>>();
-        // The kernel inserts new filters before all others, and leaves one that is replaced where it is.
+        // The kernel inserts new filters before all others, and keeps the position of a filter that is
+        // replaced.
         let made_clsact = handle.ensure_filters(self.index, &spare)?;
         handle.ensure_filters_absent(self.index, &numbers(&filters), false)?;
         handle.ensure_filters(self.index, &filters)?;
@@ -304,8 +312,9 @@ impl DeviceHooks<'_> {
         Ok(made_clsact)
     }
 
-    /// Takes the programs off, as far as they were attached in that mode; with `clsact` that too, unless others have filters
-    /// there. Filters of others with the numbers of ours stay. Idempotent; a device that is gone has none.
+    /// Detaches the programs, as far as they were attached in that mode; with `clsact`, deletes `clsact` too
+    /// unless other programs have filters there. Other programs' filters with the same numbers stay.
+    /// Idempotent; a device that is gone has no programs.
     ///
     /// # Errors
     /// The kernel refused, or a pin cannot be removed.
@@ -319,13 +328,13 @@ impl DeviceHooks<'_> {
         match mode {
             AttachMode::Clsact => {
                 let one = |program: &HookProgram| (program.hook, program.number);
-                // Those that an agent has left that was killed while it put the programs in another place.
+                // Filters that an agent left when it was killed while it moved the programs to the front.
                 let spare = |program: &HookProgram| (program.hook, program.number | SPARE);
                 let spares = self.programs.iter().filter(|_| self.first).map(spare);
                 let numbers: Vec<_> = self.programs.iter().map(one).chain(spares).collect();
                 let absent = |handle: &mut Handle| -> Result<(), HookError> {
                     let mut ours = Vec::new();
-                    // Programs of both hooks may share a number.
+                    // Programs of both hooks may have the same number.
                     for number in numbers.iter().map(|(_, number)| *number).collect::<BTreeSet<_>>() {
                         let found = handle.attached_programs(&[self.index], number)?.into_iter().next();
                         let found = found.transpose()?.flatten().unwrap_or_default();
@@ -343,7 +352,7 @@ impl DeviceHooks<'_> {
         }
     }
 
-    /// Takes the links away. Idempotent.
+    /// Removes the links. Idempotent.
     ///
     /// # Errors
     /// A pin cannot be removed.
@@ -372,7 +381,7 @@ impl DeviceHooks<'_> {
             let filters: &[FilterState] = &found[hook];
             let is_it = |it: &FilterState| it.name.as_deref() == Some(program.name()) && it.handle == *number;
             let is_foreign = |it: &FilterState| !it.name.as_deref().is_some_and(Program::is_one);
-            // One wherever it is: putting the programs in another place was not finished.
+            // A spare at any position: moving the programs to the front was not finished.
             let is_spare = |it: &FilterState| it.handle == *number | SPARE;
             let Some(position) = filters.iter().position(is_it) else {
                 return Ok(Some(Lack::Absent(program.name())));
@@ -385,7 +394,7 @@ impl DeviceHooks<'_> {
         Ok(None)
     }
 
-    /// Does something by a handle in the device's namespace; `None`: its pod is gone.
+    /// Runs `act` with a handle in the device's namespace; `None`: its pod is gone.
     fn with_handle<T>(
         &self,
         handle: &mut Handle,

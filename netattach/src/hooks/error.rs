@@ -1,41 +1,42 @@
-//! Errors of attaching programs.
+//! Errors of attaching, checking and detaching programs.
 
 use crate::bpf::BpfError;
 use crate::netlink;
 use crate::netns::NetnsError;
 
-/// Why programs could not be attached to a device, looked at, or taken off.
+/// Why programs could not be attached to, checked on or detached from a device.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// A map, a program or a link.
+    /// A map, a program or a link failed.
     #[error("dataplane")]
     Bpf(#[from] BpfError),
-    /// A filter.
+    /// A filter could not be read or changed.
     #[error("attach programs")]
     Netlink(#[from] netlink::Error),
-    /// The filter of an uplink.
+    /// The filter of an uplink could not be changed.
     #[error("the program of uplinks, on device {device}")]
     Uplink {
         /// Index of the device.
         device: u32,
-        /// Why not.
+        /// The cause.
         source: netlink::Error,
     },
-    /// The programs that run by tcx.
+    /// The tcx programs could not be read.
     #[error("look at the programs that run by tcx on device {device}")]
     Tcx {
         /// Index of the device.
         device: u32,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// The pod's namespace could not be entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// No netlink socket.
+    /// No netlink socket could be opened.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
-    /// A filter of others has the place of one of ours, on a device that is not the attachment's alone.
+    /// Another program's filter has the number of one of netattach's filters, on a device that does not
+    /// belong to the attachment alone.
     #[error(
         "a filter of others on device {device} has priority 1 and handle {number:#x}, which those of attachments have; give it \
          another priority, or set attach: tcx"
@@ -43,19 +44,19 @@ pub enum HookError {
     NumberTaken {
         /// Index of the device.
         device: u32,
-        /// The number of our filter.
+        /// The number of netattach's filter.
         number: u32,
     },
-    /// A filter has no room for the attachment's number.
+    /// The attachment's number does not fit into a filter's class.
     #[error("attachment number {0} is more than a filter can hold")]
     NoClass(u32),
-    /// The namespace that the interface is in is another one by now, or none.
+    /// The interface's namespace no longer exists, or its path now denotes another one.
     #[error("the pod's network namespace is gone")]
     PodGone,
 }
 
 impl HookError {
-    /// Whether that is because the interface has gone meanwhile.
+    /// Whether the interface has gone meanwhile.
     pub(crate) fn is_device_gone(&self) -> bool {
         match self {
             Self::PodGone => true,

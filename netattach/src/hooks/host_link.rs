@@ -1,17 +1,18 @@
-//! The node's own link on a parent of pods (`hostAccess`): what stations send to groups does not come in by it. The drivers of
-//! macvlan and ipvlan copy such frames to it past the parent's hooks, where those of macvlans would be judged for their senders;
-//! the node has those from outside by the parent itself.
+//! The node's own link on a parent of pods (`hostAccess`): group frames from other stations do not come in by
+//! this link. The drivers of macvlan and ipvlan copy such frames to the link without passing the parent's
+//! hooks, where frames of macvlans would be judged for their source. The node receives group frames from
+//! outside by the parent itself.
 
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::FROM;
 use crate::bpf::{Program, Side};
 use crate::spec::TcHook;
 
-/// The class of a receiver that no attachment is: a number above those that the settings allow. What it is sent as a copy is
-/// dropped.
+/// The class of a receiver that is not an attachment: a number above those that the settings allow. Copies of
+/// frames to this receiver are dropped.
 const NOBODY: u16 = u16::MAX - 1;
 
-/// The program on the node's link of that index.
+/// The program on the node's link with that index.
 pub(crate) fn on(index: u32) -> DeviceHooks<'static> {
     let program = HookProgram {
         hook: TcHook::Ingress,

@@ -1,10 +1,11 @@
-//! Where programs run on devices: by clsact filters or by tcx links.
+//! The hooks of devices at which programs run: clsact filters or tcx links.
 //!
-//! An attachment's programs run at its [`HookPoint`] (`point`). A `device` with its programs attaches them, says which is missing,
-//! and detaches them, in either [`AttachMode`]; which programs and which device is for [`node_end`] (the node's end of a link),
-//! [`parent`] (the device that macvlans share), [`pod`] (the device in a pod), [`host_link`] (the node's own on a parent) and [`uplink`] (devices of the node that are no
-//! attachment's). Filters are told apart by their [`numbers`]; what goes wrong is an `error`, and who puts his filters first is one
-//! of `rivals`.
+//! An attachment's programs run at its [`HookPoint`] (`point`). A `device` with its programs attaches them,
+//! reports which is missing, and detaches them, in either [`AttachMode`]. The other modules choose programs
+//! and device: [`node_end`] (the node's end of a link), [`parent`] (the device that macvlans share), [`pod`]
+//! (the device in a pod), [`host_link`] (the node's own link on a parent) and [`uplink`] (devices of the node
+//! that belong to no attachment). [`numbers`] identify filters; failures are an `error`; `rivals` are other
+//! programs that put their filters first.
 
 mod device;
 mod error;
@@ -25,7 +26,7 @@ pub(crate) use pod::PodDevice;
 pub(crate) use point::HookPoint;
 pub(crate) use rivals::Rivals;
 
-/// How programs are to be attached.
+/// How programs should be attached, as configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttachBy {
@@ -48,7 +49,7 @@ pub enum AttachMode {
 }
 
 impl AttachMode {
-    /// The mode that an earlier agent may have used instead.
+    /// The other mode, which an earlier agent may have used.
     pub(crate) const fn other(self) -> Self {
         match self {
             Self::Clsact => Self::Tcx,
@@ -65,17 +66,17 @@ impl AttachMode {
     }
 }
 
-/// How programs are attached to which devices.
+/// How programs are attached to each kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttachModes {
     /// To the node's ends of attachments, and to parents of macvlans.
     pub attachments: AttachMode,
-    /// To all others: uplinks of the node, devices in pods.
+    /// To all other devices: uplinks of the node, devices in pods.
     pub others: AttachMode,
 }
 
 impl AttachModes {
-    /// How programs are attached there.
+    /// How programs are attached at that point.
     pub(crate) fn at(self, point: &HookPoint) -> AttachMode {
         match point {
             HookPoint::NodeEnd(_) | HookPoint::Parent { .. } => self.attachments,
@@ -84,7 +85,7 @@ impl AttachModes {
     }
 }
 
-/// The kernel cannot attach programs as it was asked to.
+/// The kernel cannot attach programs in the configured way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoHook {
     /// `attach: tcx` before Linux 6.6.
@@ -98,10 +99,10 @@ pub enum NoHook {
     Neither,
 }
 
-/// Chooses by what the kernel has.
+/// Chooses a mode that the kernel supports.
 ///
 /// # Errors
-/// It does not have what was asked for.
+/// The kernel does not support the configured mode.
 pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, NoHook> {
     match (wanted, clsact, tcx) {
         (AttachBy::Auto | AttachBy::Clsact, true, _) => Ok(AttachMode::Clsact),
@@ -112,11 +113,11 @@ pub fn choose(wanted: AttachBy, clsact: bool, tcx: bool) -> Result<AttachMode, N
     }
 }
 
-/// The same for all devices. Uplinks have tcx where there is a choice: a device drops what it is about to send in the moment in
-/// which it gets its first qdisc for what it receives (`qdisc_graft`), or loses it. A pod's is new then, an uplink is in use, and
-/// no request waits for its programs. A parent is in use too, but an ADD waits for its programs: three links would take it ten
-/// times as long as everything else. Devices in pods have links because the pod takes clsact off as it likes, and a link it
-/// cannot.
+/// Chooses modes for all devices. Uplinks use tcx where there is a choice: when a device gets or loses its
+/// first ingress qdisc (`qdisc_graft`), it drops the packets that it is about to send. A pod's device is new
+/// at that time, but an uplink is in use, and no request waits for its programs. A parent is in use too, but
+/// an ADD waits for its programs: three links would take ten times as long as the rest of the ADD. Devices in
+/// pods use links because a process in the pod can remove clsact, but not a link.
 ///
 /// # Errors
 /// As [`choose`].

@@ -1,4 +1,5 @@
-//! The node's end of an attachment's link: the device is the attachment's alone, in the node's namespace.
+//! The node's end of an attachment's link: a device in the node's namespace that belongs to the attachment
+//! alone.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +10,7 @@ use crate::bpf::{LinkPlace, Program, Programs, Side};
 use crate::netlink::{DevicePrograms, Handle};
 use crate::spec::TcHook;
 
-/// The node receives what the pod sends, and sends what the pod receives.
+/// The node's end receives what the pod sends, and sends what the pod receives.
 const PROGRAMS: [(TcHook, Program); 2] =
     [(TcHook::Ingress, Program::At(Side::FromPod)), (TcHook::Egress, Program::At(Side::ToPod))];
 
@@ -29,19 +30,20 @@ pub(crate) fn on(ifindex: u32) -> DeviceHooks<'static> {
 #[derive(Debug)]
 pub(crate) struct Found {
     filters: DevicePrograms,
-    /// Those that stood in for them while they were put before those of others, which an agent was killed at.
+    /// Spare filters, which ran while the regular ones were put before other filters, left by an agent that
+    /// was killed during this.
     spares: DevicePrograms,
     /// Whether there are pins of links.
     links: bool,
 }
 
 impl Found {
-    /// Whether any program of ours may run.
+    /// Whether any program of netattach may run.
     pub(crate) fn anything(&self) -> bool {
         self.has(AttachMode::Clsact) || self.has(AttachMode::Tcx)
     }
 
-    /// Whether any program of ours may run in that mode.
+    /// Whether any program of netattach may run in that mode.
     pub(crate) fn has(&self, mode: AttachMode) -> bool {
         match mode {
             AttachMode::Clsact => self.filters != DevicePrograms::default() || self.has_spares(),
@@ -49,12 +51,12 @@ impl Found {
         }
     }
 
-    /// Whether filters are there that stood in for others: packets are judged twice.
+    /// Whether there are spare filters: packets are then judged twice.
     pub(crate) fn has_spares(&self) -> bool {
         self.spares != DevicePrograms::default()
     }
 
-    /// Whether both programs of a device run in that mode. Those of an earlier object count.
+    /// Whether both programs of a device run in that mode. Programs of an earlier object count.
     pub(crate) fn is_whole(
         &self,
         mode: AttachMode,
@@ -72,7 +74,8 @@ impl Found {
     }
 }
 
-/// Looks at many devices at once: one by one it would take longer than the rest of a restart. `None` for a device that is gone.
+/// Finds the programs of many devices at once: one by one would take longer than the rest of a restart.
+/// `None` for a device that is gone.
 pub(crate) fn find_all(
     devices: &[u32],
     programs: &Programs,
@@ -88,7 +91,8 @@ pub(crate) fn find_all(
     Ok(found.collect())
 }
 
-/// Removes the links of devices that are not `known`: the devices are gone, or were never given to an attachment.
+/// Removes the links of devices that are not `known`: the devices are gone, or never belonged to an
+/// attachment.
 pub(crate) fn sweep(programs: &Programs, known: &BTreeSet<u32>) -> Result<(), HookError> {
     linked(programs)?.difference(known).try_for_each(|device| on(*device).unlink(programs))
 }

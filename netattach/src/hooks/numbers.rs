@@ -1,8 +1,9 @@
-//! Numbers of our filters, one table.
+//! Numbers of netattach's filters, in one table.
 //!
-//! The kernel tells the filters of a device apart by numbers (`handle`) that are chosen by the process that attaches them; those
-//! that the kernel chooses count from 1. A number means one program at one hook of one kind of device, so that a filter can be
-//! replaced, found and removed without reading its program. The upper half is `na` in ASCII.
+//! The kernel identifies the filters of a device by numbers (`handle`). The process that attaches a filter
+//! chooses its number; numbers that the kernel chooses count from 1. Here a number stands for one program at
+//! one hook of one kind of device, so that a filter can be replaced, found and removed without reading its
+//! program. The upper half is `na` in ASCII.
 //!
 //! | device | hook | number | program |
 //! |---|---|---|---|
@@ -16,21 +17,23 @@
 //! | device in a pod | ingress | [`POD_TO`] | `na_pod_to` |
 //! | uplink | ingress | [`UPLINK_OWN_CLSACT`] or [`UPLINK_FOREIGN_CLSACT`] | `na_wire` |
 
-/// Added to the number of a filter that runs while the one without is put in another place.
+/// Bit in the number of a spare filter, which runs while the filter without this bit is moved to another
+/// position.
 pub(super) const SPARE: u32 = 1 << 31;
-/// Either program on the node's end of a link, which is an attachment's own device. On a representor a filter of others may have
-/// it: see [`DeviceHooks::expect_room`](super::device::DeviceHooks::expect_room).
+/// Each program on the node's end of a link, which belongs to the attachment alone. On a representor another
+/// program's filter may have this number: see
+/// [`DeviceHooks::expect_room`](super::device::DeviceHooks::expect_room).
 pub(super) const NODE_END: u32 = 1;
-/// What pods send, on parents and macvlans.
+/// Packets that pods send, on parents and macvlans.
 pub(super) const FROM: u32 = 0x6e61_0001;
-/// What pods receive, on parents and macvlans.
+/// Packets that pods receive, on parents and macvlans.
 pub(super) const TO: u32 = 0x6e61_0002;
-/// What a pod sends, on its own device.
+/// Packets that a pod sends, on its own device.
 pub(super) const POD_FROM: u32 = 0x6e61_0003;
-/// What a pod receives, on its own device.
+/// Packets that a pod receives, on its own device.
 pub(super) const POD_TO: u32 = 0x6e61_0004;
-/// The program of uplinks where the device's clsact was made for it, and goes with it. No device of a pod is an uplink of the
-/// node, so the number is not ambiguous.
+/// The program of uplinks, if the device's clsact was created for it and is deleted with it. No device of a
+/// pod is an uplink of the node, so the number is not ambiguous.
 pub(super) const UPLINK_OWN_CLSACT: u32 = 0x6e61_0003;
-/// The program of uplinks where the clsact was there before.
+/// The program of uplinks, if the device's clsact existed before.
 pub(super) const UPLINK_FOREIGN_CLSACT: u32 = 0x6e61_0004;

@@ -1,8 +1,9 @@
-//! Parents of macvlans: the programs are on a parent as long as it carries attachments, by filters or by tcx links.
+//! Parents of macvlans: a parent has programs, by filters or by tcx links, as long as it carries attachments.
 //!
-//! Order makes every moment safe, and every crash repairable: a parent is entered in the map before the first program is
-//! attached to it, and taken out after the last is gone. What is entered and carries nothing is swept at start. Where the mode
-//! is another than an earlier agent's, its programs go after this agent's have come.
+//! The order of steps makes every moment safe and every crash repairable: a parent is added to the map before
+//! its first program is attached, and removed after the last program is detached. Parents in the map that
+//! carry no attachment are removed at start. If an earlier agent used another mode, its programs are detached
+//! after this agent's have been attached.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,14 +18,15 @@ use crate::bpf::{Dataplane, Entry, LinkPlace, OnParent, Parent, Program, Side};
 use crate::netlink::Handle;
 use crate::spec::TcHook;
 
-/// The programs on a parent: a filter tells its program by the class where it is, and a link has a program for each place.
+/// The programs on a parent. A filter tells its program by the class at which hook it runs; a link runs a
+/// separate program for each hook.
 const ON_PARENT: [(TcHook, u32, Side, u16, Entry); 3] = [
     (TcHook::Ingress, FROM, Side::FromPod, place::INGRESS, Entry::InFrom),
     (TcHook::Ingress, TO, Side::ToPod, place::INGRESS, Entry::InTo),
     (TcHook::Egress, FROM, Side::FromPod, place::EGRESS, Entry::Out),
 ];
 
-/// The programs on a parent.
+/// The parent with its programs.
 fn on(ifindex: u32) -> DeviceHooks<'static> {
     let programs = ON_PARENT.map(|(hook, number, side, class, entry)| HookProgram {
         hook,
@@ -36,8 +38,8 @@ fn on(ifindex: u32) -> DeviceHooks<'static> {
     DeviceHooks { index: ifindex, pod: None, programs: programs.into(), first: true }
 }
 
-/// The programs on a macvlan in its pod, in either mode by filters. The driver copies multicast and broadcast frames to each
-/// macvlan past the parent's hooks: each copy is judged where it arrives.
+/// The programs on a macvlan in its pod, by filters in either mode. The driver copies multicast and broadcast
+/// frames to each macvlan without passing the parent's hooks: each copy is judged where it arrives.
 fn copies<'a>(attachment: u32, index: u32, pod: Option<&'a PodDevice>) -> Result<DeviceHooks<'a>, HookError> {
     // Numbers of attachments are below `place::INGRESS`: the settings bound them.
     let class = class(attachment)?;
@@ -51,50 +53,51 @@ fn copies<'a>(attachment: u32, index: u32, pod: Option<&'a PodDevice>) -> Result
     Ok(DeviceHooks { index, pod, programs: programs.into(), first: false })
 }
 
-/// A macvlan that is put under the programs of its parent.
+/// A macvlan whose parent is to get programs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Macvlan<'a> {
-    /// Its attachment.
+    /// Number of its attachment.
     pub(crate) id: u32,
     /// The parent.
     pub(crate) on: &'a OnParent,
-    /// Whether the parent is a card, if the caller knows.
+    /// Whether the parent is a network card, if the caller knows.
     pub(crate) on_card: Option<bool>,
     pub(crate) macvlan: &'a PodDevice,
 }
 
-/// Macvlans that are entered, with those of their parents that may have no programs yet. Nothing happens on any parent before
-/// this is finished, if there are such parents.
+/// Macvlans that were added to the map, and those of their parents that may have no programs yet. If there
+/// are such parents, the lock on all parents is held until [`Entered::finish`].
 #[must_use]
 pub(crate) struct Entered<'p> {
     turn: Option<MutexGuard<'p, BTreeSet<u32>>>,
     bare: Vec<Bare>,
 }
 
-/// A parent that is entered and may have no programs yet.
+/// A parent that is in the map and may have no programs yet.
 struct Bare {
-    /// Position of its first macvlan.
+    /// Position of the first macvlan on this parent.
     at: usize,
     parent: u32,
-    /// How it gets them.
+    /// The mode in which its programs are attached.
     mode: AttachMode,
     what: Parent,
-    /// Whether its `clsact` was this agent's before.
+    /// Whether its `clsact` already belonged to netattach.
     had_own_clsact: bool,
 }
 
 impl Entered<'_> {
-    /// The programs of the parents that have none yet and how to attach them, each with the position of a macvlan there.
+    /// The programs of the parents that have none yet, with mode and the position of a macvlan on the parent.
     pub(crate) fn bare(&self) -> impl Iterator<Item = (usize, (AttachMode, DeviceHooks<'static>))> + '_ {
         self.bare.iter().map(|bare| (bare.at, (bare.mode, on(bare.parent))))
     }
 
-    /// The programs are attached, as far as that went. `made_clsact`: whether it made one, for each parent; `None` where it failed,
-    /// and nothing from where nothing was tried. Whoever comes next on a parent without attaches its programs, whether it has
-    /// pods or not; with its last pod they are taken off.
+    /// To be called after the programs have been attached, as far as that succeeded. `made_clsact`: for each
+    /// parent whether a `clsact` was created; `None` where attaching failed; entries are missing where
+    /// nothing was tried. The next operation on a parent for which attaching was not successful attaches its
+    /// programs, whether or not it has pods; they are detached with its last pod.
     ///
     /// # Errors
-    /// The position of the first where what was left to do failed, and how.
+    /// The position of the first macvlan for which the remaining work failed, and the error.
     pub(crate) fn finish(
         mut self,
         dataplane: &Dataplane,
@@ -108,9 +111,9 @@ impl Entered<'_> {
                 Some(Some(made)) => {
                     covered(dataplane, (*parent, *what), (*mode, *made), *had_own_clsact, host).map(|()| true)
                 }
-                // It may have made one.
+                // The failed attempt may have created one.
                 Some(None) => Ok(false),
-                // One that is there is not this agent's.
+                // A `clsact` that exists does not belong to this agent.
                 None => {
                     let entered = Parent { own_clsact: *had_own_clsact, ..*what };
                     dataplane.parents().cover(*parent, entered).map(|()| false).map_err(HookError::from)
@@ -126,15 +129,16 @@ impl Entered<'_> {
     }
 }
 
-/// Keeps the parents' programs.
+/// Manages the programs of parents.
 #[derive(Debug)]
 pub(crate) struct Parents {
-    /// How they are attached, unless programs of others ask for tcx ([`DeviceHooks::mode`]).
+    /// How the programs are attached, unless other programs' tcx links require tcx ([`DeviceHooks::mode`]).
     mode: AttachMode,
-    /// Whether frames of macvlans that are no attachment's pass.
+    /// Whether frames of macvlans that belong to no attachment pass.
     strangers: bool,
-    /// Held while it is decided whether a parent is the first or the last of its kind, and while that is carried out. The
-    /// parents that are entered and may lack programs, as attaching them failed: at most those that carry attachments.
+    /// Locked while it is determined whether an attachment is the first or last on a parent, and while the
+    /// consequence is carried out. Contains the parents in the map that may lack programs because attaching
+    /// failed: at most those that carry attachments.
     turn: Mutex<BTreeSet<u32>>,
 }
 
@@ -143,11 +147,12 @@ impl Parents {
         Self { mode, strangers, turn: Mutex::default() }
     }
 
-    /// Enters macvlans of one pod, and those of their parents that have no programs: these are attached by the caller,
-    /// together with others, before anything else happens on a parent. Their records are written and the macvlans are down.
+    /// Adds macvlans of one pod, and those of their parents that have no programs, to the map. The caller
+    /// attaches the parents' programs together with others, before any other operation on a parent. The
+    /// macvlans' records have been written and the macvlans are down.
     ///
     /// # Errors
-    /// The position of the first that failed, and how.
+    /// The position of the first macvlan that failed, and the error.
     pub(crate) fn enter(
         &self,
         dataplane: &Dataplane,
@@ -158,12 +163,12 @@ impl Parents {
         let mut entered = Entered { turn, bare: Vec::new() };
         for (at, macvlan) in macvlans.iter().enumerate() {
             if let Err(error) = self.enter_one(dataplane, (at, macvlan), &mut entered, host) {
-                // The first failure is the one to tell.
+                // The first failure is the one to report.
                 let _ = entered.finish(dataplane, &[], host);
                 return Err((at, error));
             }
         }
-        // Nobody has to wait for what concerns no parent.
+        // Operations that do not involve such a parent need no lock.
         entered.turn = entered.turn.filter(|_| !entered.bare.is_empty());
         Ok(entered)
     }
@@ -190,10 +195,10 @@ impl Parents {
         Ok(dataplane.parents().cover(parent, what)?)
     }
 
-    /// Puts the programs that judge copies of group frames on macvlans of one pod, which are down.
+    /// Attaches the programs that judge copies of group frames to macvlans of one pod, which are down.
     ///
     /// # Errors
-    /// The position of the first that failed, and how.
+    /// The position of the first macvlan that failed, and the error.
     pub(crate) fn judge_copies(
         dataplane: &Dataplane,
         macvlans: &[Macvlan<'_>],
@@ -209,7 +214,7 @@ impl Parents {
         attached.into_iter().enumerate().try_for_each(|(at, one)| one.map(drop).map_err(|error| (at, error)))
     }
 
-    /// Forgets an attachment; the programs leave a parent with its last.
+    /// Forgets an attachment; with the last one of a parent, the parent's programs are detached.
     pub(crate) fn detach(&self, dataplane: &Dataplane, id: u32) -> Result<(), HookError> {
         let Some(parent) = dataplane.parents().parent_of(id) else {
             return Ok(dataplane.remove_attachment(id)?);
@@ -224,7 +229,8 @@ impl Parents {
         Ok(())
     }
 
-    /// Takes over an attachment that was there at start. `changed`: what runs may be other programs.
+    /// Takes over an attachment that existed at start. `changed`: the attached programs may be of another
+    /// version.
     pub(crate) fn adopt(
         &self,
         dataplane: &Dataplane,
@@ -240,21 +246,21 @@ impl Parents {
         }
         let copies = copies(id, macvlan.index, Some(macvlan))?;
         match copies.attach(AttachMode::Clsact, dataplane.programs(), host) {
-            // The pod is gone, and its DEL is still to come; or the pod has deleted the macvlan.
+            // The pod is gone and its DEL is still to come, or a process in the pod has deleted the macvlan.
             Err(HookError::PodGone) => Ok(()),
             Err(HookError::Netlink(error)) if error.not_found() => Ok(()),
             other => other.map(drop),
         }
     }
 
-    /// After all attachments have been taken over: every parent runs this agent's programs. When those attachments are
-    /// `all`, a parent that carries none runs none.
+    /// Completes the takeover of all attachments: every parent runs this agent's programs. If those
+    /// attachments are `all`, programs are detached from parents that carry none.
     pub(crate) fn adopt_all(&self, dataplane: &Dataplane, all: bool, host: &mut Handle) -> Vec<HookError> {
         let _turn = self.turn();
         let in_use = dataplane.parents().in_use();
         let mut covered: BTreeSet<u32> = dataplane.parents().covered().into_keys().collect();
         match dataplane.programs().linked_devices(&Entry::ALL.map(Program::Entry)) {
-            // Those of earlier maps.
+            // Links of earlier maps.
             Ok(linked) => covered.extend(linked),
             Err(error) => return vec![error.into()],
         }
@@ -262,7 +268,7 @@ impl Parents {
         let removed = stale.map(|parent| uncover(dataplane, *parent, &mut *host)).collect::<Vec<_>>();
         let wanted = in_use.iter().chain(covered.iter().filter(|parent| !all && !in_use.contains(parent)));
         let ensured = wanted.map(|parent| match self.cover(dataplane, *parent, &mut *host) {
-            // The device is gone, and the macvlans with it.
+            // The device is gone, and its macvlans with it.
             Err(error) if error.is_device_gone() => Ok(()),
             other => other,
         });
@@ -270,7 +276,7 @@ impl Parents {
         removed.into_iter().chain(ensured).filter_map(Result::err).collect()
     }
 
-    /// The first program that is missing on a parent, or behind those of others.
+    /// Returns the first program that is missing on a parent, or that comes after other programs.
     pub(crate) fn missing(
         &self,
         dataplane: &Dataplane,
@@ -280,8 +286,8 @@ impl Parents {
         on(parent).lack(self.mode, dataplane.programs(), host)
     }
 
-    /// Puts the programs of an attachment's parent back where one is missing or behind those of others. An attachment that is
-    /// going may have been the last that needed them.
+    /// Restores the programs of an attachment's parent if one is missing or comes after other programs. An
+    /// attachment that is being removed may have been the last that needed them.
     pub(crate) fn restore(
         &self,
         dataplane: &Dataplane,
@@ -290,7 +296,7 @@ impl Parents {
         rivals: &Rivals,
     ) -> Result<Restored, HookError> {
         let mut doubtful = self.turn();
-        // It may have gone meanwhile, and the programs with the last of its parent.
+        // The attachment may have been removed meanwhile, and the programs with the last one of its parent.
         let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(Restored::default()) };
         let cover = |host: &mut Handle| self.cover(dataplane, parent, host);
         let restored = on(parent).restore(self.mode, dataplane.programs(), host, rivals, cover)?;
@@ -315,8 +321,8 @@ impl Parents {
         covered(dataplane, (parent, what), (mode, made_clsact), had_own_clsact, host)
     }
 
-    /// What is entered of a parent before it has its programs. `known`: what is there already; `card`: whether it is one, where
-    /// that is known.
+    /// The map entry of a parent before its programs are attached. `known`: the present entry; `card`:
+    /// whether the parent is a network card, if known.
     fn entry(
         &self,
         known: Option<Parent>,
@@ -332,7 +338,8 @@ impl Parents {
             },
             strangers: self.strangers,
             own_clsact: match mode {
-                // Until it is known: one that is left over would never be removed.
+                // True until the answer is known: otherwise a `clsact` that is left over would never be
+                // deleted.
                 AttachMode::Clsact => known.is_none_or(|known| known.own_clsact),
                 AttachMode::Tcx => known.is_some_and(|known| known.own_clsact),
             },
@@ -345,7 +352,8 @@ impl Parents {
     }
 }
 
-/// What is left to do when a parent has its programs; `how` they were attached, and whether that made a `clsact`.
+/// Completes a parent whose programs have been attached in `mode`; `made_clsact`: whether that created a
+/// `clsact`.
 fn covered(
     dataplane: &Dataplane,
     (parent, what): (u32, Parent),
@@ -353,7 +361,7 @@ fn covered(
     had_own_clsact: bool,
     host: &mut Handle,
 ) -> Result<(), HookError> {
-    // Last, so that every packet is judged by one of the two.
+    // The other mode is detached last, so that each packet is judged by at least one of the two.
     on(parent).detach(mode.other(), dataplane.programs(), host, had_own_clsact)?;
     let own_clsact = mode == AttachMode::Clsact && (made_clsact || had_own_clsact);
     if own_clsact != what.own_clsact {
@@ -362,7 +370,7 @@ fn covered(
     Ok(())
 }
 
-/// Takes the programs off a parent, in either mode.
+/// Detaches the programs of a parent, in either mode.
 fn uncover(dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
     let own_clsact = dataplane.parents().covered().get(&parent).is_some_and(|covered| covered.own_clsact);
     for mode in [AttachMode::Tcx, AttachMode::Clsact] {

@@ -1,4 +1,5 @@
-//! The device of an attachment in its pod: where another plugin made an interface without an end on the node.
+//! The device of an attachment in its pod, for an interface that another plugin made without an end on the
+//! node.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -20,27 +21,28 @@ const PROGRAMS: [(TcHook, u32, Side); 2] =
 pub(crate) struct PodDevice {
     /// Path of the pod's namespace.
     pub(crate) netns: PathBuf,
-    /// Which namespace that was.
+    /// Identity of that namespace.
     pub(crate) netns_id: NetnsId,
-    /// Its cookie, where it is known: the kernel gives the number of a namespace that has ended to another.
+    /// Cookie of the namespace, where known: the kernel may reuse the identity of a namespace that has ended.
     pub(crate) netns_cookie: Option<u64>,
     /// Index of the device there.
     pub(crate) index: u32,
 }
 
 impl PodDevice {
-    /// The pod's namespace, if it is still that one.
+    /// Returns the pod's namespace, if its path still denotes that one.
     ///
     /// # Errors
-    /// That cannot be told: a program of a pod that may be there is not to count as one that nobody needs.
+    /// This cannot be determined. In that case a program in a pod that may still exist does not count as
+    /// unneeded.
     pub(crate) fn namespace(&self) -> Result<Option<Netns>, NetnsError> {
         Netns::of(&self.netns, self.netns_id, self.netns_cookie)
     }
 
-    /// A handle in the pod's namespace, if it is still that one.
+    /// Returns a handle in the pod's namespace, if its path still denotes that one.
     ///
     /// # Errors
-    /// As of [`PodDevice::namespace`], or no handle can be opened there.
+    /// As [`PodDevice::namespace`], or no handle can be opened in the namespace.
     pub(super) fn handle(&self) -> Result<Option<Handle>, HookError> {
         let Some(netns) = Netns::of(&self.netns, self.netns_id, None)? else { return Ok(None) };
         Ok(Handle::open_in_that(&netns, self.netns_cookie)?)
@@ -60,9 +62,9 @@ pub(crate) fn on(attachment: u32, device: &PodDevice) -> Result<DeviceHooks<'_>,
     Ok(DeviceHooks { index, pod: Some(device), programs: programs.into(), first: false })
 }
 
-/// Takes an attachment's links away, wherever its device is. Idempotent.
+/// Removes an attachment's links, wherever its device is. Idempotent.
 pub(crate) fn unlink(attachment: u32, programs: &Programs) -> Result<(), HookError> {
-    // The pin is found by the attachment alone.
+    // The pin's path depends on the attachment alone.
     let places = PROGRAMS.map(|(_, _, side)| link(attachment, 0, side));
     Ok(places.into_iter().try_for_each(|place| programs.unlink(place))?)
 }

@@ -6,7 +6,7 @@ use crate::bpf::{Device, OnParent};
 use crate::netlink::Handle;
 use crate::step::{HookKind, NotObservable};
 
-/// Where the programs of an attachment run: where all that it sends and receives passes.
+/// Where the programs of an attachment run: a device that all its packets pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HookPoint {
     /// On the node's end of its link: index of that device.
@@ -25,7 +25,7 @@ pub(crate) enum HookPoint {
 }
 
 impl HookPoint {
-    /// The same for people.
+    /// The same in the form that is shown to users.
     pub(crate) fn vantage(&self) -> HookKind {
         match self {
             Self::NodeEnd(_) => HookKind::Node,
@@ -35,7 +35,7 @@ impl HookPoint {
         }
     }
 
-    /// The same as the maps have it.
+    /// The same in the form of the maps.
     pub(crate) fn device(&self) -> Device {
         match self {
             Self::NodeEnd(index) => Device::Own(*index),
@@ -45,7 +45,8 @@ impl HookPoint {
         }
     }
 
-    /// The programs on the device that is the attachment's own. A parent is shared: see [`Parents`](super::parent::Parents).
+    /// The programs on the device that belongs to the attachment alone. A parent is shared: see
+    /// [`Parents`](super::parent::Parents).
     ///
     /// # Errors
     /// [`HookError::NoClass`]
@@ -57,7 +58,7 @@ impl HookPoint {
         }
     }
 
-    /// Index of the device in the node's namespace; 0 where it is not there.
+    /// Index of the device in the node's namespace; 0 if the device is not in that namespace.
     pub(crate) fn host_index(&self) -> u32 {
         match self {
             Self::NodeEnd(index) => *index,
@@ -71,10 +72,11 @@ impl HookPoint {
         matches!(self, Self::Nowhere(_))
     }
 
-    /// Whether the device is gone on which the frames arrive: it is the pod's own one that goes, not its parent.
+    /// Whether the device on which frames arrive is gone. For an attachment on a parent this is the pod's own
+    /// device, not the parent.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// A request to the kernel failed.
     pub(crate) fn is_gone(&self, host: &mut Handle) -> Result<bool, HookError> {
         let found = match self {
             Self::Nowhere(_) => return Ok(false),
@@ -86,7 +88,7 @@ impl HookPoint {
         };
         match found {
             Err(error) if error.not_found() => Ok(true),
-            // It is there, whatever its pod has made of it.
+            // The device exists, whatever a process in its pod has changed.
             Err(error) if error.is_untold() => Ok(false),
             other => Ok(other.map(|_| false)?),
         }

@@ -1,35 +1,38 @@
-//! Other programs that put their filters before ours on a device, or take ours off, again and again.
+//! Other programs that put their filters before netattach's on a device, or remove netattach's, again and
+//! again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::put_back::PutBack;
 
-/// How often ours were put before the filters of others, or put back, by index of the device on the node. Each time costs the
-/// kernel some ten requests, and takes filters off and on again, which has everything looked at anew.
+/// Counts how often netattach's filters were moved to the front or put back, by index of the device on the
+/// node. Each time takes the kernel some ten requests, and replaces filters, which triggers new checks of
+/// everything.
 #[derive(Debug, Default)]
 pub(crate) struct Rivals(Mutex<PutBack<u32>>);
 
 impl Rivals {
-    /// Counts one more time that ours are put first on a device. `false`: that was done too often just now.
+    /// Counts one more move to the front on a device. Returns `false` if this was done too often just now.
     pub(super) fn may_answer(&self, device: u32) -> bool {
         self.lock().once_more(device, Instant::now()).is_ok()
     }
 
-    /// How often ours were put first on a device where others have theirs put first too often; or back, where others take them off
-    /// too often: at least so often.
+    /// Returns how often filters were moved to the front on a device where other programs move theirs there
+    /// too often, or were put back where other programs remove them too often; a lower bound.
     pub(crate) fn at(&self, device: u32) -> Option<u32> {
         self.lock().fought_over(&device, Instant::now())
     }
 
-    /// Counts one more time that ours were put back on a device, which is never put off: nothing judges without them.
+    /// Counts one more time that filters were put back on a device. This is never delayed: nothing judges
+    /// packets without them.
     pub(crate) fn note(&self, device: u32) {
-        // Beyond the bound that one minds who asks, for as long as it goes on.
+        // Beyond the bound, [`Rivals::at`] reports the conflict for as long as it goes on.
         let _ = self.lock().once_more(device, Instant::now());
     }
 
     fn lock(&self) -> MutexGuard<'_, PutBack<u32>> {
-        // Each change is complete by itself.
+        // A poisoned lock can be used: each change is complete by itself.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
-//! An uplink of the node: the program on what it receives.
+//! An uplink of the node: the program on its ingress.
 //!
-//! Where the program runs is not written down: the kernel shows it. An agent that begins looks at all devices once, and takes it
-//! off where an earlier agent has left it.
+//! The devices with the program are not recorded, because the kernel lists them. A starting agent checks all
+//! devices once, and detaches a program that an earlier agent has left.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::spec::TcHook;
 
 const NUMBERS: [u32; 2] = [UPLINK_OWN_CLSACT, UPLINK_FOREIGN_CLSACT];
 
-/// The program on an uplink, with the filter of this number.
+/// The program on an uplink, run by the filter with this number.
 fn on(ifindex: u32, number: u32) -> DeviceHooks<'static> {
     let program = Program::Uplink;
     let link = Some(LinkPlace::Node { ifindex, program });
@@ -22,7 +22,7 @@ fn on(ifindex: u32, number: u32) -> DeviceHooks<'static> {
     DeviceHooks { index: ifindex, pod: None, programs, first: false }
 }
 
-/// Runs the program on a device. One that runs there already is replaced in one step.
+/// Attaches the program to a device. A program that runs there already is replaced in one step.
 pub(crate) fn attach(
     mode: AttachMode,
     programs: &Programs,
@@ -37,7 +37,8 @@ pub(crate) fn attach(
     if let Some(number) = found.first() {
         return attach_as(*number).map(drop);
     }
-    // Until it is known, the clsact counts as ours: one that is left over would never be removed.
+    // Until the answer is known, the clsact counts as created here: otherwise a clsact that is left over
+    // would never be deleted.
     if attach_as(UPLINK_OWN_CLSACT)? {
         return Ok(());
     }
@@ -45,7 +46,8 @@ pub(crate) fn attach(
     on(device, UPLINK_OWN_CLSACT).detach(mode, programs, host, false).map_err(of(device))
 }
 
-/// Takes the program off a device, if it was attached in that mode. Idempotent; a device that is gone has none.
+/// Detaches the program from a device, if it was attached in that mode. Idempotent; a device that is gone has
+/// no program.
 pub(crate) fn detach(
     mode: AttachMode,
     programs: &Programs,
@@ -61,7 +63,7 @@ pub(crate) fn detach(
     })
 }
 
-/// Whether the program runs on a device: another process may have taken it off.
+/// Whether the program runs on a device: another process may have detached it.
 pub(crate) fn runs(
     mode: AttachMode,
     programs: &Programs,
@@ -74,7 +76,7 @@ pub(crate) fn runs(
     }
 }
 
-/// The devices that the program runs on, in either mode. Those of attachments are not looked at.
+/// The devices on which the program runs, in either mode. Devices of attachments are not checked.
 pub(crate) fn running(
     programs: &Programs,
     attachments: &BTreeSet<u32>,
@@ -90,13 +92,13 @@ pub(crate) fn running(
     Ok(running)
 }
 
-/// Numbers of our filters on a device.
+/// Numbers of netattach's filters on a device.
 fn numbers(device: u32, host: &mut Handle) -> Result<Vec<u32>, HookError> {
     let found = host.find_filters(device, TcHook::Ingress).map_err(HookError::from).map_err(of(device))?;
     Ok(found.into_iter().map(|filter| filter.handle).filter(|number| NUMBERS.contains(number)).collect())
 }
 
-/// Names the device in a failure with its filter.
+/// Adds the device to an error about its filter.
 fn of(device: u32) -> impl Fn(HookError) -> HookError {
     move |error| match error {
         HookError::Netlink(source) => HookError::Uplink { device, source },

@@ -1,7 +1,7 @@
-//! `bandwidth`, chained: limits of the interface that a plugin before it has made.
+//! `bandwidth`, chained: rate limits for an interface made by a preceding plugin.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins; a rate without a burst has one of a
-//! tenth of a second.
+//! The keys are those of the plugin of the same name in containernetworking/plugins; the default burst is a
+//! tenth of a second at the rate.
 
 use serde_json::{Map, Value, json};
 
@@ -11,21 +11,21 @@ use crate::npwg::selection::Bandwidth;
 /// The plugin type.
 pub const KIND: &str = "bandwidth";
 
-/// Its capability, and the key of interfaces that means the same.
+/// The capability, and the equivalent key of interfaces.
 pub const CAPABILITY: &str = "bandwidth";
 
-/// Its keys.
+/// The keys of the configuration.
 const RATES: [&str; 4] = ["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
 
-/// Keys that the reference had for a while: lists of subnets.
+/// Keys that the reference plugin had for a while: lists of subnets.
 const SUBNETS: [&str; 2] = ["shapedSubnets", "unshapedSubnets"];
 
-/// The limits that a configuration asks for, as they were written: its own, which go over what a pod asks for.
+/// The limits that a configuration asks for, as written: its own take precedence over those of the pod.
 pub fn asked(config: &Map<String, Value>) -> Option<Value> {
     written(config).or_else(|| of(config.get("runtimeConfig")?.as_object()?).cloned())
 }
 
-/// The limits that a configuration has itself.
+/// The limits in the configuration's own keys.
 fn written(config: &Map<String, Value>) -> Option<Value> {
     let is_set = |value: &Value| !value.is_null() && *value != json!(0);
     let fixed = RATES.iter().filter_map(|key| Some(((*key).to_owned(), config.get(*key)?.clone())));
@@ -33,20 +33,20 @@ fn written(config: &Map<String, Value>) -> Option<Value> {
     (!fixed.is_empty()).then_some(Value::Object(fixed))
 }
 
-/// The limits by the key of interfaces, if there are any.
+/// The limits in the key of interfaces, if any.
 fn of(keys: &Map<String, Value>) -> Option<&Value> {
     let limits = keys.get(CAPABILITY).filter(|limits| !limits.is_null())?;
     limits.as_object().is_none_or(|limits| !limits.is_empty()).then_some(limits)
 }
 
-/// Refuses limits of a configuration that are not those which the configuration of the interface before it has: one of the two
-/// would have no effect. What a pod asks for is none of them.
+/// Refuses limits of a configuration that differ from those in the configuration of the preceding interface:
+/// one of the two would have no effect. Limits that a pod asks for are not checked here.
 ///
 /// # Errors
-/// The error names the key of the interface: they differ, or one of the two is invalid.
+/// The error names the key of the interface: the limits differ, or one of the two is invalid.
 pub fn check_alone(interface: &Map<String, Value>, config: &Map<String, Value>) -> Result<(), PlanError> {
     let Some((own, written)) = of(interface).zip(written(config)) else { return Ok(()) };
-    // As they are read: a number may be 0, which is none, or be the one that holds without it.
+    // Compared after parsing: a number may be 0, which counts as absent, or equal the default.
     let (has, asks) = (checked_limits(Some(own))?, checked_limits(Some(&written))?);
     if has == asks || has == checked_limits(None)? {
         return Ok(());
@@ -55,7 +55,7 @@ pub fn check_alone(interface: &Map<String, Value>, config: &Map<String, Value>) 
     Err(PlanError::Value { key: CAPABILITY, reason })
 }
 
-/// Refuses the keys that nothing of netattach carries out.
+/// Refuses the keys that netattach does not support.
 ///
 /// # Errors
 /// The error names the key.
@@ -67,7 +67,7 @@ pub fn check_keys(config: &Map<String, Value>) -> Result<(), PlanError> {
     }
 }
 
-/// Reads the configuration; `None`: there is no limit.
+/// Parses the configuration; `None`: there is no limit.
 ///
 /// # Errors
 /// The error names the key.
@@ -128,7 +128,7 @@ mod tests {
             egress_rate: Some(2_000_000),
             egress_burst: Some(200_000),
         };
-        // A burst of its own does not let more pass at once.
+        // A separate burst does not let more pass at once.
         let less = Bandwidth { ingress_rate: Some(5000), ingress_burst: Some(120_000), ..of_own };
         let less = Bandwidth { egress_rate: Some(6000), egress_burst: Some(200_000), ..less };
         let of_both = Bandwidth {

@@ -1,8 +1,10 @@
 //! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins. Differences: the pod's end is
-//! created in place, without an IPv6 link-local address where a network of the node has no IPv6 (key `linkLocal`), the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it (without an
-//! agent the packet filter does, where it asks), and a bridge's own address is fixed when it is made.
+//! The keys are those of the plugin of the same name in containernetworking/plugins. Differences: the pod's
+//! end is created in place, and without an IPv6 link-local address if a network of which the node is the
+//! gateway has no IPv6 (key `linkLocal`). The agent's dataplane verifies sources on the port whether or not
+//! `macspoofchk` asks for it; without an agent, the packet filter does so if `macspoofchk` asks for it. A
+//! bridge's own address is fixed when the bridge is created.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -78,7 +80,7 @@ impl Driver for Bridge {
         let (ipam, gateway) = addresses(&config, request)?;
         let addressed = ipam.is_some();
         let Vlans { port: vlans, access } = request.vlans()?;
-        // The gateways of a VLAN are on a device of its own.
+        // The gateways of a VLAN are on a separate device.
         let vlan = access.filter(|_| gateway);
         let device = gateway_device(&name, vlan)?;
 
@@ -102,7 +104,7 @@ impl Driver for Bridge {
                 port: Some(port),
             })),
         ];
-        // An address may be asked for by the pod's interface, which comes up for that.
+        // Address management may send requests by the pod's interface, which comes up for that.
         steps.extend(config.is_restricted(request).then_some(Step::RestrictSender));
         steps.extend(ipam);
         if gateway {
@@ -115,8 +117,9 @@ impl Driver for Bridge {
             style: Style::Subnet,
             default_route: gateway && config.is_default_gateway,
             dns: request.dns()?,
-            // The node is the router, and advertises nothing: nobody is there to be spoken to by IPv6. What every pod's
-            // link-local address sends when it comes is flooded to all pods of the bridge.
+            // The node is the router and does not advertise, so the pod has no IPv6 neighbour to talk to.
+            // Without this, the packets that each new pod sends from its link-local address would be flooded
+            // to all pods of the bridge.
             v4_alone: gateway && !config.link_local,
             detect_duplicates: config.enabledad,
             down: config.disable_container_interface,
@@ -126,14 +129,14 @@ impl Driver for Bridge {
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
-        // The configuration may have said something else at ADD. An agent's programs check.
+        // The configuration may have had another value at ADD. With an agent, its programs check.
         let restricted = (!request.recorded).then_some(Step::RestrictSender);
         request.veth_remains().into_iter().chain(restricted).collect()
     }
 }
 
 impl Config {
-    /// Refuses keys that exclude each other, and what needs the dataplane where there is none.
+    /// Refuses keys that exclude each other, and keys that need the dataplane if there is none.
     fn check(&self, request: &Request<'_>) -> Result<(), PlanError> {
         let refused = |key, reason: &str| Err(PlanError::Value { key, reason: reason.into() });
         if self.hairpin_mode && self.promisc_mode {
@@ -148,19 +151,20 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the packet filter is to verify what the pod sends: `macspoofchk` asks for it, and no program does.
+    /// Whether the packet filter has to verify what the pod sends: `macspoofchk` asks for it, and no program
+    /// does it.
     fn is_restricted(&self, request: &Request<'_>) -> bool {
         self.macspoofchk && request.protect.is_none()
     }
 
-    /// The bridge's name.
+    /// Name of the bridge.
     fn name(&self) -> Result<String, PlanError> {
         let name = self.bridge.clone().filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
         check_new_name("bridge", &name)?;
         Ok(name)
     }
 
-    /// The key by which the node is the pods' gateway, if one says so.
+    /// The key that makes the node the pods' gateway, if one is set.
     fn gateway_key(&self) -> Option<&'static str> {
         match (self.is_gateway, self.is_default_gateway) {
             (true, _) => Some("isGateway"),
@@ -169,16 +173,17 @@ impl Config {
         }
     }
 
-    /// Whether frames go out by the port that they came from. Bridges that show their frames to the packet filter send
-    /// translated ones on as frames: a pod that comes to itself by a port of the node, to the port that they came from.
+    /// Whether frames may leave by the port on which they arrived. Bridges that pass their frames to the
+    /// packet filter forward translated packets as frames: if a pod reaches itself by a port of the node, to
+    /// the port on which the frame arrived.
     fn reflects(&self, translation: Option<&Step>) -> bool {
         let comes_back = matches!(translation, Some(Step::Translate(it)) if !it.ports.is_empty());
         self.hairpin_mode || (comes_back && !self.promisc_mode)
     }
 }
 
-/// What gives the pod addresses, if anything does, and whether the node is its gateway: without addresses there is
-/// nobody to be a gateway for.
+/// The step that provides addresses, if any, and whether the node is the pod's gateway: without addresses
+/// there is no gateway.
 fn addresses(config: &Config, request: &Request<'_>) -> Result<(Option<Step>, bool), PlanError> {
     let key = config.gateway_key();
     let ipam = match (request.ipam()?, key) {
@@ -205,18 +210,18 @@ fn gateway_device(bridge: &str, vlan: Option<u16>) -> Result<String, PlanError> 
     Ok(device)
 }
 
-/// Refuses addresses whose gateways would be chosen by somebody else than the network's author: the node has them. `key`: what
-/// asks for that.
+/// Refuses address managers that let a party other than the network's author choose the gateway, because the
+/// node takes the gateway's address. `key`: the key that makes the node the gateway.
 fn behind_gateways(request: &Request<'_>, key: &'static str, asked: Step) -> Result<Step, PlanError> {
     let wrong = |error: GatewayError| PlanError::Value { key, reason: error.to_string() };
     match asked {
-        // By whomever they are asked for.
+        // Whether netattach or another plugin asks.
         asking if asking.asks_the_network() => {
             let reason = "with dhcp a server on the network says who the gateway is, and would choose an address for the node";
             Err(PlanError::Value { key, reason: reason.into() })
         }
         Step::Lease(config) => config.behind_own_gateways().map(Step::Lease).map_err(wrong),
-        // Any other that is executed has addresses of its own, or its own server.
+        // Any other executed address manager has its own addresses or its own server.
         Step::Delegate(delegate) if delegate.plugin == Kind::Static.name() => {
             let config = static_addresses::Config::parse(request.config, request.cni_args)
                 .map_err(|error| PlanError::Ipam(error.into()))?;

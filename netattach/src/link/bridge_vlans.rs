@@ -1,4 +1,4 @@
-//! The VLANs of a bridge's port: `vlan`, `vlanTrunk` and `preserveDefaultVlan`; and lists of VLANs. Pure.
+//! The VLANs of a bridge port: `vlan`, `vlanTrunk` and `preserveDefaultVlan`; and lists of VLANs. Pure.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::{PlanError, Request};
 use crate::cni::json::null_is_default;
 use crate::spec::PortVlans;
 
-/// The VLAN of a trunk's frames without a tag, as in the reference plugin.
+/// The VLAN of untagged frames on a trunk, as in the reference plugin.
 const NATIVE_OF_TRUNK: u16 = 1;
 
 /// The highest id of a VLAN (IEEE 802.1Q, 9.6: 4095 is reserved).
@@ -40,9 +40,9 @@ struct Trunk {
 /// The VLANs that a configuration asks for.
 #[derive(Debug, Default)]
 pub(super) struct Vlans {
-    /// Those of the port; `None`: those that the bridge gives every port.
+    /// The VLANs of the port; `None`: the bridge's defaults for a port.
     pub(super) port: Option<PortVlans>,
-    /// `vlan`, in which the gateway is.
+    /// The VLAN of `vlan`, which contains the gateway.
     pub(super) access: Option<u16>,
 }
 
@@ -94,10 +94,10 @@ fn ids(element: &Trunk) -> Result<Vec<u16>, String> {
     Ok(range.into_iter().flatten().chain(single).collect())
 }
 
-/// Reads a list of VLANs, each an id or an element of `vlanTrunk`.
+/// Parses a list of VLANs, each an id or an element of `vlanTrunk`.
 ///
 /// # Errors
-/// What is wrong, without the key.
+/// A description of the problem, without the key.
 pub(super) fn list(value: &Value) -> Result<BTreeSet<u16>, String> {
     let elements = value.as_array().ok_or("a list is needed, of VLAN ids and ranges")?;
     let mut found = BTreeSet::new();
@@ -116,7 +116,7 @@ pub(super) fn list(value: &Value) -> Result<BTreeSet<u16>, String> {
     Ok(found)
 }
 
-/// The ids as ranges, ascending and apart.
+/// The ids as ranges, ascending and disjoint.
 pub(super) fn ranges(ids: &BTreeSet<u16>) -> Vec<(u16, u16)> {
     let mut ranges: Vec<(u16, u16)> = Vec::new();
     for id in ids {

@@ -1,7 +1,8 @@
-//! `netattach`, chained: the dataplane for an interface that a plugin before it has made.
+//! `netattach`, chained: the dataplane for an interface made by a preceding plugin.
 //!
-//! The keys are those that interfaces of netattach's own have for it. Behind one of these they are the interface's;
-//! behind another plugin's they say what the attachment's programs check and hold, which run from the ADD on then.
+//! The keys are the dataplane keys of netattach's own interfaces. After one of these, the keys are added to
+//! the interface's configuration. After another plugin, they configure the checks and limits of the
+//! attachment's programs, which run from the ADD on.
 
 use serde_json::{Map, Value, json};
 
@@ -15,10 +16,10 @@ pub const KIND: &str = OWN_TYPE;
 /// The key that keeps packets off the fast path.
 const FAST_PATH: &str = "fastPath";
 
-/// Its keys.
+/// The keys of the configuration.
 const KEYS: [&str; 5] = [bandwidth::CAPABILITY, FAST_PATH, sources::CHECK, sources::ALLOWED, sources::VLANS];
 
-/// Whether a configuration says anything to the dataplane.
+/// Whether a configuration has a key for the dataplane.
 pub fn asks(config: &Map<String, Value>) -> bool {
     KEYS.iter().any(|key| value(config, key).is_some()) || offered_limits(config).is_some()
 }
@@ -28,10 +29,10 @@ pub fn limits(config: &Map<String, Value>) -> bool {
     value(config, bandwidth::CAPABILITY).is_some() || offered_limits(config).is_some()
 }
 
-/// Puts the keys into the configuration of the interface of netattach's own before it.
+/// Adds the keys to the configuration of the preceding interface, which is netattach's own.
 ///
 /// # Errors
-/// No program sees interfaces of this kind, or the interface has a key with another value.
+/// No program judges interfaces of this kind, or the interface has a key with another value.
 pub fn merge(
     driver: &dyn Driver,
     interface: &mut Map<String, Value>,
@@ -60,7 +61,8 @@ pub fn merge(
     Ok(())
 }
 
-/// Reads the keys for an interface that another plugin has made. The request has the numbers for the dataplane.
+/// Parses the keys for an interface that another plugin has made. The request has the numbers for the
+/// dataplane.
 ///
 /// # Errors
 /// The error names the key.

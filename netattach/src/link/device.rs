@@ -1,10 +1,11 @@
-//! `host-device` and `sriov`: a device of the node as an interface of the pod. It is claimed, set, moved, and given back as
-//! it was, see `attach::give_back`.
+//! `host-device` and `sriov`: a device of the node as an interface of the pod. The device is claimed,
+//! configured, moved, and given back in its former state, see `attach::give_back`.
 //!
-//! The keys are those of `host-device` in containernetworking/plugins and of sriov-cni, `mtu` and `bandwidth`. Policy is enforced
-//! on the interface in the pod; a device that the pod drives itself (`vfio-pci`), or that has RDMA, passes the kernel, and a pod
-//! that a policy selects is refused it. A VF of a card in mode switchdev has an end on the node, its representor, whoever
-//! drives it: there policy is enforced on that.
+//! The keys are those of `host-device` in containernetworking/plugins and of sriov-cni, `mtu` and
+//! `bandwidth`. Policy is enforced on the interface in the pod. A device that the pod drives itself
+//! (`vfio-pci`) or that has RDMA bypasses the kernel's network stack, and is refused to a pod that a policy
+//! selects. A VF of a card in mode switchdev has an end on the node, its representor, whichever driver it
+//! has: there policy is enforced on the representor.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -18,10 +19,10 @@ use crate::step::{Configure, SetDevice, Step};
 const MOST_VLAN: i64 = 4094;
 const MOST_PRIORITY: i64 = 7;
 
-/// The key by which a configuration says that the pod does without the RDMA of its device.
+/// The key by which a configuration states that the pod does not need the RDMA device of its device.
 const RDMA: &str = "rdma";
 
-/// A device in a plan that is not carried out.
+/// Placeholder for the device in a plan that is not carried out.
 const ANY: &str = "0000:00:00.0";
 
 pub(super) struct HostDevice;
@@ -94,7 +95,7 @@ impl Driver for HostDevice {
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         let id = match host_device(request.read()?)? {
             Some(id) => id,
-            // Which one it is follows from the pod.
+            // The device depends on the pod.
             None if !request.facts.gathered => DeviceId::Bus(ANY.to_owned()),
             None => {
                 let reason = "missing; one of device, hwaddr, kernelpath and pciBusID names the device";
@@ -134,7 +135,8 @@ impl Driver for Sriov {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        // RDMA devices and InfiniBand are of other plugins, and stay where they are: see `check_rdma_is_not_lost`.
+        // RDMA devices and InfiniBand are the task of other plugins, and stay where they are: see
+        // `check_rdma_is_not_lost`.
         request.refuse(
             self.kind(),
             &[
@@ -147,7 +149,7 @@ impl Driver for Sriov {
         let settings = settings(request.read()?)?;
         let id = match function(request.read()?)? {
             Some(id) => id,
-            // Which one it is follows from the pod.
+            // The device depends on the pod.
             None if !request.facts.gathered => DeviceId::Bus(ANY.to_owned()),
             None => {
                 let reason = "missing; a device plugin's resource names it (k8s.v1.cni.cncf.io/resourceName)";
@@ -201,7 +203,8 @@ impl Request<'_> {
         }
     }
 
-    /// Refuses a device whose RDMA would be left behind without anybody's having said that the pod does without.
+    /// Refuses a device whose RDMA device would stay behind, unless the configuration states that the pod
+    /// does not need it.
     fn check_rdma_is_not_lost(&self, device: &Device) -> Result<(), PlanError> {
         let DeviceId::Bus(name) = &device.id else { return Ok(()) };
         let stays = self.facts.on_bus.get(name).is_some_and(|found| found.rdma_stays);
@@ -218,7 +221,7 @@ impl Request<'_> {
         }
     }
 
-    /// The MTU that the device is to have, if one is asked for.
+    /// The MTU for the device, if one is requested.
     fn mtu_of(&self, device: &Device) -> Result<Option<u32>, PlanError> {
         #[derive(Deserialize)]
         struct Holder {
@@ -249,8 +252,9 @@ impl Request<'_> {
         self.refuse(driver.kind(), &[("fastPath", json!(false))])?;
         let is_driven_by_pod = device.userspace.is_some();
         if is_driven_by_pod || device.switchdev {
-            // What a process does with the device itself is not paced, nor what a card switches: a pace on a representor
-            // would be the card's administrator's as well.
+            // Traffic of a device that the pod drives itself, and traffic that a card switches, cannot be
+            // rate limited; a queueing discipline on a representor could also belong to the card's
+            // administrator.
             self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
         }
         if set.mac.is_some() {
@@ -272,7 +276,7 @@ impl Request<'_> {
         }
         let addressed = ipam.is_some();
         steps.extend(ipam);
-        // A device that the pod drives has its addresses in the result only.
+        // For a device that the pod drives itself, the addresses are only in the result.
         let configure = Configure { dns: self.dns()?, down: is_driven_by_pod, ..Configure::default() };
         steps.extend(self.finish(addressed, configure)?);
         Ok(steps)
@@ -296,10 +300,10 @@ impl Request<'_> {
     }
 }
 
-/// Checks that there is somebody to give a device an Ethernet address.
+/// Checks that the Ethernet address of a device can be set.
 ///
 /// # Errors
-/// The pod drives it, and it has no physical function.
+/// The pod drives the device, and the device has no physical function.
 pub fn check_mac_can_be_set(device: &Device) -> Result<(), PlanError> {
     if device.userspace.is_some() && device.function.is_none() {
         let reason = format!("{} is driven by the pod, and has no physical function to set it", device.id);
@@ -315,8 +319,8 @@ fn on_bus(id: DeviceId) -> Vec<Wanted> {
     }
 }
 
-/// The device that the keys of `host-device` name, if any does: of several the first in this order, as with the reference
-/// plugin.
+/// The device that the keys of `host-device` name; of several keys the first in this order, as in the
+/// reference plugin.
 fn host_device(names: Names) -> Result<Option<DeviceId>, PlanError> {
     let Names { device, hwaddr, kernelpath, pci_bus_id, device_id, runtime } = names;
     if let Some(name) = given(device) {
@@ -353,7 +357,7 @@ fn function(names: Names) -> Result<Option<DeviceId>, PlanError> {
     first_on_bus(named)
 }
 
-/// The device that the first of these keys names which has a value.
+/// The device named by the first of these keys that has a value.
 fn first_on_bus(named: [(&'static str, Option<String>); 3]) -> Result<Option<DeviceId>, PlanError> {
     match named.into_iter().find_map(|(key, name)| Some((key, given(name)?))) {
         Some((key, name)) => Ok(Some(DeviceId::Bus(check_bus_name(key, name)?))),
@@ -361,7 +365,7 @@ fn first_on_bus(named: [(&'static str, Option<String>); 3]) -> Result<Option<Dev
     }
 }
 
-/// Returns a name that is one component of a path.
+/// Checks that a name is a single component of a path, and returns it.
 fn check_bus_name(key: &'static str, name: String) -> Result<String, PlanError> {
     let is_name = !name.starts_with('.') && name.len() < 256 && !name.contains(['/', '\0']);
     match is_name {

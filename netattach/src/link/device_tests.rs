@@ -102,7 +102,7 @@ fn what_names_no_device_is_refused_by_its_key() {
         let (code, told) = plan(kind, &config, &nothing).unwrap_err();
         assert_eq!((code, &told[..expected.1.len()]), expected, "{config}: {told}");
     }
-    // Whether a definition is valid is asked without a pod, and so without its device.
+    // A definition is validated without a pod, and so without its device.
     assert!(plan("sriov", &json!({"vlan": 5}), &Facts::default()).is_ok());
 }
 
@@ -241,7 +241,7 @@ fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
 fn nobody_asks_for_an_address_by_an_interface_that_is_not_there() {
     let told = "key ipam.type: dhcp asks by the pod's interface, and a device that the pod drives has none";
     let asked = json!({"deviceID": VF, "ipam": {"type": "dhcp"}});
-    // By the reference's daemon as well.
+    // Also by the daemon of the reference plugin.
     let by_daemon = json!({"deviceID": VF, "ipam": {"type": "dhcp", "daemonSocketPath": "/run/dhcp.sock"}});
     for kind in ["sriov", "host-device"] {
         for config in [&asked, &by_daemon] {
@@ -270,7 +270,7 @@ fn a_vf_whose_rdma_would_stay_behind_is_refused_unless_the_pod_does_without() {
     assert_eq!(asked(json!({"rdma": null, "vlan": 5}), &stays), Err((7, told)));
     assert_eq!(asked(json!({"rdma": false}), &stays), Ok(()));
     assert_eq!(asked(json!({"rdma": true}), &stays).unwrap_err().0, 2);
-    // Shared it is the pod's as well; a process that drives the whole device has all of it.
+    // A shared RDMA device is available to the pod too; a process that drives the whole device has all of it.
     assert_eq!(asked(json!({}), &OnBus { rdma_stays: false, ..stays.clone() }), Ok(()));
     assert_eq!(asked(json!({}), &OnBus { driver: Some("vfio-pci".into()), ..stays }), Ok(()));
 }
@@ -302,7 +302,7 @@ fn a_vf_of_a_card_in_mode_switchdev_is_judged_on_the_node_whoever_drives_it() {
         let limited = json!({"deviceID": VF, "bandwidth": {"ingressRate": 8000, "ingressBurst": 80000}});
         let (code, told) = plan("sriov", &limited, &facts(on_bus(driver))).unwrap_err();
         assert_eq!((code, &told[..13]), (2, "key bandwidth"), "{told}");
-        // The plugin for any device knows no functions.
+        // The plugin for any device does not know virtual functions.
         let steps = plan("host-device", &json!({"deviceID": VF}), &facts(on_bus(driver))).unwrap();
         let Step::ClaimDevice(claimed) = &steps[0] else { panic!("{steps:?}") };
         assert_eq!((claimed.function.as_ref(), claimed.switchdev), (None, false), "{driver}");

@@ -1,4 +1,4 @@
-//! `dummy`: an interface of the pod that leads nowhere, for addresses that a pod is to have.
+//! `dummy`: an interface of the pod without a connection, for addresses that the pod should have.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins, and `mtu`.
 

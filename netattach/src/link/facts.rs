@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::spec::VirtualFunction;
 
-/// A fact that a driver asks for. The driver names it and reads nothing from the kernel.
+/// A fact that a driver requests. The driver names the fact and reads nothing from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
     /// The link of that name; without a name, the interface of the node's default route.
@@ -13,7 +13,7 @@ pub enum Wanted {
     OnBus(String),
 }
 
-/// A link of the node that is to carry links of pods.
+/// A link of the node as the parent of pods' links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parent {
     /// Its name.
@@ -27,18 +27,19 @@ pub struct Parent {
 pub struct OnBus {
     /// The name of its driver, if it has one.
     pub driver: Option<String>,
-    /// The physical function that it is a virtual one of.
+    /// Its physical function, for a virtual function.
     pub function: Option<VirtualFunction>,
-    /// Its RDMA device, which shares its interface.
+    /// Its RDMA device, if any.
     pub rdma: Option<String>,
-    /// Whether that stays on the node when the interface goes to a pod, as each namespace has RDMA devices of its own there.
+    /// Whether the RDMA device stays on the node when the interface is moved to a pod, because each namespace
+    /// there has RDMA devices of its own.
     pub rdma_stays: bool,
     /// Whether its physical function's card is in mode switchdev.
     pub switchdev: bool,
 }
 
 impl OnBus {
-    /// The driver, if it hands the device to a process, past the kernel's network stack.
+    /// The driver, if it hands the device to a process, which bypasses the kernel's network stack.
     pub fn userspace(&self) -> Option<&str> {
         const USERSPACE: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "vfio-platform"];
         self.driver.as_deref().filter(|driver| USERSPACE.contains(driver))
@@ -52,7 +53,7 @@ pub struct Facts {
     pub parents: BTreeMap<Option<String>, Parent>,
     /// Devices on buses, by their names there.
     pub on_bus: BTreeMap<String, OnBus>,
-    /// Whether the node was looked at; if not, the plan is not one to be carried out.
+    /// Whether the node's state was read; if not, the plan is not to be carried out.
     pub gathered: bool,
 }
 

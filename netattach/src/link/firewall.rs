@@ -1,7 +1,8 @@
-//! `firewall`, chained: the node's forwarding lets packets from and to an interface's addresses pass, where `iptables` drops
-//! what it does not know.
+//! `firewall`, chained: lets the node forward packets from and to an interface's addresses, where `iptables`
+//! would drop unknown packets.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, but for the backend `firewalld`.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, except for the backend
+//! `firewalld`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,11 +14,11 @@ use crate::step::{Admit, Ingress};
 pub const KIND: &str = "firewall";
 
 const ADMIN_KEY: &str = "iptablesAdminChainName";
-/// The administrator's own chain, unless it is named.
+/// Default name of the administrator's chain.
 const ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// Longest name of a chain that `iptables` takes, in bytes.
 const MOST_NAME: usize = 28;
-/// Names that are no chains of an administrator's own.
+/// Names that cannot be the administrator's chain.
 const TAKEN: [&str; 10] = [
     "ACCEPT",
     "DROP",
@@ -45,12 +46,12 @@ struct Keys {
     ingress_policy: Option<String>,
 }
 
-/// Whether the addresses are to be firewalld's, which only an executable asks.
+/// Whether the configuration selects firewalld, which only an executed plugin supports.
 pub fn is_for_firewalld(config: &Map<String, Value>) -> bool {
     config.get(BACKEND_KEY).is_some_and(|backend| *backend == FIREWALLD)
 }
 
-/// Reads the configuration. `firewalldZone` has no effect without firewalld, as with the reference.
+/// Parses the configuration. `firewalldZone` has no effect without firewalld, as in the reference plugin.
 ///
 /// # Errors
 /// The error names the key.

@@ -1,14 +1,14 @@
 //! `ipvlan`: an interface of the pod with the Ethernet address of its parent on the node; only the IP address
 //! distinguishes it from its siblings.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, `hostAccess` and `bandwidth`. Policy is
-//! enforced on the interface in the pod: frames between siblings never reach the parent, and on the parent all have the
-//! same address. In mode l3s, packets reach the pod at the node's netfilter hook and pass no program on the interface
-//! (`drivers/net/ipvlan/ipvlan_l3s.c`): policy cannot be enforced on such an interface, and a pod that a policy selects is
-//! refused it.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, `hostAccess` and
+//! `bandwidth`. Policy is enforced on the interface in the pod: frames between siblings never reach the
+//! parent, and on the parent all have the same address. In mode l3s, packets reach the pod at the node's
+//! netfilter hook and pass no program on the interface (`drivers/net/ipvlan/ipvlan_l3s.c`): policy cannot be
+//! enforced on such an interface, so it is refused to a pod that a policy selects.
 //!
-//! As the reference plugin, a plain executable can follow another plugin, whose result then has what the configuration lacks: the
-//! parent, as its one interface, and the addresses.
+//! Like the reference plugin, a plain executable can follow another plugin, whose result then provides what
+//! the configuration lacks: the parent, as the only interface, and the addresses.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -24,7 +24,7 @@ use crate::step::{Configure, Step};
 
 pub(super) struct Ipvlan;
 
-/// What needs addresses.
+/// Name of the interface in the error about missing addresses.
 const NEEDY: &str = "an ipvlan";
 
 #[derive(Debug, Deserialize)]
@@ -61,7 +61,7 @@ impl Driver for Ipvlan {
                     with.insert("master".into(), json!(one.name));
                     parent_for_mtu(&with)
                 }
-                // CHECK, or nothing that could be a parent of the node.
+                // A CHECK, or the result has no interface that could be a parent on the node.
                 _ => Vec::new(),
             },
             _ => parent_for_mtu(config),
@@ -99,7 +99,8 @@ impl Driver for Ipvlan {
             group: request.group,
             in_pod,
         };
-        // Only its addresses lead to it. The last refusal: a plugin before may have them.
+        // Packets reach an ipvlan only by its addresses. This is the last check, because a preceding plugin
+        // may provide the addresses.
         let ipam = ipam.ok_or(PlanError::IpamMissing(NEEDY))?;
         let mut steps = vec![Step::CreateLink(spec::Link::Ipvlan(ipvlan)), ipam];
         let configure = Configure { dns: request.dns()?, ..Configure::default() };
@@ -121,14 +122,14 @@ impl Driver for Ipvlan {
     }
 }
 
-/// What the plugins before have left.
+/// The result of the preceding plugins.
 struct Before {
     result: CniResult,
-    /// The position of the interface in its own result, which CHECK brings.
+    /// The position of the interface in its own result, which CHECK passes.
     own: Option<usize>,
 }
 
-/// The result of the plugins before, if the configuration has one.
+/// The result of the preceding plugins, if the configuration has one.
 fn previous(config: &Map<String, Value>) -> Result<Option<CniResult>, PlanError> {
     let Some(value) = config.get("prevResult").filter(|value| !value.is_null()) else { return Ok(None) };
     let version = config.get("cniVersion").and_then(Value::as_str).and_then(Version::exact);
@@ -141,7 +142,7 @@ fn own(result: &CniResult, ifname: &str) -> Option<usize> {
 }
 
 impl Before {
-    /// The parent, where the configuration names none; `None`: that is not known any more.
+    /// The parent, if the configuration names none; `None`: the parent is no longer known.
     fn parent(&self, in_pod: bool) -> Result<Option<String>, PlanError> {
         if self.own.is_some() {
             return Ok(None);
@@ -164,12 +165,12 @@ impl Before {
         Ok(Some(one.name.clone()))
     }
 
-    /// The addresses, where the configuration does not say who manages them; `None`: there are none.
+    /// The addresses, if the configuration names no address manager; `None`: there are no addresses.
     fn lease(&self) -> Result<Option<Step>, PlanError> {
         let CniResult { ips, routes, dns, .. } = &self.result;
         budget::ADDRESSES.check(ips.len())?;
         budget::RESULT_ROUTES.check(routes.len())?;
-        // Whoever came before may have said of them that they are the parent's.
+        // The preceding plugin may have assigned the addresses to the parent.
         let is_its = |at: Option<usize>| self.own.is_none() || at.is_none() || at == self.own;
         let its = ips.iter().filter(|ip| is_its(ip.interface));
         let addresses: Vec<LeasedAddress> =
@@ -203,7 +204,7 @@ mod tests {
     use super::*;
     use crate::cni::CniArgs;
 
-    /// The parent and the lease that are planned without an agent, or the refusal.
+    /// The parent and the lease that are planned without an agent, or the error.
     fn planned(keys: Value) -> Result<(Option<String>, Value), String> {
         let mut config = json!({"cniVersion": "1.0.0", "name": "net", "type": "ipvlan"});
         config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
@@ -238,7 +239,7 @@ mod tests {
         let addresses = json!([{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}, {"address": "fd00::7/64"}]);
         let before = result(&json!([{"name": "ens6"}]), &ips);
         let of = |parent: &str| Ok((Some(parent.to_owned()), leased(&addresses)));
-        // IP of CNI_ARGS was for whoever gave the addresses.
+        // `IP` of CNI_ARGS was meant for the plugin that provided the addresses.
         assert_eq!(planned(json!({"prevResult": before})), of("ens6"));
         assert_eq!(planned(json!({"prevResult": before, "master": "", "ipam": {}})), of("ens6"));
         assert_eq!(planned(json!({"prevResult": before, "master": "eth1"})), of("eth1"));

@@ -21,7 +21,7 @@ impl Driver for Loopback {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        // No program sees what passes here.
+        // No program judges packets on this interface.
         let unseen = [
             (bandwidth::CAPABILITY, json!({})),
             ("fastPath", json!(false)),

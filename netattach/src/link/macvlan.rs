@@ -1,8 +1,9 @@
-//! `macvlan`: an interface of the pod with an address of its own on a parent of the node; and `macvtap`, the same for a
-//! program that reads and writes frames by a character device.
+//! `macvlan`: an interface of the pod with an Ethernet address of its own on a parent of the node; and
+//! `macvtap`, the same for a process that reads and writes frames by a character device.
 //!
-//! The keys are those of the plugin `macvlan` in containernetworking/plugins, `hostAccess` and `bandwidth`. Policy is enforced on the
-//! parent, except for a macvlan that takes the whole parent over; with a parent in the pod, on the interface itself.
+//! The keys are those of the plugin `macvlan` in containernetworking/plugins, `hostAccess` and `bandwidth`.
+//! Policy is enforced on the parent, except for a macvlan in mode passthru; with a parent in the pod, on the
+//! interface itself.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,7 +14,7 @@ use crate::spec;
 use crate::step::{Configure, Step};
 
 pub(super) struct Macvlan {
-    /// Whether it makes macvtaps.
+    /// Whether the driver creates macvtaps.
     tap: bool,
 }
 
@@ -84,9 +85,9 @@ impl Driver for Macvlan {
             request.protect.is_some_and(|protect| protect.check_addresses) && self.is_judged(request.config);
         let configure = Configure {
             dns: request.dns()?,
-            // What it would be good for does not pass: a pod sends from the addresses of its lease only, so not from one that
-            // it makes itself by a router's advertisement. And what its link-local address sends when it comes goes to
-            // all macvlans of the parent.
+            // IPv6 would be of no use: a pod may send only from addresses of its lease, so not from one that
+            // it generates from a router advertisement. And the packets that a new pod sends from its
+            // link-local address would reach all macvlans of the parent.
             v4_alone: addressed && is_checked && !config.link_local,
             ..Configure::default()
         };
@@ -95,10 +96,11 @@ impl Driver for Macvlan {
         let host_access = request.host_access(config.host_access, apart, addressed)?;
         let protect = request.protection(addressed)?;
         let mut steps = vec![Step::CreateLink(link)];
-        // Of another plugin nobody knows.
+        // An executed address manager may send requests by the interface, too.
         let may_ask = |step: &Step| step.asks_the_network() || matches!(step, Step::Delegate(_));
         match (ipam, protect) {
-            // What the pod sends while its address is asked for passes its parent only as a frame of a known address.
+            // While the address is being requested, the parent passes the pod's frames only if they come from
+            // a known Ethernet address.
             (Some(asks), Some(protect)) if !in_pod && may_ask(&asks) => {
                 steps.extend([protect, asks, Step::ProtectAddresses]);
             }

@@ -1,13 +1,14 @@
-//! One file per kind of interface: configuration and planning. Pure.
+//! Configuration and planning of interfaces, with one file per kind. Pure.
 //!
-//! A [`Driver`] turns its plugin's configuration into steps, and refuses by name every key that it cannot carry out.
-//! The same drivers serve the agent and the plain CNI executables.
+//! A [`Driver`] turns its plugin's configuration into steps, and refuses by name every key that it does not
+//! support. The same drivers serve the agent and the plain CNI executables.
 //!
-//! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`,
-//! `tap`, `netkit`, `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
-//! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
-//! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning`, `sbr`,
-//! `vrf`, `portmap`, `bandwidth`, `firewall` and netattach itself (`dataplane`) are chained behind any of them.
+//! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`, `tap`, `netkit`,
+//! `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). [`facts`] has the facts
+//! about the node that drivers need for planning, `bridge_vlans` parses the VLANs of a bridge port,
+//! `translation` the address translation for a pod, and `sources` the source addresses and VLANs that a pod
+//! may use. `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth`, `firewall` and netattach itself (`dataplane`) are
+//! chained after any of the drivers.
 
 pub mod bandwidth;
 mod bridge;
@@ -51,7 +52,7 @@ pub use device::check_mac_can_be_set;
 use facts::Parent;
 pub use facts::{Facts, Wanted, Wishes};
 
-/// A kind of interface that netattach makes itself.
+/// A kind of interface that netattach creates itself.
 pub trait Driver: Sync {
     /// The plugin `type` of this driver.
     fn kind(&self) -> &'static str;
@@ -59,24 +60,24 @@ pub trait Driver: Sync {
     /// Whether the dataplane can enforce policy on an interface of this configuration.
     fn is_judged(&self, config: &Map<String, Value>) -> bool;
 
-    /// Whether it carries out the capability `portMappings`: the node routes to its pods.
+    /// Whether the driver supports the capability `portMappings`: the node routes to its pods.
     fn maps_ports(&self) -> bool {
         false
     }
 
-    /// Whether it takes the device that a device plugin allocated or a selection names.
+    /// Whether the driver takes a device that a device plugin allocated or a selection names.
     fn takes_device(&self) -> bool {
         false
     }
 
-    /// Whether it works without an agent, as a plain CNI executable, which keeps no record.
+    /// Whether the driver works without an agent, as a plain CNI executable, which keeps no record.
     fn is_plain(&self) -> bool {
         true
     }
 
-    /// What [`Driver::plan`] refuses where no plugin before it has left it that, as plain executable; `None`: it makes an interface
-    /// from nothing, and can only be the first plugin of a list. An agent plans before any plugin has run, and executes one that
-    /// is to follow another.
+    /// The error of [`Driver::plan`] as a plain executable if no preceding plugin has provided its input;
+    /// `None`: the driver creates an interface without input and can only be the first plugin of a list. An
+    /// agent plans before any plugin has run, and executes a plugin that is to follow another one.
     fn lacks_alone(&self) -> Option<PlanError> {
         None
     }
@@ -91,9 +92,9 @@ pub trait Driver: Sync {
     /// [`PlanError`] with the key that is invalid or not supported.
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError>;
 
-    /// The steps of [`Driver::plan`] that leave something of the interface's own behind, for callers that keep no
-    /// record: their inverses remove it. They are derived from as little of the configuration as possible, because a
-    /// configuration that cannot be attached must still be detachable.
+    /// Those steps of [`Driver::plan`] whose effects have to be removed separately: callers that keep no
+    /// record remove them by the steps' inverses. The steps are derived from as little of the configuration
+    /// as possible, because a configuration that cannot be attached must still be detachable.
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
@@ -118,16 +119,16 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
     DRIVERS.iter().copied().find(|driver| driver.kind() == kind)
 }
 
-/// The plugin types that change an interface which another plugin has made, and that need no agent.
+/// The plugin types that change an interface made by a preceding plugin, and that need no agent.
 pub const CHAINED: [&str; 6] =
     [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND, firewall::KIND];
 
-/// Whether netattach carries the plugin type out behind an interface that another plugin has made.
+/// Returns the plugin type if netattach implements it as a chained plugin.
 pub fn chained(kind: &str) -> Option<&'static str> {
     CHAINED.into_iter().chain([dataplane::KIND]).find(|own| *own == kind)
 }
 
-/// Offers a plugin the value of a capability.
+/// Passes a plugin the value of a capability.
 pub fn offer(config: &mut Map<String, Value>, capability: &str, value: Value) {
     let offered = config.entry("runtimeConfig").or_insert_with(|| json!({}));
     if let Some(offered) = offered.as_object_mut() {
@@ -156,11 +157,12 @@ pub struct Request<'a> {
     pub cni_args: &'a CniArgs,
     /// Plugin types that are executed although netattach implements them itself.
     pub exec: &'a [String],
-    /// Numbers for the dataplane; absent if there is no dataplane.
+    /// Numbers for the dataplane; `None` without a dataplane.
     pub protect: Option<&'a Protect>,
     /// The facts of [`Driver::wants`] that the node has.
     pub facts: &'a Facts,
-    /// Whether what its steps put out is kept until DEL; the plain CNI executables keep nothing.
+    /// Whether the previous state that its steps overwrite is recorded until DEL; plain CNI executables
+    /// record nothing.
     pub recorded: bool,
 }
 
@@ -170,7 +172,7 @@ pub enum PlanError {
     /// A limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
-    /// The node has no device of that name, or not yet.
+    /// The node has no device of that name, or does not have it yet.
     #[error("there is no device {0} on a bus of this node")]
     NoDevice(String),
     /// A key has the wrong type.
@@ -228,8 +230,8 @@ impl Request<'_> {
         Ok(read_object(self.config)?)
     }
 
-    /// Refuses keys that the reference plugin has and this one does not, unless their value asks for what happens
-    /// anyway.
+    /// Refuses keys that the reference plugin supports and this driver does not, unless their value requests
+    /// what happens anyway.
     fn refuse(&self, kind: &'static str, keys: &[(&'static str, Value)]) -> Result<(), PlanError> {
         for (key, harmless) in keys {
             match self.config.get(*key) {
@@ -241,8 +243,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The requested Ethernet address. Of `mac` in the configuration, `MAC` in `CNI_ARGS`, `args.cni.mac` and
-    /// `runtimeConfig.mac` the last one present counts.
+    /// The requested Ethernet address: the last one present of `mac` in the configuration, `MAC` in
+    /// `CNI_ARGS`, `args.cni.mac` and `runtimeConfig.mac`.
     fn mac(&self) -> Result<Option<Mac>, PlanError> {
         let at = |path: &[&str]| {
             let (last, objects) = path.split_last()?;
@@ -305,18 +307,18 @@ impl Request<'_> {
         }
     }
 
-    /// The address management of that name, unless it is executed.
+    /// The address manager of that name, unless it is executed.
     fn carried_out(&self, name: &str) -> Option<ipam::Kind> {
         let is_own = |kind: &ipam::Kind| kind.is_carried_out(self.config, self.recorded);
         ipam::Kind::named(name).filter(is_own).filter(|_| !self.is_executed(name))
     }
 
-    /// Address management by another plugin.
+    /// The step for an address manager that another plugin implements.
     fn executed_ipam(&self, name: &str) -> Step {
         Step::Delegate(Delegate { plugin: name.to_owned(), config: self.config.clone(), role: Role::Ipam })
     }
 
-    /// The steps of a veth and of its addresses that their inverses need.
+    /// The steps of a veth and its addresses, as far as their inverses need them.
     fn veth_remains(&self) -> Vec<Step> {
         let made = spec::Veth {
             host_name: self.host_name(),
@@ -329,12 +331,13 @@ impl Request<'_> {
         self.translated_remains(spec::Link::Veth(made))
     }
 
-    /// The steps of a link and of its addresses that their inverses need, where the node translates nothing for it.
+    /// The steps of a link and its addresses, as far as their inverses need them, if the node translates
+    /// nothing for the link.
     fn link_remains(&self, link: spec::Link) -> Vec<Step> {
         std::iter::once(Step::CreateLink(link)).chain(self.ipam_remains()).collect()
     }
 
-    /// The same where it may translate.
+    /// The same if the node may translate addresses for the link.
     fn translated_remains(&self, link: spec::Link) -> Vec<Step> {
         let mut remains = self.link_remains(link);
         remains.push(self.translation_remains());
@@ -374,8 +377,8 @@ impl Request<'_> {
         }))
     }
 
-    /// The limits of each direction: the lower of the configuration's `bandwidth` and of that in `runtimeConfig`, with the keys
-    /// of the capability.
+    /// The limits of each direction: the lower one of `bandwidth` in the configuration and in
+    /// `runtimeConfig`, with the keys of the capability.
     fn bandwidth(&self) -> Result<Option<Bandwidth>, PlanError> {
         let limits = self.limits()?;
         if limits.is_some() && self.protect.is_none() {
@@ -386,8 +389,8 @@ impl Request<'_> {
         Ok(limits)
     }
 
-    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set, nor by
-    /// its burst, which passes at once; it may ask for less.
+    /// The same, whether or not there is a dataplane. A pod may request lower limits, but cannot raise a
+    /// limit that its network has set, nor the burst, which passes at once.
     fn limits(&self) -> Result<Option<Bandwidth>, PlanError> {
         const KEY: &str = bandwidth::CAPABILITY;
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));
@@ -403,7 +406,8 @@ impl Request<'_> {
         Ok(is_limited.then_some(limits))
     }
 
-    /// `fastPath`: whether packets of the attachment may take the agent's fast path. Without an agent there is none.
+    /// `fastPath`: whether packets of the attachment may take the agent's fast path. Without an agent there
+    /// is no fast path.
     fn fast_path(&self) -> Result<bool, PlanError> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -423,11 +427,11 @@ impl Request<'_> {
         Ok(self.protection(addressed)?.into_iter().chain([Step::Configure(configure)]))
     }
 
-    /// The step that protects the interface, where there is a dataplane.
+    /// The step that protects the interface, if there is a dataplane.
     fn protection(&self, addressed: bool) -> Result<Option<Step>, PlanError> {
         let bandwidth = self.bandwidth()?;
         let sources = sources::parse(self)?;
-        // The fast path finds pods by the addresses that are theirs alone.
+        // The fast path identifies pods by addresses that belong to them alone.
         let fast_path = self.fast_path()? && sources.is_full();
         Ok(self.protect.map(|protect| {
             Step::Protect(Protect {
@@ -442,7 +446,7 @@ impl Request<'_> {
         }))
     }
 
-    /// Refuses the keys that no link on a parent can have, and `bandwidth` where its traffic is not judged.
+    /// Refuses the keys that no link on a parent supports, and `bandwidth` if no program judges its traffic.
     ///
     /// # Errors
     /// One of these keys is set.
@@ -455,8 +459,8 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// The last steps of an interface on a parent that the node and the pod reach each other by. `apart`: what keeps the
-    /// two apart whatever is done, if anything does.
+    /// The last steps of an interface on a parent, by which the node and the pod reach each other if this was
+    /// requested. `apart`: the reason if they cannot reach each other in any case.
     fn host_access(
         &self,
         asked: bool,
@@ -507,14 +511,14 @@ impl Request<'_> {
         }
     }
 
-    /// Name of the node's end of the pod's veth: always the same for one container and interface, so that it can be
-    /// found when the pod's namespace is gone.
+    /// Name of the node's end of the pod's veth. The name depends only on container and interface, so that
+    /// the link can be found when the pod's namespace is gone.
     fn host_name(&self) -> String {
         host_name(self.container_id, self.ifname)
     }
 }
 
-/// The lowest limit that is accepted, in bits per second: a lower value is not a bandwidth.
+/// The lowest accepted limit, in bits per second; a lower value is taken for a mistake.
 const SLOWEST_RATE: u64 = 1000;
 
 /// Name of the node's end of a veth, 15 bytes: `na` and the first 13 hexadecimal digits of the SHA-256 of container,
@@ -529,18 +533,18 @@ pub fn host_name(container_id: &str, ifname: &str) -> String {
         .collect()
 }
 
-/// Whether a name is one that [`host_name`] gives.
+/// Whether a name has the form of [`host_name`].
 pub fn is_host_name(name: &str) -> bool {
     let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     name.strip_prefix("na").is_some_and(|digits| digits.len() == 13 && digits.bytes().all(is_digit))
 }
 
-/// Refuses what is no name of a link that there may be.
+/// Refuses names that no existing link can have.
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     named(key, name, identifier::check_link_name(name))
 }
 
-/// Refuses what is no name for a link that is made if it is not there.
+/// Refuses names that a new link cannot have.
 fn check_new_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     named(key, name, identifier::check_ifname(name))
 }
@@ -549,7 +553,8 @@ fn named(key: &'static str, name: &str, checked: Result<(), CniError>) -> Result
     checked.map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
 }
 
-/// The limits that a value of the key `bandwidth` has, each rate with its burst. A rate or burst of 0 is none.
+/// Parses the limits in a value of the key `bandwidth`, each rate with its burst. A rate or burst of 0 counts
+/// as absent.
 fn checked_limits(value: Option<&Value>) -> Result<Bandwidth, PlanError> {
     let wrong = |reason: String| PlanError::Value { key: bandwidth::CAPABILITY, reason };
     let value = value.filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json!({}));
@@ -585,11 +590,12 @@ fn parent(master: Option<String>) -> Result<Option<String>, PlanError> {
     Ok(parent)
 }
 
-/// The parent that a configuration names by `master`, if its MTU matters: only if the configuration sets an MTU.
+/// The parent that a configuration names by `master`, if the parent's MTU matters: only if the configuration
+/// sets an MTU.
 fn parent_for_mtu(config: &Map<String, Value>) -> Vec<Wanted> {
     let has_mtu = config.get("mtu").and_then(Value::as_u64).is_some_and(|mtu| mtu != 0);
     let master = config.get("master").and_then(Value::as_str).filter(|name| !name.is_empty());
-    // What the pod will have is not known before.
+    // Interfaces of the pod are not known at planning time.
     let on_node = config.get("linkInContainer").and_then(Value::as_bool) != Some(true);
     (has_mtu && on_node).then(|| Wanted::Parent(master.map(str::to_owned))).into_iter().collect()
 }

@@ -1,8 +1,8 @@
-//! `netkit`: a routed link between the pod and the node as `veth` makes it, by a netkit pair: the pod's packets go into the
-//! node's namespace without a queue between.
+//! `netkit`: a routed link between the pod and the node like that of `veth`, by a netkit pair: the pod's
+//! packets enter the node's namespace without a queue in between.
 //!
-//! Keys: those of `veth`; `mode` (`l2`, `l3`), `policy` and `peerPolicy` (`pass`, `drop`) as the kernel names them, with
-//! the kernel's defaults. There is no reference.
+//! Keys: those of `veth`; `mode` (`l2`, `l3`), `policy` and `peerPolicy` (`pass`, `drop`) with the names and
+//! defaults of the kernel. There is no reference plugin.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -75,7 +75,7 @@ impl Driver for Netkit {
         };
         let steps = routed_link(self, request, ("a netkit", spec::Link::Netkit(made)), configure)?;
         let redirected = |step| match step {
-            // What is redirected into the pod's end does not meet the policy.
+            // Packets that are redirected into the pod's end bypass the policy.
             Step::Protect(protect) if ways.policy == NetkitPolicy::Drop => {
                 Step::Protect(Protect { fast_path: false, ..protect })
             }
@@ -106,7 +106,7 @@ fn mode(name: Option<&str>) -> Result<NetkitMode, PlanError> {
     }
 }
 
-/// The kernel's word, or that of iproute2 for the same.
+/// Parses the kernel's name of a policy, or the equivalent name of iproute2.
 fn policy(key: &'static str, name: Option<&str>) -> Result<NetkitPolicy, PlanError> {
     match name.unwrap_or_default() {
         "" | "pass" | "forward" => Ok(NetkitPolicy::Pass),

@@ -1,7 +1,8 @@
-//! `portmap`, chained: ports of the node that lead to the interface which a plugin before it has made.
+//! `portmap`, chained: forwards ports of the node to an interface made by a preceding plugin.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, but for those that are text of
-//! iptables. Behind an interface of netattach's own they become keys of that: see `plan::chained`.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, except those that
+//! contain iptables text. After an interface of netattach's own they become keys of that interface: see
+//! `plan::chained`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,7 +14,7 @@ use crate::step::{PortSenders, Translate};
 /// The plugin type.
 pub const KIND: &str = "portmap";
 
-/// The keys that are text of iptables, each with what asks for nothing.
+/// The keys that contain iptables text.
 const TEXTS: [&str; 3] = ["externalSetMarkChain", "conditionsV4", "conditionsV6"];
 
 /// Bits of a mark.
@@ -32,38 +33,38 @@ struct Keys {
     mark_masq_bit: Option<i64>,
 }
 
-/// A key that only iptables can carry out, with its value, if there is one.
+/// Returns a key that only iptables can carry out, with its value, if one is set.
 pub fn text_of_iptables(config: &Map<String, Value>) -> Option<(&'static str, &Value)> {
     let asks = |value: &&Value| !value.is_null() && **value != json!("") && **value != json!([]);
     TEXTS.into_iter().find_map(|key| Some((key, config.get(key).filter(asks)?)))
 }
 
-/// Who is masqueraded on the way to a port.
+/// Returns which senders are masqueraded on the way to a port.
 ///
 /// # Errors
 /// The error names the key.
 pub fn senders(config: &Map<String, Value>) -> Result<PortSenders, PlanError> {
     let keys: Keys = read_object(config)?;
     let backend = keys.backend.unwrap_or_default();
-    // Both names stand for the one way that there is.
+    // Both names stand for the only implementation.
     if !["", "nftables", "iptables"].contains(&backend.as_str()) {
         let reason = format!("{backend:?} is neither nftables nor iptables");
         return Err(PlanError::Value { key: "backend", reason });
     }
-    // No packet is marked, so the bit only has to be one.
+    // No packet is marked; the bit only has to be valid.
     if let Some(bit) = keys.mark_masq_bit.filter(|bit| !(0..MARK_BITS).contains(bit)) {
         let reason = format!("{bit} is no bit of a mark: 0 to {}", MARK_BITS - 1);
         return Err(PlanError::Value { key: "markMasqBit", reason });
     }
     Ok(match (keys.snat.unwrap_or(true), keys.masq_all) {
-        // As with the reference plugin, `masqAll` says whom `snat` is for.
+        // As in the reference plugin, `masqAll` extends `snat` to all senders.
         (false, _) => PortSenders::None,
         (true, true) => PortSenders::All,
         (true, false) => PortSenders::Near,
     })
 }
 
-/// Reads the configuration: what the node is to translate, by a device that is not known yet.
+/// Parses the configuration: the translation, for a device that is not known yet.
 ///
 /// # Errors
 /// The error names the key.
@@ -72,7 +73,7 @@ pub fn parse(request: &Request<'_>) -> Result<Translate, PlanError> {
         return Err(PlanError::Unsupported { key, value: value.clone(), kind: KIND });
     }
     let senders = senders(request.config)?;
-    // Who is in the subnet that a result says may be reached past the node, whatever made the interface.
+    // Hosts in the subnet of the result may be reachable past the node, whatever plugin made the interface.
     Ok(Translate { bridged: true, ports: request.port_mappings()?, senders, ..Translate::default() })
 }
 

@@ -1,8 +1,8 @@
 //! `ptp`: a point-to-point link between the pod and the node, over which the pod's subnet is reached through its gateway.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins. The link is that of `veth`; the pod
-//! has its addresses with the prefix lengths of their subnets, and the node's end has their gateways, which a lease
-//! without one gets from `veth` as well.
+//! The keys are those of the plugin of the same name in containernetworking/plugins. The link is that of
+//! `veth`; the pod has its addresses with the prefix lengths of their subnets, and the node's end has their
+//! gateways. A lease without a gateway gets one as in `veth`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

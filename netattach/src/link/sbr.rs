@@ -1,4 +1,4 @@
-//! `sbr`, chained: what the addresses of an interface send is routed by tables of their own.
+//! `sbr`, chained: packets from the addresses of an interface are routed by separate tables.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins.
 
@@ -23,7 +23,7 @@ struct Keys {
     add_source_hints: Option<bool>,
 }
 
-/// Reads the configuration.
+/// Parses the configuration.
 ///
 /// # Errors
 /// The error names the key.

@@ -1,5 +1,6 @@
-//! `sourceCheck`, `allowedAddresses` and `vlans`: what a pod may send in whose name, and in which VLANs. For virtual
-//! addresses, routers and virtual machines, by whoever writes the network's definition.
+//! `sourceCheck`, `allowedAddresses` and `vlans`: the source addresses and the VLANs by which a pod may send.
+//! The author of the network's definition sets these keys for virtual addresses, routers and virtual
+//! machines.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,30 +11,31 @@ use serde_json::{Value, json};
 
 use super::{Driver, PlanError, Request, bridge_vlans};
 
-/// The key for what is checked.
+/// The key for the kind of check.
 pub const CHECK: &str = "sourceCheck";
-/// The key for addresses that pass beside the pod's own.
+/// The key for addresses that are allowed in addition to the pod's own.
 pub const ALLOWED: &str = "allowedAddresses";
 
-/// The key for VLANs whose frames pass with their tag.
+/// The key for VLANs whose tagged frames are allowed.
 pub const VLANS: &str = "vlans";
 
-/// Most ids in `vlans`: each is one in the maps (`netattach_common::map_size::VLANS`), so that 64 attachments have room.
+/// Most ids in `vlans`: each takes one entry in the maps (`netattach_common::map_size::VLANS`), so that 64
+/// attachments have room.
 const MOST_VLANS: usize = 512;
 
 /// Most addresses in `allowedAddresses`.
 const MOST_ADDRESSES: usize = 64;
 
-/// What is checked of the sources of a pod's frames.
+/// The checks on the sources of a pod's frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sources {
-    /// Its Ethernet address.
+    /// Whether the Ethernet address is checked.
     pub(super) mac: bool,
-    /// Its IP addresses.
+    /// Whether IP addresses are checked.
     pub(super) addresses: bool,
-    /// Addresses that pass beside its own.
+    /// Addresses that are allowed in addition to the pod's own.
     pub(super) allowed: Vec<IpAddr>,
-    /// First and last of each range of VLANs whose frames pass with their tag, ascending and apart.
+    /// First and last id of each range of VLANs whose tagged frames are allowed, ascending and disjoint.
     pub(super) vlans: Vec<(u16, u16)>,
 }
 
@@ -41,12 +43,12 @@ pub(super) struct Sources {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceCheck {
-    /// The pod sends by its own Ethernet and IP addresses.
+    /// Only the pod's own Ethernet and IP addresses are allowed.
     #[default]
     Full,
-    /// By its own Ethernet address.
+    /// Only the pod's own Ethernet address is allowed.
     Mac,
-    /// By any.
+    /// All addresses are allowed.
     Off,
 }
 
@@ -61,7 +63,7 @@ struct Keys {
     vlans: Option<Value>,
 }
 
-/// Reads the keys.
+/// Parses the keys.
 ///
 /// # Errors
 /// The error names the key.
@@ -82,10 +84,10 @@ pub(super) fn parse(request: &Request<'_>) -> Result<Sources, PlanError> {
     Ok(Sources { mac: check != SourceCheck::Off, addresses: check == SourceCheck::Full, allowed, vlans })
 }
 
-/// Reads the list of `vlans`: ids, and ranges as in `vlanTrunk`.
+/// Parses the list `vlans`: ids, and ranges as in `vlanTrunk`.
 ///
 /// # Errors
-/// What is wrong, without the key.
+/// A description of the problem, without the key.
 pub fn vlans(list: &Value) -> Result<BTreeSet<u16>, String> {
     let found = permitted_vlans(list)?;
     match found.len() > MOST_VLANS {
@@ -94,19 +96,19 @@ pub fn vlans(list: &Value) -> Result<BTreeSet<u16>, String> {
     }
 }
 
-/// Reads the same list where it says what may be asked for: it may have all VLANs.
+/// Parses the same list where it states the VLANs that may be requested: it may contain all VLANs.
 ///
 /// # Errors
-/// What is wrong, without the key.
+/// A description of the problem, without the key.
 pub fn permitted_vlans(list: &Value) -> Result<BTreeSet<u16>, String> {
     bridge_vlans::list(list)
 }
 
-/// Reads the list of `allowedAddresses`: addresses, and prefixes, which stand for all addresses in them. Each address is
-/// one in the maps, so together they are few.
+/// Parses the list `allowedAddresses`: addresses, and prefixes, which stand for all addresses in them. Each
+/// address takes one entry in the maps, so their total number is limited.
 ///
 /// # Errors
-/// What is wrong, without the key.
+/// A description of the problem, without the key.
 pub fn addresses(list: &Value) -> Result<Vec<IpAddr>, String> {
     let items = list.as_array().ok_or("a list is needed, of addresses and prefixes")?;
     let mut found: Vec<IpAddr> = Vec::new();
@@ -146,18 +148,19 @@ pub fn addresses(list: &Value) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Sources {
-    /// Whether nothing but the pod's own addresses passes, without a tag.
+    /// Whether only untagged frames from the pod's own addresses are allowed.
     pub(super) fn is_full(&self) -> bool {
         self.mac && self.addresses && self.allowed.is_empty() && self.vlans.is_empty()
     }
 }
 
-/// Refuses what cannot be on a link that the node routes to, or that leads nowhere: there are no VLANs behind it.
+/// Refuses `vlans` on a link that the node routes to, or that leads nowhere: there are no VLANs behind such a
+/// link.
 pub(super) fn refuse_vlans(request: &Request<'_>, driver: &dyn Driver) -> Result<(), PlanError> {
     request.refuse(driver.kind(), &[(VLANS, json!([]))])
 }
 
-/// Refuses to check what a bridge's port sends: it sends for others.
+/// Refuses source checks for a bridge port in the pod, which sends frames of other senders.
 pub(super) fn refuse_on_port(request: &Request<'_>) -> Result<(), PlanError> {
     let Keys { source_check, allowed_addresses, .. } = request.read()?;
     let reason = "without effect: the tap is a bridge's port, which sends for others".to_owned();
@@ -170,7 +173,8 @@ pub(super) fn refuse_on_port(request: &Request<'_>) -> Result<(), PlanError> {
     }
 }
 
-/// Refuses what cannot be on a parent: there an attachment is known by its Ethernet address.
+/// Refuses values that a link on a parent does not support: there an attachment is identified by its Ethernet
+/// address.
 pub(super) fn refuse_on_parent(request: &Request<'_>, driver: &dyn Driver) -> Result<(), PlanError> {
     let value = request.config.get("sourceCheck").filter(|value| **value == json!("off"));
     match value {

@@ -1,7 +1,9 @@
-//! `tap`: an interface of the pod whose frames go to and come from a process of the pod, such as a virtual machine.
+//! `tap`: an interface of the pod whose frames are exchanged with a process in the pod, such as a virtual
+//! machine.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins. `selinuxContext` is refused: the
-//! label of a device is that of the thread that makes it, and the agent's threads do not change theirs.
+//! The keys are those of the plugin of the same name in containernetworking/plugins. `selinuxContext` is
+//! refused: a device gets the label of the thread that creates it, and the agent's threads do not change
+//! their label.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -58,7 +60,7 @@ impl Driver for Tap {
         } else {
             request.refuse_on_parent(self)?;
         }
-        // The kernel takes the largest number for nobody.
+        // For the kernel the largest number means no user or group.
         for (key, id) in [("owner", config.owner), ("group", config.group)] {
             if id == Some(u32::MAX) {
                 let reason = format!("{} is nobody's number", u32::MAX);
@@ -84,7 +86,7 @@ impl Driver for Tap {
         steps.extend(ipam);
         let configure = Configure { dns: request.dns()?, ..Configure::default() };
         steps.extend(request.finish(addressed, configure)?.map(|step| match step {
-            // A bridge sends by it what its other ports sent.
+            // A bridge in the pod sends frames from its other ports by this interface.
             Step::Protect(protect) if is_port => {
                 Step::Protect(Protect { check_mac: false, check_addresses: false, ..protect })
             }

@@ -1,4 +1,4 @@
-//! Configurations, with the exact steps or errors that result. Here is what these tests have in common.
+//! Configurations, with the exact steps or errors that result. This file contains the common helpers.
 
 mod bridge;
 mod each_key;
@@ -23,7 +23,7 @@ fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-/// A request for `net1` that nothing in the kernel has been looked up for.
+/// A request for `net1` without facts from the kernel.
 pub(super) fn request<'a>(config: &'a Map<String, Value>, cni_args: &'a CniArgs) -> Request<'a> {
     Request {
         container_id: "c1",
@@ -100,7 +100,8 @@ fn configure(style: Style, default_route: bool) -> Step {
     Step::Configure(Configure { style, default_route, ..Configure::default() })
 }
 
-/// Who believes that none takes a device writes one into the definition, for all its pods.
+/// A reader who believes that no plugin takes a device would name one device in the definition for all its
+/// pods.
 #[test]
 fn the_pages_name_the_built_in_plugins_that_take_a_device() {
     let taking = DRIVERS.iter().filter(|driver| driver.takes_device());

@@ -1,5 +1,5 @@
-//! Which translation of addresses a configuration and a pod ask for: `ipMasq`, `nonMasqueradeCIDRs`, the capability
-//! `portMappings` and `portSenders`. Pure.
+//! The address translation that a configuration and a pod ask for: `ipMasq`, `nonMasqueradeCIDRs`, the
+//! capability `portMappings` and `portSenders`. Pure.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::cni::json::{kind, null_is_default};
 use crate::npwg::selection::{PortMapping, PortProtocol};
 use crate::step::{PortSenders, Step, Translate};
 
-/// The capability, and how errors name what it brings.
+/// Name of the capability, also used in errors about its value.
 const CAPABILITY: &str = "portMappings";
 const PORTS: &str = "runtimeConfig.portMappings";
 const EXCEPTIONS: &str = "nonMasqueradeCIDRs";
@@ -24,13 +24,13 @@ pub(super) const SENDERS: &str = "portSenders";
 
 /// How the node reaches the pods of a network.
 pub(super) struct Reach {
-    /// Name of the device by which it does.
+    /// Name of the device that leads to the pods.
     pub(super) device: String,
-    /// Whether the pods of a subnet reach each other past the node.
+    /// Whether pods of a subnet reach each other without passing the node.
     pub(super) bridged: bool,
-    /// Whether the node routes for them.
+    /// Whether the node routes for the pods.
     pub(super) routed: bool,
-    /// Whether they have addresses.
+    /// Whether the pods have addresses.
     pub(super) addressed: bool,
 }
 
@@ -50,11 +50,11 @@ struct Config {
 }
 
 impl Request<'_> {
-    /// The step that has the node translate addresses, if any translation is asked for.
+    /// The step that makes the node translate addresses, if any translation is requested.
     pub(super) fn translation(&self, reach: Reach) -> Result<Option<Step>, PlanError> {
         let config: Config = self.read()?;
-        // What the reference plugin chooses between: netattach has one way, which a name of either may stand for, as the
-        // `backend` of `portmap` does. What is translated is the same.
+        // In the reference plugin this key chooses an implementation. netattach has one, which both names
+        // select, as with the `backend` of `portmap`. The resulting translation is the same.
         let backend = config.ip_masq_backend.as_deref().unwrap_or_default();
         if !["", "nftables", "iptables"].contains(&backend) {
             let reason = format!("{backend:?} is neither nftables nor iptables");
@@ -73,7 +73,7 @@ impl Request<'_> {
         let ports = self.port_mappings()?;
         let key = match (&masquerade, ports.is_empty()) {
             (None, true) => return Ok(None),
-            // As with the reference plugin: nothing has an address to be translated.
+            // As in the reference plugin: there is no address to translate.
             (Some(_), true) if !reach.addressed => return Ok(None),
             (_, false) if !reach.addressed => {
                 let reason = "needs ipam: ports of the node lead to addresses".into();
@@ -133,7 +133,7 @@ fn wrong(reason: String) -> PlanError {
     PlanError::Value { key: PORTS, reason }
 }
 
-/// The destinations that are not masqueraded; `None`: nothing is.
+/// The destinations that are not masqueraded; `None`: masquerading is off.
 fn exceptions(config: &Config) -> Result<Option<Vec<IpNet>>, PlanError> {
     budget::NON_MASQUERADE.check(config.non_masquerade.len())?;
     if !config.ip_masq && !config.non_masquerade.is_empty() {
@@ -155,7 +155,7 @@ fn exceptions(config: &Config) -> Result<Option<Vec<IpNet>>, PlanError> {
     Ok(config.ip_masq.then_some(nets))
 }
 
-/// One mapping; `None`: runtimes name ports without one of the node by 0.
+/// Parses one mapping; `None`: runtimes use 0 for container ports without a port of the node.
 fn mapping(object: &Map<String, Value>) -> Result<Option<PortMapping>, String> {
     let port = |key: &str| {
         let number = object.get(key).and_then(Value::as_u64).and_then(|number| u16::try_from(number).ok());
@@ -209,7 +209,7 @@ fn check_host_ip(address: IpAddr) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a packet could be meant by both.
+/// Whether a packet could match both mappings.
 fn overlap(one: &PortMapping, other: &PortMapping) -> bool {
     let addresses = match (one.host_ip, other.host_ip) {
         (Some(one), Some(other)) => {

@@ -63,7 +63,7 @@ fn what_is_translated_is_known_before_the_first_packet_is_judged() {
             Step::CreateLink(link) => link.port(),
             _ => None,
         });
-        // A pod that comes to itself by its port may leave the bridge where it came from.
+        // Packets of a pod to itself by its port may leave the bridge by the port on which they arrived.
         assert_eq!(port.map(|port| port.hairpin), bridged.then_some(true));
     }
 }
@@ -83,7 +83,7 @@ fn without_a_wish_there_is_no_step() {
     }
 }
 
-/// The agent has one way, and existing configurations name either of the reference plugin's.
+/// The agent has one implementation, and existing configurations name either of the reference plugin's.
 ///
 /// Rows: BRG-ipMasqBackend.
 #[test]

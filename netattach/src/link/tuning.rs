@@ -1,9 +1,9 @@
 //! `tuning`, chained: kernel settings and properties of an interface that a plugin before it has made.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, `args.cni` included. Unlike there,
-//! a request by `runtimeConfig` goes over one by `args.cni`, as with every other plugin; and a setting that `args.cni` asks for,
-//! which pods fill in, is marked as such: the kubelet has a list of the settings that pods may ask it for, and this is no way past
-//! that.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, `args.cni` included.
+//! Unlike there, `runtimeConfig` takes precedence over `args.cni`, as in every other plugin. A sysctl from
+//! `args.cni`, which pods fill in, is marked as requested by the pod: the kubelet has a list of the sysctls
+//! that pods may request, and `args.cni` must not bypass that list.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -14,13 +14,13 @@ use crate::spec::{Properties, Sysctl, Tune};
 /// The plugin type.
 pub const KIND: &str = "tuning";
 
-/// Most settings of one interface.
+/// Most sysctls of one interface.
 const MOST_SETTINGS: usize = 256;
 
-/// Stands for the interface in the name of a setting.
+/// Placeholder for the interface in the name of a sysctl.
 const INTERFACE: &str = "IFNAME";
 
-/// The keys that the configuration and `args.cni` have alike, but for the Ethernet address.
+/// The keys that the configuration and `args.cni` have in common, except the Ethernet address.
 #[derive(Default, Deserialize)]
 struct Keys {
     #[serde(default)]
@@ -52,13 +52,14 @@ pub fn parse(request: &Request<'_>) -> Result<Tune, PlanError> {
         let reason = format!("{} settings, and there may be {MOST_SETTINGS}", settings.len());
         return Err(PlanError::Value { key: "sysctl", reason });
     }
-    // What the author has as well is his own.
+    // A sysctl that the author sets to the same value counts as the author's.
     let is_asked = |key: &str| of_pod.get(key).is_some_and(|value| of_author.get(key) != Some(value));
     let sysctls = settings.iter().map(|(key, value)| {
         let asked = is_asked(key);
         sysctl(key, value, request.ifname).map(|sysctl| Sysctl { asked, ..sysctl })
     });
-    // As with the reference plugin, 0 is no MTU, and `false` does not switch off what somebody has switched on.
+    // As in the reference plugin, an MTU of 0 counts as absent, and `false` does not switch off what another
+    // program has switched on.
     Ok(Tune {
         sysctls: sysctls.collect::<Result<_, _>>()?,
         properties: Properties {
@@ -71,8 +72,8 @@ pub fn parse(request: &Request<'_>) -> Result<Tune, PlanError> {
     })
 }
 
-/// A setting of the pod's namespace. In its name dots and slashes are the same, and `IFNAME` is the interface, whose own
-/// name may have dots.
+/// Parses a sysctl of the pod's namespace. Dots and slashes in its name are equivalent; `IFNAME` stands for
+/// the interface, whose own name may contain dots.
 fn sysctl(key: &str, value: &Value, ifname: &str) -> Result<Sysctl, PlanError> {
     let wrong = |reason: String| PlanError::Value { key: "sysctl", reason };
     let Value::String(value) = value else {
@@ -181,7 +182,7 @@ mod tests {
         for (config, said) in rows {
             assert_eq!(read(config.clone(), ""), Err(said.to_owned()), "{config}");
         }
-        // Dots are slashes, so there is no way up.
+        // Dots are converted to slashes, so `..` cannot lead to a parent directory.
         let up = read(json!({"sysctl": {"net/../kernel/hostname": "a"}}), "").unwrap();
         assert_eq!(up.sysctls[0].path, "kernel/hostname");
         assert!(read(json!({"mtu": "big"}), "").unwrap_err().contains("mtu"));

@@ -1,11 +1,12 @@
 //! `veth`: a routed point-to-point link between the pod and the node.
 //!
-//! The pod has host addresses (/32, /128) and one gateway per family. The gateway is the same everywhere and is an
-//! address of the node's end of the link, so the kernel itself answers the pod's neighbour lookups: no proxy ARP, no
-//! shared broadcast domain. The node has a host route per address.
+//! The pod has host addresses (/32, /128) and one gateway per family. The gateway's address is the same on
+//! all nodes and belongs to the node's end of the link, so the kernel itself answers the pod's neighbour
+//! lookups: no proxy ARP, no shared broadcast domain. The node has a host route per address.
 //!
-//! Keys: `mtu`, `mac`, `isDefaultGateway` (the pod's default routes go this way; otherwise only the subnets of
-//! its addresses and the routes of `ipam` do), `ipam` (required), `ipMasq` and `nonMasqueradeCIDRs` as of `bridge`.
+//! Keys: `mtu`, `mac`, `isDefaultGateway` (the pod's default routes go this way; otherwise only the subnets
+//! of its addresses and the routes of `ipam` do), `ipam` (required), `ipMasq` and `nonMasqueradeCIDRs` as in
+//! `bridge`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -61,7 +62,7 @@ impl Driver for Veth {
     }
 }
 
-/// A veth that the node routes to.
+/// A veth for a routed link.
 pub(super) fn veth(request: &Request<'_>, mtu: Option<u32>) -> Result<spec::Link, PlanError> {
     Ok(spec::Link::Veth(spec::Veth {
         host_name: request.host_name(),
@@ -73,7 +74,7 @@ pub(super) fn veth(request: &Request<'_>, mtu: Option<u32>) -> Result<spec::Link
     }))
 }
 
-/// The steps of a link that the node routes to, which has that name in errors.
+/// The steps of a routed link; `name` is its name in errors.
 pub(super) fn routed_link(
     driver: &dyn Driver,
     request: &Request<'_>,

@@ -1,8 +1,8 @@
 //! `vlan`: a VLAN of a parent as an interface of the pod.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, and `vlanProto` as of sriov-cni, for
-//! service tags. Policy is enforced on the interface in the pod: on the parent its frames have the same addresses in other
-//! VLANs.
+//! The keys are those of the plugin of the same name in containernetworking/plugins, and `vlanProto` as in
+//! sriov-cni, for service tags. Policy is enforced on the interface in the pod, because on the parent its
+//! frames may have the same addresses as frames of other VLANs.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

@@ -1,4 +1,4 @@
-//! `vrf`, chained: an interface becomes a port of a VRF of the pod, whose table routes what comes and goes by it.
+//! `vrf`, chained: makes an interface a port of a VRF in the pod, whose table routes the interface's traffic.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins.
 
@@ -21,7 +21,7 @@ struct Keys {
     table: Option<u32>,
 }
 
-/// Reads the configuration.
+/// Parses the configuration.
 ///
 /// # Errors
 /// The error names the key.
@@ -36,7 +36,7 @@ pub fn parse(request: &Request<'_>) -> Result<Vrf, PlanError> {
     if name == request.ifname || name == "lo" {
         return wrong(NAME, format!("{name:?} is another interface of the pod"));
     }
-    // As with the reference plugin, 0 is no table.
+    // As in the reference plugin, a table of 0 counts as absent.
     let table = table.filter(|table| *table != 0);
     match table {
         Some(table) if TABLES_OF_ALL.contains(&table) => {

@@ -15,27 +15,27 @@ use crate::sysctl::SysctlError;
 /// Why the node does not translate as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum NatError {
-    /// The attachment lacks the address.
+    /// The attachment has no address of the needed family.
     #[error(transparent)]
     NoAddress(#[from] wish::NoAddress),
-    /// Another attachment has the port of the node.
+    /// Another attachment holds the port of the node.
     #[error("hostPort {} is taken: {} has it", Shown(&.0.port), .0.holder.who)]
     PortTaken(Box<Taken>),
-    /// The port of the node is nobody's.
+    /// The port of the node is reserved.
     #[error("hostPort {} is reserved {why}", Shown(.port))]
     PortReserved {
         /// The port.
         port: Box<HostPort>,
-        /// Why it is.
+        /// Why it is reserved.
         why: ReservedFor,
     },
-    /// The pod would have more ports of the node than a pod may.
+    /// The pod would hold more ports of the node than one pod may.
     #[error(transparent)]
     ManyPortsOfPod(Exceeded),
-    /// All pods of the node would have more of them than they may.
+    /// All pods of the node together would hold more ports than they may.
     #[error(transparent)]
     ManyPorts(Exceeded),
-    /// Another attachment has the same address, and asks for something else.
+    /// Another attachment has the same address and asks for a different translation.
     #[error("address {0} is translated in another way for another attachment, which has it too")]
     Ambiguous(IpAddr),
     /// Another attachment has the same address, and its translation is in the table that plain executables share.
@@ -43,7 +43,7 @@ pub enum NatError {
     AddressTaken {
         /// The address.
         address: IpAddr,
-        /// Who has it.
+        /// The attachment that has it.
         holder: Box<Holder>,
     },
     /// The table could not be read or changed.
@@ -52,16 +52,16 @@ pub enum NatError {
     /// The table that plain executables share could not be read or changed.
     #[error("table {SHARED_TABLE} in the node's packet filter")]
     Shared(#[source] netlink::Error),
-    /// Others kept changing the packet filter.
+    /// Other processes kept changing the packet filter.
     #[error("table {SHARED_TABLE} in the node's packet filter: others change the packet filter all the time")]
     Busy,
-    /// Another program removes what is put back.
+    /// Another program keeps removing elements that the agent puts back.
     #[error(
         "table {TABLE} in the node's packet filter: another program removes it or a part of it again and again: it was put back {0} \
          times, and from now on is once a minute (`nft monitor` shows which program it is)"
     )]
     FoughtOver(u32),
-    /// The table is another agent's.
+    /// The table belongs to another agent.
     #[error(
         "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
          agent is gone for good, remove it: nft delete table inet {TABLE}"
@@ -70,7 +70,7 @@ pub enum NatError {
         /// The comment of the table, which names the other agent's state directory.
         comment: String,
     },
-    /// A device could not be opened for addresses of loopback.
+    /// A device could not be opened for packets with loopback addresses.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
 }
@@ -84,16 +84,16 @@ impl From<NoRoom> for NatError {
     }
 }
 
-/// A port of the node that another attachment has.
+/// A port of the node that another attachment holds.
 #[derive(Debug)]
 pub struct Taken {
     /// The port.
     pub port: HostPort,
-    /// Who has it.
+    /// The attachment that holds it.
     pub holder: Holder,
 }
 
-/// A port of the node, for people.
+/// A port of the node in the form that messages show.
 struct Shown<'p>(&'p HostPort);
 
 impl fmt::Display for Shown<'_> {

@@ -1,8 +1,8 @@
-//! The exceptions of the node: destinations that see a pod's own address, kept as one list for all attachments that
-//! follow it. Pure.
+//! The exceptions of the node: destinations that see a pod's own address. One list serves all attachments
+//! that follow it. Pure.
 //!
-//! The list changes under attached pods, and what does not change stays in the kernel: ranges are not merged, so that a
-//! range that comes or goes is one element more or less.
+//! The list changes while pods are attached, and entries that do not change stay in the kernel: ranges are
+//! not merged, so a range that is added or removed is exactly one element.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -12,15 +12,15 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::wish::{List, prefix};
 use crate::netlink::nat::{Element, Set};
 
-/// The name of the list. No list that follows from a configuration has it.
+/// The name of the list. No list that is derived from a configuration has this name.
 pub(super) const LIST: List = [0, 0, 0, 0, 0, 1];
 
-/// What is never masqueraded: who is on the link, and groups.
+/// IPv4 destinations that are never masqueraded: link-local and multicast addresses.
 const NEVER_V4: [Ipv4Net; 2] = [
     Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16),
     Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4),
 ];
-/// The same of IPv6.
+/// IPv6 destinations that are never masqueraded: link-local and multicast addresses.
 const NEVER_V6: [Ipv6Net; 2] = [
     Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10),
     Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8),
@@ -31,23 +31,23 @@ pub(super) fn never(v4: bool) -> Vec<IpNet> {
     if v4 { NEVER_V4.map(IpNet::from).to_vec() } else { NEVER_V6.map(IpNet::from).to_vec() }
 }
 
-/// See the module's documentation.
+/// The list and its inputs. See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Exceptions {
-    /// What the agent says; `None`: nothing yet.
+    /// The list that the agent has set; `None`: not set yet.
     given: Option<Vec<IpNet>>,
     /// The subnets of the attachments that follow the list, and how many each has.
     own: BTreeMap<IpNet, usize>,
-    /// The elements of the list as they were settled last.
+    /// The elements of the list at the last [`Exceptions::settle`].
     elements: BTreeSet<Element>,
 }
 
-/// What [`Exceptions::settle`] found.
+/// The difference that [`Exceptions::settle`] found.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// Elements that the list has no more.
+    /// Elements to be removed.
     pub(super) gone: Vec<Element>,
-    /// Elements that it has now.
+    /// Elements to be added.
     pub(super) new: Vec<Element>,
 }
 
@@ -59,12 +59,12 @@ impl Changes {
 }
 
 impl Exceptions {
-    /// Says what the list is to be; returns what was said before.
+    /// Sets the configured list; returns the former one.
     pub(super) fn give(&mut self, given: Option<Vec<IpNet>>) -> Option<Vec<IpNet>> {
         std::mem::replace(&mut self.given, given)
     }
 
-    /// What was said.
+    /// The configured list.
     pub(super) fn given(&self) -> Option<&[IpNet]> {
         self.given.as_deref()
     }
@@ -83,7 +83,7 @@ impl Exceptions {
         self.own.len() != before
     }
 
-    /// Counts an attachment's subnets out; returns whether nobody has one of them any more.
+    /// Counts an attachment's subnets out; returns whether one of them is no longer used.
     pub(super) fn uncount(&mut self, subnets: &[IpNet]) -> bool {
         let before = self.own.len();
         for subnet in subnets {
@@ -96,7 +96,7 @@ impl Exceptions {
         self.own.len() != before
     }
 
-    /// Makes the list what follows from all that was said and counted, and returns the difference.
+    /// Recomputes the list from the configured networks and the counted subnets; returns the difference.
     pub(super) fn settle(&mut self) -> Changes {
         let wanted: BTreeSet<Element> = self.nets().into_iter().map(|net| prefix(LIST, net)).collect();
         let changes = Changes {
@@ -112,7 +112,8 @@ impl Exceptions {
         &self.elements
     }
 
-    /// The list is there while some attachment follows it, in the families that such attachments have.
+    /// The networks of the list: none unless an attachment follows it, and only in the families that such
+    /// attachments have.
     fn nets(&self) -> Vec<IpNet> {
         let mut nets = Vec::new();
         for v4 in [true, false] {
@@ -128,7 +129,7 @@ impl Exceptions {
     }
 }
 
-/// The networks of a list as its elements say it, in any order.
+/// The networks that the list's elements contain, in any order.
 pub(super) fn nets_of(elements: &BTreeSet<Element>) -> Vec<IpNet> {
     let of_list = elements.iter().filter(|element| is_of_list(element));
     of_list.filter_map(net_of).collect()
@@ -139,7 +140,7 @@ pub(super) fn is_of_list(element: &Element) -> bool {
     matches!(element.set, Set::Prefixes4 | Set::Prefixes6) && element.key.starts_with(&LIST)
 }
 
-/// The network of an element: what the agent has written is one, and not any range.
+/// The network of an element; `None` if its range is not a network. The agent writes only networks.
 fn net_of(element: &Element) -> Option<IpNet> {
     const LIST_BYTES: usize = 8;
     let address = |key: &[u8]| match key.get(LIST_BYTES..)?.len() {
@@ -157,9 +158,9 @@ fn net_of(element: &Element) -> Option<IpNet> {
     (net.network() == first && net.broadcast() == last).then_some(net)
 }
 
-/// The networks without those that are in another one: ranges of one list must not overlap.
+/// Drops networks that are contained in another one: ranges of one list must not overlap.
 fn apart(mut nets: Vec<IpNet>) -> Vec<IpNet> {
-    // A network goes before those that are in it.
+    // A network sorts before the networks that it contains.
     nets.sort_by_key(|net| (net.addr().is_ipv6(), net.network(), net.prefix_len()));
     let mut kept: Vec<IpNet> = Vec::with_capacity(nets.len());
     for net in nets {
@@ -178,7 +179,7 @@ mod tests {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
-    /// The networks of elements, in their order.
+    /// The networks of elements, in the order of the elements.
     fn shown(elements: &[Element]) -> Vec<String> {
         elements.iter().map(|element| net_of(element).unwrap().to_string()).collect()
     }
@@ -196,7 +197,7 @@ mod tests {
     fn a_range_that_comes_or_goes_is_one_element_and_the_others_stay() {
         let mut list = Exceptions::default();
         list.give(Some(nets(&["10.1.0.0/24", "10.1.1.0/24", "fd00:1::/64"])));
-        // Nobody follows it.
+        // No attachment follows the list.
         assert_eq!(settled(&mut list), both(&[], &[]));
         list.count(&nets(&["10.1.0.0/24"]));
         let first = ["10.1.0.0/24", "10.1.1.0/24", "169.254.0.0/16", "224.0.0.0/4"];

@@ -1,9 +1,10 @@
-//! Connections of UDP that the kernel is to forget: one walk through all that it tracks for everybody who asks
-//! meanwhile.
+//! Deletes conntrack entries of UDP: one walk through all entries serves every request that arrived before
+//! the walk began.
 //!
-//! A walk takes as long as the kernel's table of connections is large, whatever is in it (34 ms for the usual 262,144
-//! buckets), and no request to the kernel names a port only. So an ADD, whose pod has had no packet yet, goes on
-//! without it; a DEL waits, because the pod's address is free after it.
+//! The duration of a walk depends on the size of the kernel's conntrack table, not on its contents (34 ms for
+//! the usual 262,144 buckets), and no request to the kernel selects entries by a port alone. So an ADD, whose
+//! pod has had no packet yet, does not wait for the walk; a DEL waits, because the pod's address is free
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,27 +14,27 @@ use crate::sync::{Arc, Condvar, Mutex, PoisonError, locked, thread};
 
 use super::wish::HostPort;
 
-/// A walk that takes longer is not waited for: the kernel does not answer.
+/// Longest wait for a walk: beyond it, the kernel is taken not to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which connections by a port of the node are to be forgotten.
+/// Which connections by a port of the node are deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Which {
-    /// Those that lead to anybody but the pod.
+    /// Those that lead to any destination but the pod.
     Misled,
     /// Those that lead to the pod.
     Led,
 }
 
-/// What one walk looks for, by the port of the node. At most one entry for each port of each ADD and DEL that came
-/// since the walk before it began.
+/// What one walk searches for, by port of the node. At most one entry for each port of each ADD and DEL that
+/// arrived since the previous walk began.
 pub(super) type Stale = BTreeMap<u16, Vec<(Which, HostPort)>>;
 
-/// Who walks, and for whom.
+/// Runs the walks and lets callers wait for them.
 #[derive(Debug)]
 pub(super) struct Forgetting {
     shared: Arc<Shared>,
-    /// Walks once. Its failures are its own to report.
+    /// Walks once, and reports its own failures.
     walk: fn(&Stale),
 }
 
@@ -50,11 +51,11 @@ struct Queue {
     next: u64,
     /// Walks before this number have ended.
     ended: u64,
-    /// Whether somebody walks, and looks at the queue again before he stops.
+    /// Whether a thread is walking; it checks the queue again before it stops.
     walking: bool,
 }
 
-/// Whom to wait for.
+/// A walk that callers can wait for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Walk(u64);
 
@@ -63,8 +64,8 @@ impl Forgetting {
         Self { shared: Arc::default(), walk }
     }
 
-    /// Has connections by the ports for UDP among these forgotten, by a walk that begins after this call; none if there
-    /// is no such port.
+    /// Requests that connections by the UDP ports among these are deleted, by a walk that begins after this
+    /// call. Returns `None` if there is no such port.
     pub(super) fn ask(&self, which: Which, ports: &[HostPort]) -> Option<Walk> {
         let mut udp = ports.iter().filter(|port| port.protocol == PortProtocol::Udp).peekable();
         udp.peek()?;
@@ -95,7 +96,7 @@ impl Forgetting {
         }
     }
 
-    /// Walks on a thread of its own, or here if the system gives none.
+    /// Walks on a thread of its own, or on this one if no thread can be created.
     fn begin(&self) {
         let (shared, walk) = (Arc::clone(&self.shared), self.walk);
         let spawned = thread::Builder::new().name("udp-forget".to_owned()).spawn(move || shared.serve(walk));
@@ -106,7 +107,7 @@ impl Forgetting {
 }
 
 impl Shared {
-    /// Walks until nobody has asked meanwhile.
+    /// Walks until no further request is queued.
     fn serve(&self, walk: fn(&Stale)) {
         loop {
             let mut queue = locked(&self.queue);
@@ -174,7 +175,7 @@ mod model {
     use super::*;
     use crate::model::explore;
 
-    /// What has been walked for, by the port.
+    /// The ports that have been walked for.
     static WALKED: std::sync::Mutex<Vec<u16>> = std::sync::Mutex::new(Vec::new());
 
     fn asks(forgetting: &Forgetting, number: u16) {

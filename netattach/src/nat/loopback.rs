@@ -1,8 +1,10 @@
-//! The devices that addresses of loopback may leave by: those with `route_localnet`. A table drops what comes back with
-//! one, and whoever closes a device closes it while its table still does.
+//! The devices by which packets with loopback addresses may leave: those with `route_localnet`. The table
+//! drops packets with such addresses that come in by these devices; a process that closes a device does so
+//! while its table still drops them.
 //!
-//! The kernel asks only whether the setting is zero. So processes without an agent set a value of their own, by which
-//! they find what they have opened also where somebody has removed their table.
+//! The kernel only checks whether the setting is zero. Processes without an agent therefore set a value of
+//! their own, by which they find the devices that they opened even after another program has removed their
+//! table.
 
 use std::collections::BTreeSet;
 
@@ -11,15 +13,15 @@ use crate::netlink::Error;
 use crate::netlink::nat::{self, SHARED_TABLE, Set};
 use crate::sysctl;
 
-/// How often a set is read while others change it.
+/// Attempts to read a set while other processes change it.
 const TRIES: u32 = 5;
 
-/// The settings of all devices, by name.
+/// Path of the settings of all devices, by name.
 const SETTINGS: &str = "ipv4/conf";
 const CLOSED: &str = "0";
-/// As the agent and others open.
+/// The value by which the agent and other programs open a device.
 const OPEN: &str = "1";
-/// As processes without an agent open.
+/// The value by which processes without an agent open a device.
 const OPEN_WITHOUT_AGENT: &str = "2";
 
 /// Opens a device for the agent.
@@ -45,12 +47,12 @@ pub(super) fn reopen_without_agent(device: &str) -> Result<(), NatError> {
     unless_gone(open_without_agent(device))
 }
 
-/// Closes a device, whoever has opened it. Idempotent.
+/// Closes a device, whichever process opened it. Idempotent.
 pub(super) fn close(device: &str) -> Result<(), NatError> {
     unless_gone(sysctl::ensure(&key(device), CLOSED).map_err(NatError::from))
 }
 
-/// A device may be gone, as the node's end of a pod's link is at its DEL.
+/// Treats a missing device as success: the node's end of a pod's link is gone at its DEL.
 fn unless_gone(set: Result<(), NatError>) -> Result<(), NatError> {
     match set {
         Err(NatError::Sysctl(error)) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -58,12 +60,12 @@ fn unless_gone(set: Result<(), NatError>) -> Result<(), NatError> {
     }
 }
 
-/// Closes a device for the agent, but for one that processes without an agent need: they close it then.
+/// Closes a device for the agent, unless processes without an agent need it: the last of those closes it.
 pub(super) fn close_unless_shared(device: &str) -> Result<(), NatError> {
     let is_shared = || Ok::<_, NatError>(named(SHARED_TABLE).map_err(NatError::Shared)?.contains(device));
     if !is_shared()? {
         close(device)?;
-        // Somebody may have asked for it meanwhile.
+        // A process may have asked for the device meanwhile.
         if !is_shared()? {
             return Ok(());
         }
@@ -71,7 +73,7 @@ pub(super) fn close_unless_shared(device: &str) -> Result<(), NatError> {
     reopen_without_agent(device)
 }
 
-/// The devices that a table has elements of.
+/// The devices that are elements of a table.
 pub(super) fn named(table: &str) -> Result<BTreeSet<String>, Error> {
     let mut found = nat::elements_of(table, Set::Devices);
     for _ in 1..TRIES {
@@ -89,7 +91,7 @@ pub(super) fn opened_without_agent() -> BTreeSet<String> {
     devices.into_iter().filter(|device| sysctl::is(&key(device), OPEN_WITHOUT_AGENT)).collect()
 }
 
-/// That a device is closed, in words.
+/// Says in words that a device is closed; `None` if it is open.
 pub(super) fn closed(device: &str) -> Option<String> {
     sysctl::is(&key(device), CLOSED).then(|| format!("127.0.0.1 leads nowhere: {} is 0", key(device)))
 }

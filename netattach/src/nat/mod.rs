@@ -1,20 +1,22 @@
-//! Masquerades pods and leads ports of the node to them, by a table of nftables of the agent's own.
+//! Masquerades what pods send and forwards ports of the node to pods (`hostPort`), by an nftables table that
+//! the agent owns.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`wish`] | what one attachment wants, as elements of the table's sets. Pure |
-//! | `error` | why it does not translate as asked |
-//! | `forgetting` | who has connections of UDP forgotten, and when |
-//! | `exceptions` | the list of destinations without masquerade that changes under attached pods. Pure |
-//! | `ports` | who has which port of the node, how many, and which nobody. Pure |
-//! | `loopback` | devices that addresses of loopback may leave by |
-//! | `table` | the table in the kernel: what is in it and what should be |
-//! | [`without_agent`] | the same without an agent: processes that share a table, whose elements say whose they are |
+//! | `error` | why the node does not translate as asked |
+//! | `forgetting` | deletes conntrack entries of UDP after an ADD or a DEL |
+//! | `exceptions` | the list of destinations without masquerade, which changes while pods are attached. Pure |
+//! | `ports` | which attachment holds which port of the node, how many ports a pod may hold, and which are reserved. Pure |
+//! | `loopback` | devices that packets with loopback addresses may leave by |
+//! | `table` | the table in the kernel: its actual and its wanted contents |
+//! | [`without_agent`] | the same without an agent: processes share a table, whose elements name their attachment in a comment |
 //!
-//! The table exists while some attachment wants something of it, and its rules never change: an attachment is added and
-//! removed by one transaction of elements. It lies behind all others who translate at the usual priorities, so what is
-//! meant for a Service is not taken from it; and a port of the node is one only in packets to an address of the node.
-//! Decision 0028 says why it is so.
+//! The table exists while an attachment wants an element of it. Its rules never change: an attachment is
+//! added or removed by one transaction that changes elements only. Its chains have a lower priority than
+//! those of other programs that translate at the usual priorities, so it does not take packets that are meant
+//! for a Service. A port of the node is translated only in packets to an address of the node. Decision 0028
+//! gives the reasons.
 
 mod error;
 mod exceptions;
@@ -45,7 +47,7 @@ use wish::{HostPort, Wish};
 pub use error::{NatError, Taken};
 pub use ports::{Reserved, ReservedFor};
 
-/// An attachment: container and interface.
+/// Key of an attachment: container and interface.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// `CNI_CONTAINERID`.
@@ -54,7 +56,7 @@ pub struct Key {
     pub ifname: String,
 }
 
-/// An attachment, and how messages name it.
+/// An attachment, and its name in messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The attachment.
@@ -75,35 +77,36 @@ pub struct Nat {
 struct State {
     wishes: BTreeMap<Key, Wish>,
     ports: Ports,
-    /// How many attachments want each element; those of the exceptions of the node are wanted once.
+    /// Number of attachments that want each element. An element of the node's exceptions counts once.
     users: BTreeMap<Element, usize>,
     exceptions: Exceptions,
     table: Table,
-    /// How often what others had removed from the table was put back.
+    /// Counts how often elements that other programs had removed from the table were put back.
     put_back: PutBack<()>,
-    /// Whether devices may be closed that are to be open: the table did not keep addresses of loopback out of them, or opening them
-    /// has failed half way.
+    /// Whether devices may be closed that should be open: they were closed while the table did not drop packets
+    /// with loopback addresses that come in by them, or opening them has failed half way.
     has_closed: bool,
     /// Why the table is not as it should be.
     trouble: Option<String>,
 }
 
 impl Nat {
-    /// The translation by the agent with that state directory.
+    /// Creates the translation of the agent with the state directory `owner`.
     pub fn new(owner: &str) -> Self {
         let state = Mutex::new(State { table: Table::new(owner), ..State::default() });
         Self { reserved: Reserved::default(), state, forgetting: Forgetting::new(forget) }
     }
 
-    /// The same, with ports of the node that no pod gets from now on.
+    /// The same, with ports of the node that are not given to pods from now on.
     #[must_use]
     pub fn reserving(self, reserved: Reserved) -> Self {
         Self { reserved, ..self }
     }
 
-    /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Nat::begin`]. Two of them may
-    /// want the same port or address, if one of their records is damaged: it stays with the first. What they have they keep: it
-    /// counts beside what others ask for, and no bound is asked about it.
+    /// Takes over an attachment of an earlier agent. Nothing is written before [`Nat::begin`]. If a record is
+    /// damaged, two attachments may want the same port or address: the first one keeps it. Adopted ports
+    /// count against the bounds when other attachments ask for ports, but adoption itself is not checked
+    /// against a bound.
     pub fn adopt(&self, holder: &Holder, wish: Wish) {
         let mut state = self.lock();
         let is_known = state.wishes.contains_key(&holder.key) || state.ambiguous(&wish).is_some();
@@ -113,8 +116,8 @@ impl Nat {
         }
     }
 
-    /// Goes on keeping addresses of loopback out of a device until [`Nat::detach`] for an attachment that an earlier
-    /// agent has left half made or half removed.
+    /// Keeps packets with loopback addresses from coming in by a device, until [`Nat::detach`], for an
+    /// attachment that an earlier agent left partly made or partly removed.
     pub fn guard(&self, holder: &Holder, device: &str) {
         let mut state = self.lock();
         if !state.wishes.contains_key(&holder.key) {
@@ -124,12 +127,12 @@ impl Nat {
         }
     }
 
-    /// Makes the table that which the adopted attachments want. `all`: every record could be read, so what nobody wants
-    /// belongs to nobody.
+    /// Makes the table what the adopted attachments want. `all`: every record could be read, so elements that
+    /// no attachment wants are removed.
     ///
     /// # Errors
-    /// The kernel refuses. Whichever call comes next begins anew: [`Nat::repair`], which is called once a second, or one that
-    /// changes the table.
+    /// The kernel refuses. The next call retries: [`Nat::repair`], which is called once a second, or any call
+    /// that changes the table.
     pub fn begin(&self, all: bool) -> Result<(), NatError> {
         let mut state = self.lock();
         state.take_over_exceptions();
@@ -140,15 +143,15 @@ impl Nat {
         state.reopen()
     }
 
-    /// Gives an attachment what it wants. Idempotent.
+    /// Adds the elements that an attachment wants. Idempotent.
     ///
     /// # Errors
-    /// Another attachment has a port that it wants, or nobody may have it, or it would be one too many; or the kernel refuses. What
-    /// has been done is taken back by [`Nat::detach`].
+    /// Another attachment holds one of the ports, or a port is reserved, or the attachment would exceed a
+    /// bound; or the kernel refuses. [`Nat::detach`] takes back what has been done.
     pub fn attach(&self, holder: &Holder, wish: Wish) -> Result<(), NatError> {
         let mut state = self.lock();
         if state.wishes.get(&holder.key).is_some_and(|known| *known != wish) {
-            // An earlier attempt whose record is gone.
+            // An earlier attempt, whose record is gone, left this wish.
             state.remove(&holder.key)?;
         }
         if let Some(address) = state.ambiguous(&wish) {
@@ -168,7 +171,7 @@ impl Nat {
             let written = table.change(users, &gone, &new);
             state.note(&written);
             if let Err(error) = written {
-                // A transaction is carried out as a whole or not at all.
+                // The kernel carries out a transaction as a whole or not at all.
                 state.uncount(&wish);
                 state.ports.release(&wish.ports, &holder.key);
                 return Err(error);
@@ -179,15 +182,16 @@ impl Nat {
         if let Some(device) = &wish.opened {
             loopback::open(device)?;
         }
-        // Nobody waits for it: who reached somebody else by the port does so for some tens of milliseconds more.
+        // The ADD does not wait for the walk: a sender whose connection leads to another destination by this
+        // port keeps reaching that destination for some tens of milliseconds.
         self.forgetting.ask(Which::Misled, &wish.ports);
         Ok(())
     }
 
-    /// Takes back what an attachment has. Idempotent.
+    /// Removes the elements of an attachment. Idempotent.
     ///
     /// # Errors
-    /// The kernel refuses. Nothing has changed then.
+    /// The kernel refuses. In that case nothing has changed.
     pub fn detach(&self, key: &Key) -> Result<(), NatError> {
         let mut state = self.lock();
         let Some(wish) = state.wishes.get(key).cloned() else { return Ok(()) };
@@ -195,18 +199,19 @@ impl Nat {
         drop(state);
         removed?;
         if let Some(walk) = self.forgetting.ask(Which::Led, &wish.ports) {
-            // The address is free after this: no sender is to reach its next holder by a port that that does not have.
+            // The pod's address is free after this call: no sender may reach the address's next holder by a
+            // port that the next holder does not have.
             self.forgetting.wait(walk);
         }
         Ok(())
     }
 
-    /// Sets the exceptions of the node, for all attachments that follow them, those that are there included: in one
-    /// transaction, during which no packet meets anything but the former list or this one. Returns whether something
-    /// has changed in the table.
+    /// Sets the exceptions of the node for all attachments that follow them, including those that already
+    /// exist. One transaction replaces the list, so each packet meets either the former list or the new one.
+    /// Returns whether the table has changed.
     ///
     /// # Errors
-    /// The kernel refuses. The former list stands then, also for attachments to come.
+    /// The kernel refuses. The former list then stays in force, also for attachments that are added later.
     pub fn except(&self, nets: &[IpNet]) -> Result<bool, NatError> {
         let mut state = self.lock();
         if state.exceptions.given() == Some(nets) {
@@ -227,12 +232,13 @@ impl Nat {
         written.map(|()| true)
     }
 
-    /// Puts back what another program has removed from the table: at once, but once a minute where that goes on. Returns whether
-    /// there was something. While it is not put back, no address of loopback leaves by any device: by these it would come in.
-    /// What has failed of [`Nat::begin`] is begun anew.
+    /// Puts back elements that another program has removed from the table: at once, or once a minute if the
+    /// removals go on. Returns whether elements were missing. Until they are put back, no packet with a
+    /// loopback address leaves by any device, because without the table such packets could also come in by
+    /// these devices. Retries [`Nat::begin`] if that has failed.
     ///
     /// # Errors
-    /// The kernel refuses; or it was put back too often just now.
+    /// The kernel refuses; or elements were put back too often just now.
     pub fn repair(&self) -> Result<bool, NatError> {
         let mut state = self.lock();
         let now = Instant::now();
@@ -247,15 +253,15 @@ impl Nat {
         if repaired == Repaired::PutBack {
             state.put_back.count((), now);
         }
-        // The table is whole.
+        // The table is complete.
         if state.has_closed || repaired != Repaired::Nothing {
             state.reopen()?;
         }
         Ok(repaired == Repaired::PutBack)
     }
 
-    /// A device has been made anew under its name: addresses of loopback leave by it again where ports of an attachment
-    /// lead there.
+    /// Reopens a device that was recreated under its former name: packets with loopback addresses leave by
+    /// the device again if ports of an attachment lead there.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -265,14 +271,14 @@ impl Nat {
         if is_open { loopback::open(device) } else { Ok(()) }
     }
 
-    /// Why the table is not as it should be, or will not be for long.
+    /// Returns why the table is not as it should be, or why it is unlikely to stay so.
     pub fn trouble(&self) -> Option<String> {
         let state = self.lock();
         let fought_over = || state.put_back.fought_over(&(), Instant::now());
         state.trouble.clone().or_else(|| Some(NatError::FoughtOver(fought_over()?).to_string()))
     }
 
-    /// What the table lacks of an attachment's wish, in words.
+    /// Describes what the table lacks of an attachment's wish.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -300,8 +306,9 @@ impl State {
         whole.filter_map(|wish| wish.opened.as_deref()).collect()
     }
 
-    /// Opens these devices, but for those that are gone. Where that fails half way, [`Nat::repair`] does it again: a process
-    /// without an agent may have closed what nobody seemed to need while the table was not there.
+    /// Opens these devices again, except those that are gone. If opening fails half way, [`Nat::repair`]
+    /// retries: a process without an agent may have closed a device that appeared unused while the table was
+    /// missing.
     fn reopen(&mut self) -> Result<(), NatError> {
         self.has_closed = true;
         self.opened().into_iter().try_for_each(loopback::reopen)?;
@@ -309,8 +316,8 @@ impl State {
         Ok(())
     }
 
-    /// An address of the wish for which another attachment wants something else: the kernel takes one value for a key.
-    /// Ports have holders, so they are not looked at here.
+    /// Returns an address of the wish for which another attachment wants a different value: a kernel map
+    /// holds one value per key. Ports have holders, so they are not checked here.
     fn ambiguous(&self, wish: &Wish) -> Option<IpAddr> {
         let other = |element: &&Element| {
             let first = Element { end: None, value: Vec::new(), ..(*element).clone() };
@@ -324,13 +331,13 @@ impl State {
         v4.or_else(|| v6.and_then(|it| it.key.first_chunk::<16>().copied()).map(IpAddr::from))
     }
 
-    /// Takes the exceptions of the node over from the table of an earlier agent, until the agent says them.
+    /// Takes over the node's exceptions from the table of an earlier agent, until the agent sets them.
     fn take_over_exceptions(&mut self) {
         if !self.exceptions.is_followed() || self.exceptions.given().is_some() {
             return;
         }
         match Table::exceptions() {
-            // Somebody has removed the table.
+            // Another program has removed the table.
             Ok(nets) if nets.is_empty() => {}
             Ok(nets) => {
                 self.exceptions.give(Some(nets));
@@ -343,7 +350,7 @@ impl State {
         }
     }
 
-    /// Brings the exceptions of the node up to date; returns what that changes in the table.
+    /// Updates the exceptions of the node; returns the resulting changes of the table.
     fn settle(&mut self) -> Changes {
         let changes = self.exceptions.settle();
         for element in &changes.gone {
@@ -353,7 +360,8 @@ impl State {
         changes
     }
 
-    /// Counts a wish in; returns what that changes in the table: elements that nobody else wants, above all.
+    /// Counts a wish in; returns the resulting changes of the table, mainly the elements that no other
+    /// attachment wants.
     fn count(&mut self, wish: &Wish) -> Changes {
         let mut changes = Changes::default();
         for element in &wish.elements {
@@ -369,7 +377,8 @@ impl State {
         changes
     }
 
-    /// Counts a wish out; returns what that changes in the table: elements that nobody wants any more, above all.
+    /// Counts a wish out; returns the resulting changes of the table, mainly the elements that no attachment
+    /// wants any more.
     fn uncount(&mut self, wish: &Wish) -> Changes {
         let mut changes = Changes::default();
         for element in &wish.elements {
@@ -386,13 +395,14 @@ impl State {
         changes
     }
 
-    /// Removes an attachment from the table, or leaves everything as it is. While the table is another agent's, it is
-    /// removed, and that stays noted.
+    /// Removes an attachment from the table, or leaves everything unchanged. While the table belongs to
+    /// another agent, the attachment is removed and the trouble stays recorded.
     fn remove(&mut self, key: &Key) -> Result<(), NatError> {
         let Some(wish) = self.wishes.get(key).cloned() else { return Ok(()) };
         let Changes { gone, new } = self.uncount(&wish);
         let closed = match &wish.opened {
-            // While the table still drops what comes from there with an address of loopback.
+            // The device is closed while the table still drops packets with loopback addresses that come from
+            // it.
             Some(device) if gone.iter().any(|element| element.set == Set::Devices) => {
                 loopback::close_unless_shared(device)
             }
@@ -404,7 +414,7 @@ impl State {
         });
         self.note(&written);
         match written {
-            // Nothing in another agent's table is the attachment's.
+            // Another agent's table contains nothing of this attachment.
             Ok(()) | Err(NatError::Foreign { .. }) => {}
             Err(error) => {
                 self.count(&wish);
@@ -421,9 +431,9 @@ impl State {
     }
 }
 
-/// Forgets the connections of UDP by which senders would go on reaching somebody else than the pod that has their port,
-/// or a pod that has it no more. They are only late if this fails: their senders pause for half a minute, or the
-/// connections end.
+/// Deletes the conntrack entries of UDP by which senders would go on reaching another destination than the
+/// pod that holds their port, or a pod that no longer holds the port. If this fails, the change only takes
+/// effect later: when a sender pauses for half a minute, or when a connection ends.
 fn forget(stale: &Stale) {
     let is_misled = |(which, _): &(Which, HostPort)| *which == Which::Misled;
     let own = match stale.values().flatten().any(is_misled) {
@@ -450,7 +460,7 @@ fn forget(stale: &Stale) {
     }
 }
 
-/// Whether the port is one of that address of the node.
+/// Whether the port is open at that address of the node.
 fn is_of(port: &HostPort, address: IpAddr) -> bool {
     let at = port.at.ip();
     at.is_ipv4() == address.is_ipv4() && (at.is_unspecified() || at == address)

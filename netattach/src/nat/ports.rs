@@ -1,4 +1,4 @@
-//! Who has which port of the node, how many one may have, and which nobody may. Pure.
+//! Which attachment holds which port of the node, how many ports it may hold, and which are reserved. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,21 +9,21 @@ use super::{Holder, Key, Taken};
 use crate::budget::{self, Exceeded};
 use crate::npwg::selection::PortProtocol;
 
-/// Ports of the node that lead to no pod: what listens at one would no longer be reached.
+/// Ports of the node that must not lead to a pod: a process that listens there would no longer be reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reserved {
-    /// The port of TCP at which the agent itself listens; `None`: it does at none.
+    /// The TCP port on which the agent itself listens; `None`: it does not listen.
     pub own: Option<u16>,
-    /// Those of the setting `reservedHostPorts`, of every protocol.
+    /// Ports of the setting `reservedHostPorts`, for every protocol.
     pub set: BTreeSet<u16>,
 }
 
 /// Why a port of the node is reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReservedFor {
-    /// The agent answers probes and gives metrics there.
+    /// The agent serves probes and metrics there.
     Agent,
-    /// The administrator has said so.
+    /// The administrator has reserved the port.
     Setting,
 }
 
@@ -37,8 +37,8 @@ impl fmt::Display for ReservedFor {
 }
 
 impl Reserved {
-    /// The first of these ports that is reserved, and why: whichever address of the node it is asked for, as processes listen at
-    /// all of them or are asked by any.
+    /// Returns the first of these ports that is reserved, and why. The address of the node does not matter,
+    /// since processes may listen at any or at all of them.
     pub(super) fn find(&self, ports: &[HostPort]) -> Option<(HostPort, ReservedFor)> {
         ports.iter().find_map(|port| {
             let number = port.at.port();
@@ -53,16 +53,18 @@ impl Reserved {
 /// Why an attachment gets none of the ports that it asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum NoRoom {
-    /// Its pod would have too many.
+    /// Its pod would hold too many ports.
     OfPod(Exceeded),
-    /// All pods of the node together would.
+    /// All pods of the node together would hold too many ports.
     OfNode(Exceeded),
 }
 
-/// Whether a container may have that many ports more. `others`: the container of each port that is held.
+/// Checks whether a container may hold that many more ports. `others`: the container of each port that is
+/// held.
 ///
 /// # Errors
-/// It, or all of them together, would have more than [`budget::HOST_PORTS_OF_POD`] or [`budget::HOST_PORTS`].
+/// The container, or all containers together, would exceed [`budget::HOST_PORTS_OF_POD`] or
+/// [`budget::HOST_PORTS`].
 pub(super) fn check_room<'c>(
     others: impl Iterator<Item = &'c str>,
     container: &str,
@@ -80,10 +82,10 @@ pub(super) fn check_room<'c>(
     budget::HOST_PORTS.check(of_node).map_err(NoRoom::OfNode)
 }
 
-/// The ports of the node that attachments have.
+/// The ports of the node that attachments hold.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
-    /// By protocol, family (whether IPv4) and port: at which addresses, and whose.
+    /// By protocol, family (whether IPv4) and port: the addresses at which it is open, each with its holder.
     held: BTreeMap<(PortProtocol, bool, u16), Vec<(IpAddr, Holder)>>,
 }
 
@@ -91,7 +93,7 @@ impl Ports {
     /// Gives the holder these ports, or none of them.
     ///
     /// # Errors
-    /// Another has one of them.
+    /// Another attachment holds one of them.
     pub(super) fn claim(&mut self, ports: &[HostPort], holder: &Holder) -> Result<(), Box<Taken>> {
         for port in ports {
             let others = self.held.get(&place(port)).into_iter().flatten();
@@ -107,7 +109,7 @@ impl Ports {
         Ok(())
     }
 
-    /// Whether there is room for these beside those that other attachments have.
+    /// Checks whether these ports fit beside those that other attachments hold.
     ///
     /// # Errors
     /// As of [`check_room`].
@@ -116,7 +118,7 @@ impl Ports {
         check_room(others.map(|(_, holder)| holder.key.container.as_str()), &key.container, ports.len())
     }
 
-    /// Takes these ports back from an attachment.
+    /// Releases these ports of an attachment.
     pub(super) fn release(&mut self, ports: &[HostPort], key: &Key) {
         for port in ports {
             let Some(holders) = self.held.get_mut(&place(port)) else { continue };
@@ -132,7 +134,7 @@ fn place(port: &HostPort) -> (PortProtocol, bool, u16) {
     (port.protocol, port.at.is_ipv4(), port.at.port())
 }
 
-/// Whether a packet could be to both addresses of the node.
+/// Whether a packet could be addressed to both addresses of the node.
 pub(super) fn overlap(one: IpAddr, other: IpAddr) -> bool {
     one == other || one.is_unspecified() || other.is_unspecified()
 }

@@ -1,4 +1,4 @@
-//! The table in the kernel: what is in it, and what should be.
+//! The table in the kernel: its actual and its wanted contents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,37 +9,38 @@ use super::{NatError, exceptions};
 use crate::netlink::nat::{self, Element, Set, Shape};
 use crate::netlink::{Error, filter_generation};
 
-/// How often the table is read while others change it.
+/// Attempts to read the table while other processes change it.
 const TRIES: u32 = 5;
 
-/// The table as it was left.
+/// The table as the agent last left it.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// Whose it is: the agent's state directory.
+    /// The owner: the agent's state directory.
     owner: String,
-    /// Its chains and rules as the kernel showed them when they had been made; `None`: they have to be made.
+    /// Chains and rules as the kernel listed them after they had been made; `None`: they have to be made.
     shape: Option<Shape>,
-    /// The packet filter's generation when the table was seen to be as it should.
+    /// The packet filter's generation in which the table was last found correct.
     seen: Option<u32>,
     /// The table may have elements of attachments whose records could not be read.
     has_strangers: bool,
-    /// The kernel may have another table than is recorded here, because [`Table::begin`] has failed half way, or nobody knows whether
-    /// a transaction was carried out. It is begun anew before anything else is done: `Some(all)`, as there.
+    /// The kernel's table may differ from what is recorded here, because [`Table::begin`] has failed half
+    /// way, or because the result of a transaction is unknown. `Some(all)`: the next call first runs
+    /// [`Table::begin`] again with this `all`.
     pending: Option<bool>,
 }
 
-/// What a look at the table has come to.
+/// Result of [`Table::repair`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Repaired {
-    /// It is as it should be.
+    /// The table is as it should be.
     Nothing,
-    /// It was begun anew, as that had failed.
+    /// [`Table::begin`] had failed and was run again.
     BegunAnew,
-    /// Something was missing, and is there again.
+    /// Something was missing and has been put back.
     PutBack,
 }
 
-/// The elements that are wanted, and how often.
+/// The wanted elements, each with the number of attachments that want it.
 type Users = BTreeMap<Element, usize>;
 
 impl Table {
@@ -48,13 +49,14 @@ impl Table {
         Self { owner: owner.to_owned(), ..Self::default() }
     }
 
-    /// Takes the table of an earlier agent over: replaces it by one with these elements, or removes it if there are
-    /// none. Without `all`, elements that nobody wants stay, as somebody may. Where it fails, whichever call comes next begins anew.
+    /// Takes over the table of an earlier agent: replaces it by one with these elements, or removes it if
+    /// there are none. Without `all`, elements that no known attachment wants stay, since an unknown one may
+    /// want them. If this fails, the next call retries.
     pub(super) fn begin(&mut self, users: &Users, all: bool) -> Result<(), NatError> {
         self.begin_without(users, &[], all)
     }
 
-    /// As [`Table::begin`]; `gone` goes in any case.
+    /// As [`Table::begin`]; the elements `gone` are removed in any case.
     fn begin_without(&mut self, users: &Users, gone: &[Element], all: bool) -> Result<(), NatError> {
         self.pending = Some(all);
         self.has_strangers = !all;
@@ -69,7 +71,7 @@ impl Table {
             return match users.is_empty() {
                 // Without nftables there is no table.
                 true if nat::shape()?.is_empty() => Ok(()),
-                // Another agent's is of no concern while nothing is wanted.
+                // Another agent's table does not matter while no element is wanted.
                 true if nat::comment_of_another(&self.owner)?.is_some() => Ok(()),
                 true => Ok(nat::uninstall()?),
                 false => self.install(users),
@@ -81,8 +83,8 @@ impl Table {
         self.check_owner()?;
         let mut kept: Users = nat::all_elements()?.into_iter().map(|element| (element, 1)).collect();
         kept.retain(|element, _| !gone.contains(element));
-        // What an attachment wants counts, where the table says something else. One that is not known may follow the
-        // exceptions of the node.
+        // Where the table has another value for a key, the value that a known attachment wants wins. An
+        // unknown attachment may follow the exceptions of the node.
         let has_exceptions = users.keys().any(exceptions::is_of_list);
         kept.retain(|element, _| !(has_exceptions && exceptions::is_of_list(element)));
         kept.retain(|element, _| {
@@ -93,7 +95,7 @@ impl Table {
         if kept.is_empty() { Ok(()) } else { self.install(&kept) }
     }
 
-    /// The exceptions of the node that the kernel has; none where there is no table.
+    /// Reads the exceptions of the node from the kernel; empty if there is no table.
     pub(super) fn exceptions() -> Result<Vec<IpNet>, Error> {
         let read = || Ok([nat::elements(Set::Prefixes4)?, nat::elements(Set::Prefixes6)?]);
         let mut found = read();
@@ -106,7 +108,7 @@ impl Table {
         Ok(found?.iter().flat_map(exceptions::nets_of).collect())
     }
 
-    /// Removes elements and adds others; `users` are all that are wanted afterwards.
+    /// Removes elements and adds others; `users` are all elements that are wanted afterwards.
     pub(super) fn change(
         &mut self,
         users: &Users,
@@ -128,13 +130,15 @@ impl Table {
             return Ok(());
         }
         match nat::change(gone, new) {
-            // The table is gone, or an element to remove, or another has the place of one: somebody else has changed it.
+            // The table is gone, or an element to remove is gone, or another element has the same key:
+            // another program has changed the table.
             Err(error) if error.not_found() || is_occupied(&error) => self.make(users, gone),
             other => self.known(other),
         }
     }
 
-    /// Puts back what is missing. `allowed` says whether what others have removed may be put back now.
+    /// Puts back what is missing. `allowed` says whether elements that other programs removed may be put back
+    /// now.
     pub(super) fn repair(
         &mut self,
         users: &Users,
@@ -164,20 +168,20 @@ impl Table {
         let found = nat::all_elements()?;
         let missing: Vec<&Element> = users.keys().filter(|element| !found.contains(element)).collect();
         if missing.is_empty() {
-            // Later changes are handled at the next call.
+            // Changes after this generation are handled at the next call.
             self.seen = Some(generation);
             return Ok(Repaired::Nothing);
         }
         allowed()?;
         match nat::change([], missing) {
-            // Another element has the place of one.
+            // Another element has the same key.
             Err(error) if error.not_found() || is_occupied(&error) => self.make(users, &[])?,
             other => self.known(other)?,
         }
         Ok(Repaired::PutBack)
     }
 
-    /// The first of the elements that the kernel does not have.
+    /// Returns the first of the wanted elements that the kernel does not have.
     pub(super) fn missing(&self, wanted: &BTreeSet<Element>) -> Result<Option<Element>, Error> {
         for set in Set::ALL {
             let mut of_set = wanted.iter().filter(|element| element.set == set).peekable();
@@ -192,8 +196,8 @@ impl Table {
         Ok(None)
     }
 
-    /// Makes the table anew: with what is wanted, and with what is there but for `gone`, where that may be of somebody who is not
-    /// known.
+    /// Makes the table anew with the wanted elements. If records could not be read, keeps the table's other
+    /// elements too, except `gone`, since they may belong to an unknown attachment.
     fn make(&mut self, users: &Users, gone: &[Element]) -> Result<(), NatError> {
         if self.has_strangers { self.begin_without(users, gone, false) } else { self.install(users) }
     }
@@ -203,13 +207,14 @@ impl Table {
         self.check_owner()?;
         self.known(nat::install(&self.owner, users.keys()))?;
         self.seen = None;
-        // The table is there. Where its shape cannot be read now, because others are changing the packet filter, the next call
-        // makes it once more.
+        // The table is there. If its shape cannot be read now, because other processes are changing the
+        // packet filter, the next call makes the table once more.
         self.shape = nat::shape().ok();
         Ok(())
     }
 
-    /// What a transaction has come to. It is carried out as a whole or not at all, but where its answer is lost nobody knows which.
+    /// Evaluates the result of a transaction. The kernel carries out a transaction as a whole or not at all,
+    /// but if its answer is lost, the result is unknown.
     fn known(&mut self, done: Result<(), Error>) -> Result<(), NatError> {
         if done.as_ref().is_err_and(|error| !matches!(error, Error::Refused(_) | Error::Send(..))) {
             self.pending = self.pending.or(Some(!self.has_strangers));
@@ -217,7 +222,8 @@ impl Table {
         Ok(done?)
     }
 
-    /// A table has one agent: each replaces it as a whole when it starts.
+    /// Refuses the table of another agent: a table has one agent, and each agent replaces its table as a
+    /// whole when it starts.
     fn check_owner(&self) -> Result<(), NatError> {
         nat::comment_of_another(&self.owner)?.map_or(Ok(()), |comment| Err(NatError::Foreign { comment }))
     }
@@ -236,7 +242,7 @@ mod tests {
     use crate::netns::{Netns, within};
     use crate::step::LeasedAddress;
 
-    /// What the masquerade of that address takes.
+    /// The elements that masquerading this address takes.
     fn masqueraded(address: &str) -> Users {
         let asked = json!({"device": "br0", "bridged": true, "masquerade": []});
         let leased = [LeasedAddress { address: address.parse().unwrap(), gateway: None }];
@@ -248,7 +254,7 @@ mod tests {
         panic!("nothing is put back that another program has removed")
     }
 
-    /// Somebody else's table is in the way at first. Needs root, like the agent.
+    /// At first another agent's table is in the way. Needs root, like the agent.
     #[test]
     fn what_has_failed_to_begin_is_begun_anew_by_whichever_call_comes_next() {
         let (stranger, own) = (masqueraded("10.1.0.2/24"), masqueraded("10.1.0.3/24"));
@@ -259,12 +265,13 @@ mod tests {
             let begun = table.begin(&own, all);
             assert!(matches!(begun, Err(NatError::Foreign { .. })), "{begun:?}");
             assert_eq!(table.pending, Some(all));
-            // That agent goes, and what is left is of an earlier one of the same directory.
+            // That agent goes away, and the remaining table is that of an earlier agent with the same
+            // directory.
             nat::install("own", stranger.keys()).unwrap();
             table
         };
         within(&Netns::private().unwrap(), || {
-            // Every record was read: what nobody wants goes.
+            // Every record was read: elements that no attachment wants are removed.
             let mut table = begun_in_vain(true);
             assert_eq!(table.repair(&own, not_asked).unwrap(), Repaired::BegunAnew);
             assert_eq!(nat::all_elements().unwrap(), elements(&own));
@@ -275,7 +282,8 @@ mod tests {
             let mut table = begun_in_vain(true);
             assert_eq!(table.repair(&Users::new(), not_asked).unwrap(), Repaired::BegunAnew);
             assert!(nat::shape().unwrap().is_empty());
-            // Not every record was: what nobody is known to want stays, but for what goes just now.
+            // Some records were not read: elements that no known attachment wants stay, except those that are
+            // removed just now.
             let both = elements(&stranger).union(&elements(&own)).cloned().collect::<BTreeSet<_>>();
             let mut table = begun_in_vain(false);
             assert_eq!(table.repair(&own, not_asked).unwrap(), Repaired::BegunAnew);
@@ -300,7 +308,7 @@ mod tests {
             || Error::from(Refused { request: "NFT_MSG_NEWSETELEM", errno: libc::ENOENT, text: None });
         let after = |has_strangers: bool, done: Result<(), Error>| {
             let mut table = Table { has_strangers, ..Table::new("own") };
-            // What it comes to is the caller's.
+            // The caller's result is passed through.
             let _ = table.known(done);
             table.pending
         };

@@ -1,4 +1,4 @@
-//! What attachments want as elements, and who has which port. Without a kernel.
+//! Attachments' wishes as elements, and the holders of ports. Without a kernel.
 
 use std::net::Ipv4Addr;
 
@@ -51,14 +51,15 @@ fn a_port_of_every_address_is_opened_in_both_families_and_for_loopback() {
     let v6 = format!("{:032x}060000001f900000=fd00{:028x}00500000", 0, 2);
     assert_eq!(shown(&wish, Set::Ports6), [v6]);
     assert_eq!(shown(&wish, Set::Mapped4), ["0a01000206000000005000001f900000"]);
-    // Who is in the pod's subnet would be answered past the node.
+    // The pod would answer a sender in its own subnet directly, past the node.
     assert_eq!(shown(&wish, Set::Prefixes4), ["0a010000-0a0100ff"]);
     assert_eq!(shown(&wish, Set::Masquerade4), Vec::<String>::new());
     assert_eq!(wish.opened.as_deref(), Some("br0"));
     assert_eq!(shown(&wish, Set::Devices), ["62723000000000000000000000000000"]);
 }
 
-/// Who is masqueraded on the way is the list that the port's element names; without one 127.0.0.1 has no answer.
+/// The list that the port's element names selects the senders that are masqueraded; without a list 127.0.0.1
+/// gets no answer.
 #[test]
 fn who_comes_with_the_nodes_address_is_as_asked_for() {
     let of = |senders: &str, device: &str| {
@@ -74,7 +75,7 @@ fn who_comes_with_the_nodes_address_is_as_asked_for() {
     assert_eq!(of("near", "br0"), (1, near, Some("br0".to_owned())));
     assert_eq!(of("all", "br0"), (1, all.clone(), Some("br0".to_owned())));
     assert_eq!(of("none", "br0"), (0, Vec::new(), None));
-    // No device leads to it.
+    // No device leads to the pod.
     assert_eq!(of("all", ""), (1, all, None));
 }
 
@@ -84,7 +85,7 @@ fn a_port_of_one_address_is_opened_there_alone() {
     let wish = Wish::new(&ports(false, asked), &leased(&BOTH)).unwrap();
     assert_eq!(shown(&wish, Set::Ports4), ["c00002011100000000350000=0a01000214e90000"]);
     assert_eq!(shown(&wish, Set::Ports6), Vec::<String>::new());
-    // On a routed link only the pod itself would be answered past the node.
+    // On a routed link, only the pod itself would be answered past the node.
     assert_eq!(shown(&wish, Set::Prefixes4), ["0a010002-0a010002"]);
     assert_eq!((wish.opened.as_deref(), shown(&wish, Set::Devices)), (None, vec![]));
     // Loopback alone.
@@ -159,7 +160,7 @@ fn a_port_has_one_holder_whatever_the_addresses_it_is_asked_for() {
         held.claim(&wish.ports, &holder(container)).map_err(|taken| NatError::PortTaken(taken).to_string())
     };
     claim("a", &wanted(80, "tcp", Some("192.0.2.1"))).unwrap();
-    // Again is no conflict, nor another protocol, port or address.
+    // A repeated claim is no conflict, nor is another protocol, port or address.
     claim("a", &wanted(80, "tcp", Some("192.0.2.1"))).unwrap();
     claim("b", &wanted(80, "udp", None)).unwrap();
     claim("b", &wanted(81, "tcp", None)).unwrap();
@@ -179,7 +180,7 @@ fn a_port_has_one_holder_whatever_the_addresses_it_is_asked_for() {
     held.claim(&gone.ports, &holder("c")).unwrap();
 }
 
-/// That many ports of the node from this number on, all of one pod.
+/// That many ports of the node from `first` on, all of one pod.
 fn held(first: usize, count: usize) -> Vec<HostPort> {
     let port = |number: usize| HostPort {
         protocol: PortProtocol::Udp,
@@ -203,7 +204,7 @@ fn neither_a_pod_nor_a_node_has_more_ports_than_the_bounds() {
     let left = of_node.most + 1 - first;
     ports.claim(&held(first, left / 2), &holder("half")).unwrap();
     let (first, left) = (first + left / 2, left - left / 2);
-    // A pod has them by all its interfaces together, and its own are not counted twice.
+    // The bound counts a pod's interfaces together, and its own ports are not counted twice.
     let own = holder("1").key;
     let other = Key { ifname: "eth1".to_owned(), ..own.clone() };
     let refused =
@@ -288,10 +289,11 @@ fn one_address_is_not_masqueraded_in_two_ways() {
     assert_eq!(state.ambiguous(&wish(&[], "fd00::2/80")), Some("fd00::2".parse().unwrap()));
 }
 
-/// What it costs to attach is in the number of elements that are written, whoever else is there.
+/// The cost of an attachment is the number of elements that are written, however many other attachments
+/// exist.
 #[test]
 fn an_attachment_writes_as_much_beside_three_hundred_others_as_alone() {
-    // Of each family a port, where it leads, and a source; on a routed link also the pod as a list of its own.
+    // For each family: a port, its target, and a source; on a routed link also the pod as a list of its own.
     for (bridged, each) in [(true, 6), (false, 8)] {
         let mut state = State::default();
         let mut written = Vec::new();
@@ -309,7 +311,7 @@ fn an_attachment_writes_as_much_beside_three_hundred_others_as_alone() {
             assert_eq!(state.ambiguous(&wish), None);
             written.push(new.len());
         }
-        // The first brings along what all of them share: lists, and the device.
+        // The first attachment adds the elements that all share: lists, and the device.
         assert!(written[0] > each, "{written:?}");
         assert_eq!(written[1..], [each; 300]);
     }
@@ -332,7 +334,7 @@ fn exceptions_of_the_node_change_for_attachments_that_are_there() {
     state.exceptions.give(nets(&["10.1.0.0/24", "10.3.0.0/24"]));
     let Changes { gone, new } = state.settle();
     assert_eq!((prefixes(&gone), prefixes(&new)), (vec!["10.2.0.0/24".into()], vec!["10.3.0.0/24".into()]));
-    // What the table has to have is that list and both sources.
+    // The table has to contain that list and both sources.
     let wanted: Vec<Element> = state.users.keys().cloned().collect();
     assert_eq!(prefixes(&wanted), ["10.1.0.0/24", "10.3.0.0/24", "169.254.0.0/16", "224.0.0.0/4"]);
     assert_eq!(wanted.len(), 6);

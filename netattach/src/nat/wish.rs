@@ -1,4 +1,4 @@
-//! What an attachment wants of the node's translation of addresses, as elements of the table's sets. Pure.
+//! What an attachment wants of the node's address translation, as elements of the table's sets. Pure.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,14 +11,14 @@ use crate::netlink::nat::{Element, Set};
 use crate::npwg::selection::{PortMapping, PortProtocol};
 use crate::step::{LeasedAddress, PortSenders, Translate};
 
-/// Length of a device's name in a register.
+/// Length of a device name in nftables registers, in bytes.
 const DEVICE_LENGTH: usize = 16;
 
-/// The name of a list of prefixes.
+/// Name of a list of prefixes.
 pub(super) type List = [u8; 6];
-/// Length of that name in whole words.
+/// Length of a list's name, padded to whole words, in bytes.
 const LIST_WORDS: usize = 8;
-/// The bit of the first byte that all names have which follow from the content of their lists.
+/// Bit of the first byte that is set in all names that are derived from the content of their lists.
 const OF_DIGEST: u8 = 0x80;
 
 /// A port of the node that leads to a pod.
@@ -32,17 +32,17 @@ pub struct HostPort {
     pub to: SocketAddr,
 }
 
-/// What one attachment wants.
+/// What one attachment wants of the translation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// Its elements; others may want some of them too.
+    /// Elements of this attachment; other attachments may want some of them too.
     pub(super) elements: BTreeSet<Element>,
-    /// Its ports of the node, which nobody else may have.
+    /// Ports of the node that this attachment holds; no other attachment may hold them.
     pub(super) ports: Vec<HostPort>,
-    /// The device that addresses of loopback must be able to leave by.
+    /// The device by which packets with loopback addresses must be able to leave.
     pub(super) opened: Option<String>,
-    /// Its own subnets, which are exceptions of the node while the attachment is there; empty: it does not follow the
-    /// exceptions of the node.
+    /// Subnets of the attachment, which count as exceptions of the node while the attachment exists; empty:
+    /// the attachment does not follow the exceptions of the node.
     pub(super) follows: Vec<IpNet>,
 }
 
@@ -59,10 +59,11 @@ pub struct NoAddress {
 }
 
 impl Wish {
-    /// What a step wants for an attachment with these addresses. Ports lead to the first address of each family.
+    /// Computes what a `Translate` step wants for an attachment with these addresses. Ports lead to the first
+    /// address of each family.
     ///
     /// # Errors
-    /// A port of the node cannot lead to any of them.
+    /// A port of the node cannot lead to any of these addresses.
     pub fn new(translate: &Translate, leased: &[LeasedAddress]) -> Result<Self, NoAddress> {
         let mut wish = Self::default();
         let addresses: Vec<IpNet> = leased.iter().map(|leased| leased.address).collect();
@@ -84,7 +85,7 @@ impl Wish {
             let mapped = translate.ports.iter().filter_map(|port| Some((port, at(port, v4)?)));
             for (port, address) in mapped {
                 wish.open(port, address, pod, &masked);
-                // No pod has an answer for an address of loopback.
+                // A pod cannot answer a packet from a loopback address.
                 let may_answer = translate.senders != PortSenders::None && !translate.device.is_empty();
                 if may_answer && matches!(address, IpAddr::V4(v4) if v4.is_unspecified() || v4.is_loopback())
                 {
@@ -103,12 +104,12 @@ impl Wish {
         }
     }
 
-    /// What keeps addresses of loopback out of a device, and nothing else.
+    /// A wish that only keeps packets with loopback addresses from coming in by a device.
     pub(super) fn of_device(name: &str) -> Self {
         Self { elements: [device(name)].into(), opened: Some(name.to_owned()), ..Self::default() }
     }
 
-    /// Its ports of the node.
+    /// The ports of the node that this attachment holds.
     pub fn ports(&self) -> &[HostPort] {
         &self.ports
     }
@@ -131,7 +132,7 @@ impl Wish {
         self.sources(own, list);
     }
 
-    /// The same, but for the exceptions of the node.
+    /// Masquerades these addresses of one family, with the exceptions of the node.
     fn masquerade_as_the_node(&mut self, own: &[IpNet]) {
         self.sources(own, exceptions::LIST);
         self.follows.extend(own.iter().map(IpNet::trunc));
@@ -146,7 +147,7 @@ impl Wish {
         }));
     }
 
-    /// Opens a port at an address of the node; `masked` have the node's address on the way.
+    /// Opens a port at an address of the node; senders in `masked` get the node's address on the way.
     fn open(&mut self, port: &PortMapping, at: IpAddr, pod: IpAddr, masked: &[IpNet]) {
         let v4 = pod.is_ipv4();
         let protocol = word(&[port.protocol.number()]);
@@ -173,7 +174,7 @@ impl Wish {
         });
     }
 
-    /// Enters a list of prefixes of one family; returns its name, which follows from its content.
+    /// Adds a list of prefixes of one family; returns its name, which is derived from its content.
     fn list(&mut self, nets: impl Iterator<Item = IpNet>) -> List {
         // Ranges of one list must not overlap.
         let mut nets = IpNet::aggregate(&nets.collect());
@@ -182,7 +183,7 @@ impl Wish {
         let digest = Sha256::digest(text);
         let mut name = [0; 6];
         name.copy_from_slice(&digest[..6]);
-        // Whoever writes definitions can choose a digest, within limits, and not this bit.
+        // Authors of definitions can influence the digest, within limits, but not this bit.
         name[0] |= OF_DIGEST;
         self.elements.extend(nets.iter().map(|net| prefix(name, *net)));
         name
@@ -190,7 +191,7 @@ impl Wish {
 }
 
 impl HostPort {
-    /// The port that an element of a table leads to a pod.
+    /// The port of the node that an element forwards to a pod; `None` for other elements.
     pub(super) fn of(element: &Element) -> Option<Self> {
         let length = match element.set {
             Set::Ports4 => 4,
@@ -210,7 +211,8 @@ impl HostPort {
     }
 }
 
-/// The address of the pod that an element translates; `None`: the element is of no address, or of a port of the node.
+/// The address of the pod that an element translates; `None`: the element's set is not keyed by the address of
+/// a pod.
 pub(super) fn translated(element: &Element) -> Option<IpAddr> {
     let length = match element.set {
         Set::Mapped4 | Set::Masquerade4 => 4,
@@ -220,7 +222,8 @@ pub(super) fn translated(element: &Element) -> Option<IpAddr> {
     address(element.key.get(..length)?)
 }
 
-/// The element with lists of its own, which nobody else has: their names follow from who it is as well.
+/// Returns the element with list names of its own, which no other attachment shares: `whose` is part of the
+/// digest.
 pub(super) fn with_own_lists(element: &Element, whose: &str) -> Element {
     let renamed = |word: &[u8]| -> Vec<u8> {
         let digest = Sha256::new().chain_update(whose).chain_update([0]).chain_update(word).finalize();
@@ -241,7 +244,7 @@ pub(super) fn with_own_lists(element: &Element, whose: &str) -> Element {
             end: element.end.as_deref().map(|end| with_list(end, 0)),
             ..element.clone()
         },
-        // Behind a zero: see [`named`].
+        // The name comes after a zero word: see [`named`].
         Set::Mapped4 | Set::Mapped6 | Set::Masquerade4 | Set::Masquerade6 => {
             Element { value: with_list(&element.value, 4), ..element.clone() }
         }
@@ -259,7 +262,7 @@ fn address(octets: &[u8]) -> Option<IpAddr> {
     v4().or_else(|| <[u8; 16]>::try_from(octets).ok().map(IpAddr::from))
 }
 
-/// What a map says of a list: see the table of sets.
+/// Value of a map entry that names a list: see the table of sets.
 fn named(list: List) -> Vec<u8> {
     [vec![0; 4], word(&list)].concat()
 }
@@ -275,7 +278,8 @@ pub(super) fn prefix(list: List, net: IpNet) -> Element {
     }
 }
 
-/// The address of the node at which a port is opened in a family; `None`: at none.
+/// The address of the node at which a port is opened in a family; `None`: the port is not opened in this
+/// family.
 fn at(port: &PortMapping, v4: bool) -> Option<IpAddr> {
     match port.host_ip {
         None if v4 => Some(Ipv4Addr::UNSPECIFIED.into()),
@@ -290,7 +294,7 @@ pub(super) fn device(name: &str) -> Element {
     Element { set: Set::Devices, key, end: None, value: Vec::new() }
 }
 
-/// The name of the device that an element stands for.
+/// The name of the device that an element of the set of devices contains.
 pub(super) fn device_named(element: &Element) -> Option<String> {
     let end = element.key.iter().position(|byte| *byte == 0).unwrap_or(element.key.len());
     let name = element.key.get(..end).filter(|_| element.set == Set::Devices)?;
@@ -304,7 +308,7 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A value that begins in a register of its own: padded to whole words.
+/// Pads a value to whole words, so that the next value begins in a register of its own.
 fn word(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.resize(bytes.len().next_multiple_of(4), 0);

@@ -1,10 +1,11 @@
-//! Translation without an agent: each process adds and removes what belongs to one attachment, in a table that all of
-//! them share.
+//! Translation without an agent: each process adds and removes the elements of one attachment, in a table
+//! that all processes share.
 //!
-//! Whose an element is says its comment: plugin, network, container, interface, and for a port that 127.0.0.1 leads to
-//! the device by which it does. So DEL and GC need no configuration, and nobody removes what another pod has by now. A
-//! process reads the table, decides, and changes it on the condition that nobody has changed the packet filter since;
-//! else it begins anew.
+//! The comment of an element names its owner: plugin, network, container, interface, and for a port that
+//! 127.0.0.1 leads to, the device that such packets leave by. DEL and GC therefore need no configuration, and
+//! no process removes an element that meanwhile belongs to another pod. A process reads the table, decides,
+//! and changes the table on the condition that the packet filter has not changed since; otherwise it begins
+//! again.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,13 +20,13 @@ use crate::netlink::Error;
 use crate::netlink::nat::{self, Element, Noted, Set};
 use crate::npwg::selection::PortProtocol;
 
-/// How long others may be quicker.
+/// Longest time to retry while other processes change the packet filter first.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Longest names in a comment, so that all of it fits: a longer one is replaced by its digest.
+/// Longest names in a comment, so that the whole comment fits: a longer name is replaced by its digest.
 const MOST_CONTAINER: usize = 64;
 const MOST_NETWORK: usize = 22;
-/// What the digest of a name begins with, as no name does.
+/// First character of a name's digest; no name begins with it.
 const DIGEST: char = '~';
 
 /// A plugin that has elements of its own.
@@ -46,7 +47,7 @@ impl Plugin {
     }
 }
 
-/// Whose elements are meant: those of a plugin for an attachment.
+/// Selects the elements of a plugin for one attachment.
 #[derive(Debug, Clone, Copy)]
 pub struct Whose<'a> {
     /// The plugin.
@@ -60,23 +61,23 @@ pub struct Whose<'a> {
 }
 
 impl Whose<'_> {
-    /// As a comment says it.
+    /// The owner in the form of a comment.
     fn note(&self) -> String {
         format!("{} {}", self.plugin.word(), attachment_words(self.network, self.container, self.ifname))
     }
 }
 
-/// An attachment as comments say it: network, container, interface; at most 103 bytes.
+/// An attachment in the form of a comment: network, container, interface; at most 103 bytes.
 pub(crate) fn attachment_words(network: &str, container: &str, ifname: &str) -> String {
     format!("{} {} {ifname}", shortened(network, MOST_NETWORK), shortened(container, MOST_CONTAINER))
 }
 
-/// The first of these words, for all attachments of a network.
+/// The first of these words, which all attachments of a network share.
 pub(crate) fn network_word(network: &str) -> String {
     shortened(network, MOST_NETWORK)
 }
 
-/// A name that fits.
+/// The name itself, or its digest if the name is longer than `most` bytes.
 fn shortened(name: &str, most: usize) -> String {
     if name.len() <= most {
         return name.to_owned();
@@ -85,14 +86,14 @@ fn shortened(name: &str, most: usize) -> String {
     std::iter::once(DIGEST).chain(digits.chars()).take(most).collect()
 }
 
-/// The comment of an element, by its words.
+/// The comment of an element, split into its words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Note<'n> {
     plugin: &'n str,
     network: &'n str,
     container: &'n str,
     ifname: &'n str,
-    /// The device that addresses of loopback leave by.
+    /// The device by which packets with loopback addresses leave.
     device: Option<&'n str>,
 }
 
@@ -109,7 +110,7 @@ impl<'n> Note<'n> {
         whose == format!("{plugin} {network} {container} {ifname}")
     }
 
-    /// Whether both are of one attachment, whatever the plugins.
+    /// Whether both belong to one attachment, whichever the plugins.
     fn is_with(&self, other: &Self) -> bool {
         (self.network, self.container, self.ifname) == (other.network, other.container, other.ifname)
     }
@@ -120,7 +121,7 @@ impl<'n> Note<'n> {
     }
 }
 
-/// What is to be done to a table.
+/// A change of the table.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Change {
     gone: Vec<Noted>,
@@ -131,10 +132,11 @@ struct Change {
     opened: BTreeSet<String>,
 }
 
-/// What gives the attachment what it wants, and nothing else.
+/// Computes the change that gives the attachment exactly the elements that it wants.
 ///
 /// # Errors
-/// Another attachment has one of its ports, or its address; or it would have a port too many.
+/// Another attachment holds one of its ports, or its address; or the attachment would exceed a bound of
+/// ports.
 fn attached(table: &[Noted], whose: &Whose<'_>, wish: &Wish) -> Result<Change, NatError> {
     let own = whose.note();
     let of_ports = table.iter().filter(|it| matches!(it.element.set, Set::Ports4 | Set::Ports6));
@@ -154,7 +156,7 @@ fn attached(table: &[Noted], whose: &Whose<'_>, wish: &Wish) -> Result<Change, N
             |it: &&Noted| it.element.set == noted.element.set && it.element.key == noted.element.key;
         match table.iter().find(in_place) {
             Some(there) if *there == noted => continue,
-            // Another plugin of the same attachment has asked for it too.
+            // Another plugin of the same attachment has asked for the same element.
             Some(there)
                 if there.element == noted.element
                     && Note::of(there).is_some_and(|note| !note.is_of(&own) && note.is_with(&its)) =>
@@ -174,13 +176,13 @@ fn attached(table: &[Noted], whose: &Whose<'_>, wish: &Wish) -> Result<Change, N
     Ok(with_devices(table, gone, new))
 }
 
-/// What takes everything back of which `is_gone` is true.
+/// Computes the change that removes all elements whose comment satisfies `is_gone`.
 fn detached(table: &[Noted], is_gone: impl Fn(&Note<'_>) -> bool) -> Change {
     let its = |it: &&Noted| Note::of(it).is_some_and(|note| is_gone(&note));
     with_devices(table, table.iter().filter(its).cloned().collect(), Vec::new())
 }
 
-/// The elements that an attachment wants, but for devices, which are nobody's.
+/// The elements that an attachment wants, except devices, whose elements name no owner.
 fn wanted(own: &str, wish: &Wish) -> Vec<Noted> {
     let elements = wish.elements.iter().filter(|element| element.set != Set::Devices);
     elements
@@ -195,7 +197,7 @@ fn wanted(own: &str, wish: &Wish) -> Vec<Noted> {
         .collect()
 }
 
-/// Whether the port of the node, if the element is one, is free for this attachment.
+/// Checks that the port of the node, if the element is one, is free for this attachment.
 fn check_ports(table: &[Noted], element: &Element, its: &Note<'_>) -> Result<(), Box<Taken>> {
     let Some(port) = HostPort::of(element) else { return Ok(()) };
     for there in table.iter().filter(|there| there.element.set == element.set) {
@@ -208,8 +210,9 @@ fn check_ports(table: &[Noted], element: &Element, its: &Note<'_>) -> Result<(),
     Ok(())
 }
 
-/// Whether an element that is to be replaced is of the same container on the same network. Another attachment with the
-/// address would lose what it has: packets do not say which of the two they are from.
+/// Checks that an element to be replaced belongs to the same container on the same network. If another
+/// attachment has the same address, replacing the element would take its translation away: packets do not
+/// tell which of the two attachments they come from.
 fn check_address(there: &Noted, its: &Note<'_>) -> Result<(), NatError> {
     let (Some(address), Some(note)) = (wish::translated(&there.element), Note::of(there)) else {
         return Ok(());
@@ -220,7 +223,7 @@ fn check_address(there: &Noted, its: &Note<'_>) -> Result<(), NatError> {
     }
 }
 
-/// The change, with the devices that follow from it.
+/// Completes a change with the elements of devices that follow from it.
 fn with_devices(table: &[Noted], mut gone: Vec<Noted>, mut new: Vec<Noted>) -> Change {
     let there = || table.iter().filter(|it| it.element.set == Set::Devices);
     let kept = table.iter().filter(|it| !gone.contains(it));
@@ -235,7 +238,7 @@ fn with_devices(table: &[Noted], mut gone: Vec<Noted>, mut new: Vec<Noted>) -> C
     Change { gone, new, closed: names, opened }
 }
 
-/// Gives an attachment what it wants in place of what it had. Idempotent.
+/// Gives an attachment what it wants and removes what it had before. Idempotent.
 ///
 /// # Errors
 /// Another attachment has a port or the address that it wants, or the kernel refuses.
@@ -248,7 +251,7 @@ pub fn attach(whose: &Whose<'_>, wish: &Wish) -> Result<(), NatError> {
     Ok(())
 }
 
-/// Takes back what an attachment has. Idempotent.
+/// Removes the elements of an attachment. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -257,7 +260,8 @@ pub fn detach(whose: &Whose<'_>) -> Result<(), NatError> {
     remove(|note| note.is_of(&own))
 }
 
-/// Takes back what a plugin has for attachments of a network that are not among `valid`: containers and interfaces.
+/// Removes a plugin's elements for those attachments of a network that are not in `valid`, a list of
+/// containers and interfaces.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -271,7 +275,7 @@ pub fn collect(plugin: Plugin, network: &str, valid: &[(&str, &str)]) -> Result<
     })
 }
 
-/// What the table lacks of what an attachment wants, in words.
+/// Describes what the table lacks of an attachment's wish.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -289,10 +293,10 @@ pub fn difference(whose: &Whose<'_>, wish: &Wish) -> Result<Option<String>, NatE
     Ok(missing.next().map(said).or_else(|| wish.opened.as_deref().and_then(loopback::closed)))
 }
 
-/// Checks that the kernel has what a table needs.
+/// Checks that the kernel supports the table.
 ///
 /// # Errors
-/// It has not.
+/// The kernel does not support it.
 pub fn check_possible() -> Result<(), NatError> {
     nat::check_table_possible().map_err(NatError::Shared)
 }
@@ -303,9 +307,9 @@ fn remove(is_gone: impl Fn(&Note<'_>) -> bool) -> Result<(), NatError> {
     Ok(())
 }
 
-/// Changes the table as `decide` says; returns the ports that are none any more. Closes the devices that no element of
-/// the table or of the agent's names any more, and of those that `left` gives the ones that none names: somebody has
-/// removed the table that did.
+/// Changes the table as `decide` says; returns the ports that were removed. Closes the devices that no
+/// element of this table or of the agent's table names any more, and those devices of `left` that no element
+/// names: another program may have removed the table that named them.
 fn carry_out(
     decide: impl Fn(&[Noted]) -> Result<Change, NatError>,
     left: impl Fn() -> BTreeSet<String>,
@@ -314,21 +318,23 @@ fn carry_out(
     let mut closed: BTreeSet<String> = BTreeSet::new();
     let mut pause = Pause::default();
     loop {
-        // First: a change of the agent's table after this is one of the packet filter since the view.
+        // The view is read first: a later change of the agent's table is also a change of the packet filter
+        // since the view.
         let view = look()?;
         let mut needed = loopback::named(nat::TABLE).map_err(NatError::Table)?;
         let change = decide(view.elements())?;
         needed.extend(change.opened.iter().cloned());
         let closing: BTreeSet<String> =
             change.closed.union(&left()).filter(|device| !needed.contains(*device)).cloned().collect();
-        // While the table still drops what comes from there with an address of loopback.
+        // Devices are closed while the table still drops packets with loopback addresses that come from them.
         closing.iter().try_for_each(|device| loopback::close(device))?;
-        // Somebody has asked for it since it was closed.
+        // Another process has asked for the device since it was closed.
         closed.intersection(&needed).try_for_each(|device| loopback::reopen_without_agent(device))?;
         let has_nothing_to_do = change.gone.is_empty() && change.new.is_empty();
         let is_right = view.is_whole() || view.elements().is_empty();
         let is_done = match has_nothing_to_do && is_right {
-            // Whoever has asked for a device since the view finds it closed: the next look tells.
+            // A process that has asked for a device since the view finds the device closed: the next round
+            // notices.
             true => closing.is_empty(),
             false => nat::change_noted(&view, &change.gone, &change.new).map_err(NatError::Shared)?,
         };
@@ -344,7 +350,7 @@ fn carry_out(
     }
 }
 
-/// Between two attempts: different for different processes, which would otherwise meet again.
+/// Pause between two attempts. Its length differs between processes, which would otherwise collide again.
 #[derive(Default)]
 pub(crate) struct Pause(u32);
 
@@ -356,7 +362,7 @@ impl Pause {
     }
 }
 
-/// Reads the table, again while others change it.
+/// Reads the table, and retries while other processes change it.
 fn look() -> Result<nat::View, NatError> {
     let due = Instant::now() + PATIENCE;
     let mut pause = Pause::default();

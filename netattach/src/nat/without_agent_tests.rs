@@ -1,4 +1,4 @@
-//! What processes do to the table that they share. Without a kernel.
+//! Changes that processes make to the shared table. Without a kernel.
 
 use serde_json::{Value, json};
 
@@ -97,11 +97,12 @@ fn a_port_has_one_holder_and_plugins_of_one_attachment_are_no_others() {
     }
     let udp = json!({"ports": [{"hostPort": 8080, "containerPort": 80, "protocol": "udp"}]});
     assert!(attached(&table, &b, &wish("10.1.0.3/24", &udp)).is_ok());
-    // The interface's plugin asks for the same: there is one element, of whoever came first.
+    // The interface's plugin asks for the same: there is one element, which belongs to the plugin that came
+    // first.
     let link = whose(Plugin::Link, "a");
     let both = with(&table, &link, &wish("10.1.0.2/24", &port(8080)));
     assert_eq!(notes(&both, Set::Ports4), ["portmap pods a eth0 br0"]);
-    // Another port in place of the one before.
+    // Another port replaces the former one.
     let moved = with(&table, &a, &wish("10.1.0.2/24", &port(8081)));
     assert_eq!(moved, with(&[], &a, &wish("10.1.0.2/24", &port(8081))));
 }
@@ -119,12 +120,12 @@ fn an_address_of_another_is_refused_and_only_the_same_container_replaces_what_it
         let taken = attached(&table, &other, &masquerade).unwrap_err();
         assert_eq!(taken.to_string(), told, "{other:?}");
     }
-    // Of ports too, whatever the other's port of the node.
+    // This holds for ports too, whatever port of the node the other attachment has.
     let mapped = with(&[], &whose(Plugin::Portmap, "a"), &wish("10.1.0.2/24", &port(8080)));
     let kept: Vec<Noted> = mapped.into_iter().filter(|it| it.element.set == Set::Mapped4).collect();
     let port_of_b = attached(&kept, &whose(Plugin::Portmap, "b"), &wish("10.1.0.2/24", &port(8080)));
     assert_eq!(port_of_b.unwrap_err().to_string(), told);
-    // The same container by another interface: the late DEL of the one before leaves it alone.
+    // The same container by another interface: a late DEL of the former interface leaves the element alone.
     let moved = Whose { ifname: "eth1", ..a };
     let both = with(&table, &moved, &masquerade);
     assert_eq!(notes(&both, Set::Masquerade4), ["link pods a eth1"]);

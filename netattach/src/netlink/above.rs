@@ -1,4 +1,5 @@
-//! The links that are on another one, however many a pod has made, and deleting them together.
+//! The links that are on top of another one, in any number that a pod has created, and their deletion in one
+//! step.
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
@@ -24,25 +25,28 @@ const INDEX_AT: usize = 4;
 /// The group of links that are about to be deleted. Not one of netattach's own.
 const LEAVING: u32 = 0x6e61_7570;
 
-/// A link that is on another one.
+/// A link that is on top of another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Above {
     /// Index in its namespace.
     pub index: u32,
-    /// The number of the namespace in which the index of the other one counts; `None`: that of the link.
+    /// The number of the namespace that the lower device's index refers to; `None`: the namespace of the
+    /// link.
     pub netns: Option<i32>,
-    /// Whether it is on that one, and in which namespace, cannot be told: the link is described by more than its description can
-    /// say the length of, or by more than the kernel tells.
+    /// Whether the lower device and its namespace are unknown: the link's description is longer than its length
+    /// fields or the kernel's answer can hold.
     pub is_blurred: bool,
 }
 
 impl Handle {
-    /// The links of the namespace that are on the one with that index, or may be, and of a kind with a name, for which `counts`
-    /// holds, which is given the index, that name and the alias of each; the kernel deletes links of such kinds alone. One of
-    /// which nothing can be told is among them.
+    /// Returns the links of the namespace that are, or may be, on top of the link with that index. Only links
+    /// of a named kind are returned, because the kernel can delete no others, and only those for which
+    /// `counts` holds; its arguments are the link's index, kind and alias. A link that cannot be described at
+    /// all is included.
     ///
-    /// There may be any number of links: of the others, nothing is kept. Each is asked for by itself. The kernel lists none where
-    /// one is described by more than 4 MiB, and ends a list at one that has grown since it began.
+    /// There may be any number of links, so each is requested separately and nothing is kept of the others. A
+    /// list would not do: the kernel lists no links if one link's description is longer than 4 MiB, and ends
+    /// a list at a link whose description has grown since the list began.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -65,7 +69,7 @@ impl Handle {
         Ok(above)
     }
 
-    /// Whether a link is described by more than its description can say the length of, or by more than the kernel tells.
+    /// Whether a link's description is longer than its length fields or the kernel's answer can hold.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -77,10 +81,11 @@ impl Handle {
         }
     }
 
-    /// The indices of all links, by a list that says little else, and as much of each whatever that is.
+    /// Returns the indices of all links, by a dump that contains little else, of the same length for each
+    /// link.
     pub(super) fn indices(&mut self) -> Result<Vec<u32>, Error> {
         let mut all = StatsMessage::default();
-        // Without any counters it is refused. These are those of MPLS.
+        // The kernel refuses a request without any statistics. These are those of MPLS.
         all.header.filter_mask = StatsFilterMask::AfSpec;
         let indices = self.socket.scan(RouteNetlinkMessage::GetStats(all), index_of)?;
         // Every namespace has a loopback device.
@@ -90,8 +95,8 @@ impl Handle {
         }
     }
 
-    /// Deletes the links with those indices for the cost of one grace period. One that is gone, or that the kernel does not
-    /// delete, is left out.
+    /// Deletes the links with those indices for the cost of one grace period. Skips links that are gone or
+    /// that the kernel does not delete.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -102,7 +107,7 @@ impl Handle {
                 let moved = LinkUnspec::new_with_index(*index).append_extra_attribute(group());
                 NetlinkRequest::new(RouteNetlinkMessage::SetLink(moved.build()), 0)
             };
-            // One that is refused is deleted by itself below.
+            // A link that cannot be moved is deleted by itself below.
             self.socket.batch(links.iter().map(into_group).collect())?;
             let mut all = LinkMessage::default();
             all.attributes.push(group());
@@ -117,7 +122,7 @@ impl Handle {
     }
 }
 
-/// See [`Handle::links_on`]; of one message.
+/// See [`Handle::links_on`]; evaluates one message.
 fn on(message: &[u8], index: u32, counts: impl Fn(u32, &str, &str) -> bool) -> Option<Above> {
     let attributes = message.get(HEADER..)?;
     let own = index_of(message)?;
@@ -125,7 +130,7 @@ fn on(message: &[u8], index: u32, counts: impl Fn(u32, &str, &str) -> bool) -> O
         Some(blurred) => (blurred.before, blurred.kind, true),
         None => (attributes, attribute_in(attribute_in(attributes, INFO)?, KIND)?, false),
     };
-    // One that is blurred may tell it behind what can be read.
+    // A blurred description may contain the lower device after the readable part.
     let is_on = attribute_in(told, LINK).map_or(is_blurred, |link| link == index.to_ne_bytes());
     if !is_on {
         return None;
@@ -145,7 +150,8 @@ pub(super) fn index_of(message: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(message.get(INDEX_AT..INDEX_AT + 4)?.try_into().ok()?))
 }
 
-/// A string up to the zero that ends it; empty: it is none of UTF-8, as no kind and no alias of ours is.
+/// A string up to its terminating zero; empty if it is not valid UTF-8. netattach's own kinds and aliases are
+/// always valid.
 fn text(value: &[u8]) -> &str {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     std::str::from_utf8(&value[..end]).unwrap_or_default()
@@ -167,7 +173,7 @@ mod tests {
         Some(Above { index: 9, netns, is_blurred: false })
     }
 
-    /// A link with index 9 on that with index 4.
+    /// A link with index 9 on top of the link with index 4.
     fn shown(kind: &[u8], further: &[Vec<u8>]) -> Vec<u8> {
         let info = attribute(INFO | 0x8000, &attribute(KIND, kind));
         let link = attribute(LINK, &4_u32.to_ne_bytes());
@@ -196,7 +202,7 @@ mod tests {
     #[test]
     fn a_link_of_which_it_cannot_be_told_what_it_is_on_may_be_on_any_of_that_index() {
         for order in ORDERS {
-            // The alias is not read out of what is behind.
+            // The alias is not read from the unreadable part.
             let behind = attribute(ALIAS, b"card.5\0");
             let mut shown = message(0, &[with_sources(6_000, order), behind]);
             shown[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
@@ -209,13 +215,13 @@ mod tests {
     }
 
     impl Handle {
-        /// Gives a macvlan so many source addresses, and the mode `source`.
+        /// Gives a macvlan that many source addresses, and the mode `source`.
         pub(crate) fn give_sources(&mut self, macvlan: u32, number: u32) {
             give(self, macvlan, (0..number).map(plain));
         }
 
-        /// As where the kernel refuses a longer queue, or a link is described by more than it tells: of one with 20,000 source
-        /// addresses nothing can be told.
+        /// Shrinks the receive queue, as if the kernel had refused a longer one, or a link's description were
+        /// too long for an answer: a link with 20,000 source addresses can then not be described.
         pub(crate) fn narrow(&self) {
             self.socket.narrow();
         }
@@ -226,7 +232,7 @@ mod tests {
         [2, 0, 0, a, b, c]
     }
 
-    /// Each as the header of an attribute, and the end of another one.
+    /// An address that reads as the header of an attribute and the end of another one.
     fn header(number: u32) -> [u8; 6] {
         let [.., a, b] = number.to_be_bytes();
         [0xfc, 0xff, a, b, 0x74, 0x03]
@@ -244,12 +250,12 @@ mod tests {
         let add = |address| {
             set(vec![InfoMacVlan::MacAddrMode(MacVlanMacAddressMode::Add), InfoMacVlan::MacAddr(address)])
         };
-        // An attribute more behind them, from Linux 6.4 on.
+        // One more attribute after the addresses, from Linux 6.4 on.
         let cutoff = set(vec![InfoMacVlan::BcCutoff(5)]);
         handle.socket.all(sources.map(add).chain([cutoff]).collect()).unwrap();
     }
 
-    /// A macvlan in mode `source` has as many addresses as its pod gives it.
+    /// A macvlan in mode `source` has as many addresses as a process in its pod sets.
     #[test]
     fn a_link_with_thousands_of_source_addresses_is_found_and_deleted() {
         let netns = Netns::private().unwrap();
@@ -272,7 +278,7 @@ mod tests {
         assert_eq!(handle.link_by_index(lan).unwrap().kind, "macvlan");
         assert!(kinds(&mut handle).contains(&"macvlan".to_owned()));
         assert_eq!(handle.links_on(wire.index, |_, _, _| true).unwrap(), blurred);
-        // Nothing of it is told, and of all others as much as ever.
+        // This link cannot be described at all; the others can, as before.
         same.narrow();
         assert!(same.link_by_index(lan).unwrap_err().is_untold());
         assert_eq!(same.links_on(wire.index, |_, _, _| true).unwrap(), blurred);

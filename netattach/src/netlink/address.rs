@@ -21,7 +21,7 @@ use super::{Error, Handle};
 use crate::mac::Mac;
 use crate::spec::Addressing;
 
-/// Time between two looks at addresses that the kernel is trying.
+/// Time between two checks of addresses whose duplicate address detection is running.
 const DETECTION_POLL: Duration = Duration::from_millis(10);
 
 impl Handle {
@@ -34,23 +34,23 @@ impl Handle {
         self.configure_all(&[(index, addressing)])?.into_iter().collect()
     }
 
-    /// As [`Handle::configure`], for several links in one datagram. The outcome for each; what is refused of one does not keep
-    /// the kernel from configuring the others.
+    /// As [`Handle::configure`], for several links in one datagram. Returns the outcome for each; a refusal
+    /// for one link does not prevent the configuration of the others.
     ///
     /// # Errors
-    /// The socket failed: some of it may be done.
+    /// The socket failed: some of the changes may have been made.
     pub fn configure_all(&mut self, links: &[(u32, &Addressing)]) -> Result<Vec<Result<(), Error>>, Error> {
         let each: Vec<_> = links.iter().map(|(index, addressing)| requests(*index, addressing)).collect();
         let counts: Vec<usize> = each.iter().map(Vec::len).collect();
         let mut replies = self.socket.batch(each.into_iter().flatten().collect())?.into_iter();
         let outcome = |((_, addressing), count): (&(u32, &Addressing), usize)| {
-            // Addresses are replaced, so only a route can exist already, and then it is identical. A link that has no IPv6
-            // gets no address of it either.
+            // Addresses are replaced, so only a route can exist already, and then it is identical. A link
+            // without IPv6 gets no link-local address anyway.
             let harmless: &[Errno] = match addressing.no_link_local {
                 true => &[Errno::EXIST, Errno::AFNOSUPPORT],
                 false => &[Errno::EXIST],
             };
-            // All of them are taken, so that the next link's come next.
+            // All replies of a link are consumed, so that the next reply belongs to the next link.
             let own: Vec<_> = replies.by_ref().take(count).collect();
             let refused = own.into_iter().filter_map(Result::err);
             let mut grave = refused.filter(|it| !harmless.iter().any(|one| one.raw_os_error() == it.errno));
@@ -59,17 +59,20 @@ impl Handle {
         Ok(links.iter().zip(counts).map(outcome).collect())
     }
 
-    /// Makes a link that is up announce its addresses, IPv4 where `arp_notify` is on and IPv6 where `ndisc_notify` is: its
-    /// Ethernet address is set, to what it is (`NETDEV_CHANGEADDR` in `net/ipv4/devinet.c` and `net/ipv6/ndisc.c`). This
-    /// empties its neighbour table.
+    /// Makes a link that is up announce its addresses: IPv4 addresses if `arp_notify` is on, IPv6 addresses
+    /// if `ndisc_notify` is. To trigger this, the link's Ethernet address is set to its present value
+    /// (`NETDEV_CHANGEADDR` in `net/ipv4/devinet.c` and `net/ipv6/ndisc.c`), which empties the link's
+    /// neighbour table.
     pub fn announce_all(&mut self, index: u32, mac: Mac) -> Result<(), Error> {
         let same = LinkUnspec::new_with_index(index).address(mac.0.to_vec()).build();
         self.socket.request(RouteNetlinkMessage::SetLink(same), 0).map(drop)
     }
 
-    /// Makes a link that is up announce these IPv4 addresses of its own, and announce its addresses whenever it comes up again
-    /// (`arp_notify`). The kernel asks everybody for the address (`NTF_USE`): a gratuitous ARP request (RFC 5227, section 3), as
-    /// its sender is the first address of that subnet, itself. The entry that waits for an answer is taken away.
+    /// Makes a link that is up announce these IPv4 addresses of its own, and makes it announce its addresses
+    /// whenever it comes up again (`arp_notify`). The kernel is asked to resolve the address (`NTF_USE`) and
+    /// broadcasts an ARP request. Since the sender is the first address of that subnet, which is the address
+    /// itself, this is a gratuitous ARP request (RFC 5227, section 3). The neighbour entry that waits for an
+    /// answer is deleted.
     ///
     /// # Errors
     /// [`Error::not_found`]: the link is gone.
@@ -85,14 +88,15 @@ impl Handle {
             entry.header.flags = NeighbourFlags::empty();
             requests.push(NetlinkRequest::new(RouteNetlinkMessage::DelNeighbour(entry), 0));
         }
-        // Somebody else may have cleared the table meanwhile.
+        // Another process may have cleared the table meanwhile.
         self.socket.all_but(requests, &[Errno::NOENT])
     }
 
-    /// Waits until the link's IPv6 addresses may be used, at most so long. Returns one that another host has.
+    /// Waits until the link's IPv6 addresses may be used, for at most `patience`. Returns an address that
+    /// another host has.
     ///
     /// # Errors
-    /// The kernel cannot be asked, or it takes longer.
+    /// A request to the kernel failed, or duplicate address detection takes longer.
     pub fn await_unique(&mut self, index: u32, patience: Duration) -> Result<Option<IpAddr>, Error> {
         let deadline = Instant::now() + patience;
         loop {
@@ -153,13 +157,13 @@ impl Handle {
         Ok(found.into_iter().filter_map(of_link).collect())
     }
 
-    /// The addresses of a link, host bits kept. One that is gone has none.
+    /// The addresses of a link, host bits kept. A link that is gone has none.
     pub fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, Error> {
         let found = self.list_addresses(AddressFamily::default(), index)?;
         Ok(found.into_iter().filter_map(|message| observed(message, Some(index))).collect())
     }
 
-    /// What the kernel tells of a link's addresses; nothing of one that is gone.
+    /// The kernel's messages about a link's addresses; none for a link that is gone.
     pub(super) fn list_addresses(
         &mut self,
         family: AddressFamily,
@@ -175,7 +179,7 @@ impl Handle {
     }
 }
 
-/// What configures a link: see [`Handle::configure`].
+/// The requests that configure a link: see [`Handle::configure`].
 fn requests(index: u32, addressing: &Addressing) -> Vec<NetlinkRequest> {
     let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 2);
     if addressing.announce_v4 {
@@ -213,9 +217,10 @@ fn arp_notify(index: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::SetLink(set.build())
 }
 
-/// Keeps the kernel from making an IPv6 link-local address for a link that is not up yet: with the address go its routes,
-/// its groups, the detection of duplicates, reports of listeners and solicitations of routers. Addresses and routes that
-/// somebody sets, or that a group is joined for, are not affected.
+/// Keeps the kernel from creating an IPv6 link-local address for a link that is not up yet. Without the
+/// address there are no routes and multicast groups for it, and no duplicate address detection, listener
+/// reports and router solicitations. Addresses, routes and group memberships that are set explicitly are not
+/// affected.
 pub(super) fn no_link_local(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
     let none = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
     let request = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![none])]);
@@ -253,7 +258,7 @@ fn flags(address: &AddressMessage) -> AddressFlags {
     told.unwrap_or_else(AddressFlags::empty)
 }
 
-/// Has the kernel make no route to the address's subnet.
+/// Keeps the kernel from creating a route to the address's subnet.
 fn without_prefix_route(message: &mut AddressMessage) {
     for attribute in &mut message.attributes {
         if let AddressAttribute::Flags(flags) = attribute {

@@ -23,21 +23,22 @@ const ADDRESS: u16 = 1;
 const LOCAL: u16 = 2;
 /// Bytes of notifications that may wait: see [`LinkWatch`](super::LinkWatch).
 const QUEUE: usize = 1 << 20;
-/// Most datagrams that are read at once: more than fit into the queue.
+/// Most datagrams that are read in one call: more than fit into the queue.
 const MOST_READ: usize = 1 << 14;
-/// Most addresses that are told one by one. Beyond that it takes as long to look at all.
+/// Most addresses that are returned one by one. Beyond that, checking all addresses takes no longer.
 const MOST_TOLD: usize = 4096;
 
-/// An address of a link that has come, has been changed, or has gone.
+/// An address of a link that was added, changed or removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ToldAddress {
-    /// The link's own.
+    /// The link's own address.
     pub address: IpAddr,
-    /// It has not gone. Another link may have it all the same.
+    /// The address was not removed. If it was, another link may still have it.
     pub is_there: bool,
 }
 
-/// Receives notifications about addresses in the namespace of the thread that opened it. Readable if there are any.
+/// Receives notifications about addresses in the namespace of the thread that opened it. Readable when
+/// notifications are queued.
 pub struct AddressWatch {
     raw: RawSocket,
     receiver: Receiver,
@@ -55,7 +56,7 @@ impl AddressWatch {
             raw.add_membership(group).map_err(Error::Open)?;
         }
         raw.set_non_blocking(true).map_err(Error::Open)?;
-        // Where the kernel refuses it, more is lost, and told as such.
+        // If the kernel refuses the size, more notifications are lost, which is reported.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
         Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
@@ -68,7 +69,8 @@ impl AddressWatch {
         readable(self).await
     }
 
-    /// The addresses of all notifications so far, in their order. Does not wait. `None`: some were lost, or there are too many.
+    /// Returns the addresses of all queued notifications, in their order. Does not wait. `None`: some were
+    /// lost, or there are too many.
     pub fn told(&mut self) -> Option<Vec<ToldAddress>> {
         let (mut told, mut is_lost) = (Vec::new(), false);
         for _ in 0..MOST_READ {
@@ -80,12 +82,12 @@ impl AddressWatch {
                 }
                 // The queue was full: the kernel says so once and goes on with later notifications.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => is_lost = true,
-                // Whoever cannot be told looks.
+                // Without notifications the caller has to check everything.
                 Err(_) => return None,
             }
             is_lost |= told.len() > MOST_TOLD;
         }
-        // They come as quickly as they are read.
+        // Notifications arrive as fast as they are read.
         None
     }
 }
@@ -102,7 +104,7 @@ impl std::fmt::Debug for AddressWatch {
     }
 }
 
-/// Takes in the messages of a datagram.
+/// Processes the messages of a datagram.
 fn read(mut datagram: &[u8], told: &mut Vec<ToldAddress>) {
     while let Some(length) = word(datagram, 0).map(|length| length as usize) {
         let message = datagram.get(..length.min(datagram.len())).unwrap_or_default();
@@ -159,7 +161,7 @@ mod tests {
         let datagram = [
             message(RTM_NEWADDR, &[(ADDRESS, &peer[..]), (LOCAL, &[10, 0, 0, 2][..])]),
             message(RTM_DELADDR, &[(ADDRESS, &v6[..])]),
-            // Of a link, and one without an address.
+            // A message about a link, and one without an address.
             message(16, &[(ADDRESS, &[2, 0, 0, 0, 0, 1, 0, 0][..])]),
             message(RTM_NEWADDR, &[(7, &peer[..])]),
         ];

@@ -1,4 +1,4 @@
-//! What the kernel's messages say: acknowledgements, ends of lists, and objects.
+//! Parses the kernel's messages: acknowledgements, ends of dumps, and objects.
 
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -11,10 +11,10 @@ pub(super) const NLMSG_ERROR: u16 = 2;
 pub(super) const NLMSG_DONE: u16 = 3;
 /// In an acknowledgement: only the header of the request is repeated.
 const NLM_F_CAPPED: u16 = 0x100;
-/// In an acknowledgement, or at the end of a list: attributes follow.
+/// In an acknowledgement, or at the end of a dump: attributes follow.
 const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// Length of the number with which an acknowledgement and the end of a list begin, behind the header.
+/// Length of the error number with which an acknowledgement and the end of a dump begin, after the header.
 const ERRNO_LEN: usize = 4;
 
 /// A message of the kernel.
@@ -24,22 +24,22 @@ pub(super) struct Received {
     pub(super) body: Body,
 }
 
-/// What a message says.
+/// Content of a message.
 pub(super) enum Body {
     /// Errno (0 = carried out) and the kernel's text.
     Ack(i32, Option<String>),
-    /// The end of a list: errno (0 = there is no more), and the kernel's text. The kernel tells by it of what keeps it from
-    /// beginning with a list, too.
+    /// The end of a dump: errno (0 = complete), and the kernel's text. The kernel also uses it to report an
+    /// error that prevents the dump from starting.
     Done(i32, Option<String>),
     Payload(RouteNetlinkMessage),
-    /// A newer kernel may describe an object in a way that the parser refuses.
+    /// An object that the parser rejects, such as one that a newer kernel describes differently.
     Unreadable,
 }
 
 /// All messages of a datagram.
 ///
 /// # Errors
-/// They are not as long as they say, or too short.
+/// A length field is wrong, or a message is too short.
 pub(super) fn parse_datagram(mut bytes: &[u8]) -> Result<Vec<Received>, &'static str> {
     let mut messages = Vec::new();
     while bytes.len() >= HEADER_LEN {
@@ -54,17 +54,18 @@ pub(super) fn parse_datagram(mut bytes: &[u8]) -> Result<Vec<Received>, &'static
     Ok(messages)
 }
 
-/// One message, without what fills it up.
+/// Parses one message, given without its padding.
 ///
 /// # Errors
-/// It is too short.
+/// The message is too short.
 pub(super) fn parse_message(message: &[u8]) -> Result<Received, &'static str> {
     let kind = u16_at(message, 4).ok_or("short header")?;
     let flags = u16_at(message, 6).ok_or("short header")?;
     let sequence = u32_at(message, 8).ok_or("short header")?;
     let payload = &message[HEADER_LEN..];
     let body = match kind {
-        // Other than in an acknowledgement, nothing of the request is between the number and what else is told.
+        // Unlike an acknowledgement, this message does not repeat the request between the error number and
+        // the attributes.
         NLMSG_DONE => Body::Done(end_of_list(payload)?, text_behind(flags, payload.get(ERRNO_LEN..))),
         NLMSG_ERROR => {
             let code = u32_at(payload, 0).ok_or("short acknowledgement")? as i32;
@@ -85,11 +86,11 @@ pub(super) fn parse_message(message: &[u8]) -> Result<Received, &'static str> {
     Ok(Received { sequence, flags, body })
 }
 
-/// The positive errno with which the kernel ends a list (`netlink_dump_done`), by what is behind the header of [`NLMSG_DONE`]; 0:
-/// the list is at its end. Only a negative number is an error.
+/// Returns the positive errno with which the kernel ends a dump (`netlink_dump_done`), from the part of
+/// [`NLMSG_DONE`] after the header; 0: the dump is complete. Only a negative number is an error.
 ///
 /// # Errors
-/// There is no number.
+/// The number is missing.
 pub(super) fn end_of_list(payload: &[u8]) -> Result<i32, &'static str> {
     let code = u32_at(payload, 0).ok_or("short end of a list")?.cast_signed();
     Ok(code.min(0).saturating_neg())
@@ -124,12 +125,12 @@ fn text_behind(flags: u16, attributes: Option<&[u8]>) -> Option<String> {
     None
 }
 
-/// A number of 16 bits, in the byte order of the machine; `None`: the bytes end before.
+/// Reads a number of 16 bits in the byte order of the machine; `None`: the bytes end before.
 pub(super) fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
     Some(u16::from_ne_bytes(bytes.get(offset..offset + 2)?.try_into().ok()?))
 }
 
-/// As [`u16_at`], of 32 bits.
+/// As [`u16_at`], for 32 bits.
 pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
 }
@@ -170,7 +171,7 @@ mod tests {
         assert!(matches!(&parsed[1].body, Body::Ack(0, None)));
     }
 
-    /// As Linux 6.18 ends a list of routes: with more flags than count here.
+    /// Ends a dump of routes as Linux 6.18 does, with more flags than matter here.
     fn done(code: Option<i32>, text: Option<&str>) -> Vec<u8> {
         let mut payload = code.map_or(Vec::new(), |code| code.to_ne_bytes().to_vec());
         if let Some(text) = text {
@@ -200,7 +201,7 @@ mod tests {
         assert_eq!(ended(Some(0), None), Ok((0, None)));
         assert_eq!(ended(Some(-90), None), Ok((90, None)));
         assert_eq!(ended(Some(-2), Some(no_table)), Ok((2, Some(no_table.to_owned()))));
-        // Not an error, and the least of all numbers.
+        // A positive number, which is no error, and the smallest number.
         assert_eq!(ended(Some(8), None), Ok((0, None)));
         assert_eq!(ended(Some(i32::MIN), None), Ok((i32::MAX, None)));
         assert_eq!(ended(None, None), Err("short end of a list"));

@@ -1,19 +1,22 @@
-//! Descriptions of links of which a length may have wrapped. The length of an attribute is a number of 16 bits, and a macvlan in
-//! mode `source` has as many addresses, a VLAN as many priorities, as somebody in its namespace gives it: from 64 KiB on
-//! `IFLA_LINKINFO`, which holds them, says of itself that it is as many bytes shorter, and where it says that it ends is what
-//! that somebody has written.
+//! Descriptions of links in which the length of an attribute may have wrapped. The length of an attribute has
+//! 16 bits, but a macvlan in mode `source` has as many addresses, and a VLAN as many priorities, as a process
+//! in its namespace sets. From 64 KiB on, the length field of `IFLA_LINKINFO`, which contains these lists, is
+//! too small by a multiple of 64 KiB, and the bytes at the position where the attribute then seems to end are
+//! controlled by that process.
 //!
 //! The kernel describes a link in this order (`rtnl_fill_ifinfo`):
 //!
-//! - `IFLA_IFNAME`, `IFLA_MTU`, `IFLA_GROUP`, `IFLA_MASTER`, `IFLA_IFALIAS`, `IFLA_ADDRESS`, `IFLA_XDP` and more. Old kernels
-//!   tell here what it is on (`IFLA_LINK`);
+//! - `IFLA_IFNAME`, `IFLA_MTU`, `IFLA_GROUP`, `IFLA_MASTER`, `IFLA_IFALIAS`, `IFLA_ADDRESS`, `IFLA_XDP` and
+//!   more. Old kernels put the lower device (`IFLA_LINK`) here;
 //! - `IFLA_LINKINFO`: `IFLA_INFO_KIND`, then `IFLA_INFO_DATA` with those lists;
-//! - behind it `IFLA_LINK_NETNSID`; `IFLA_LINK`, since "rtnetlink: always put IFLA_LINK for links with a link-netnsid";
-//!   `IFLA_PERM_ADDRESS`, `IFLA_AF_SPEC`, the other names (`IFLA_PROP_LIST`), `IFLA_PARENT_DEV_NAME`.
+//! - after it `IFLA_LINK_NETNSID`; `IFLA_LINK`, since "rtnetlink: always put IFLA_LINK for links with a
+//!   link-netnsid"; `IFLA_PERM_ADDRESS`, `IFLA_AF_SPEC`, the alternative names (`IFLA_PROP_LIST`),
+//!   `IFLA_PARENT_DEV_NAME`.
 //!
-//! Nothing that a pod writes decides how its link's description is read: how long it is, and the kind, are the kernel's words.
-//! Of a link of a kind with such a list whose description is that long from `IFLA_LINKINFO` on, what is behind counts as not
-//! told, although it may be as long because of other names.
+//! Data that a pod writes does not decide how the description of its link is read: the length of the message
+//! and the kind are set by the kernel. If a link has a kind with such a list, and its description from
+//! `IFLA_LINKINFO` on is 64 KiB or longer, everything after the kind counts as unknown, even if the length
+//! comes from alternative names.
 
 use super::lean::{ATTRIBUTE_HEADER, TYPE};
 use super::nft::attributes_of;
@@ -21,24 +24,24 @@ use super::nft::attributes_of;
 /// `IFLA_LINKINFO` of `linux/if_link.h`, and `IFLA_INFO_KIND` in it.
 pub(super) const INFO: u16 = 18;
 pub(super) const KIND: u16 = 1;
-/// An attribute of as many bytes and more says of itself that it has as many fewer.
+/// The length field of an attribute of this many bytes or more has wrapped.
 const WRAPS: usize = 1 << 16;
-/// The kinds with a list that has no end.
+/// The kinds that have a list of unbounded length.
 const LISTED: [&[u8]; 3] = [b"macvlan", b"macvtap", b"vlan"];
 
-/// A description of which nobody can tell where what its link is by its kind ends, and what is behind that.
+/// A description in which the end of the kind's data, and so everything after it, cannot be determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Blurred<'m> {
-    /// The attributes before that.
+    /// The attributes before `IFLA_LINKINFO`.
     pub(super) before: &'m [u8],
-    /// The kind's name, as the kernel ends it.
+    /// Name of the kind, with the terminating zero of the kernel.
     pub(super) kind: &'m [u8],
 }
 
-/// Of the attributes that describe a link; `None`: all of them can be told.
+/// Checks the attributes that describe a link; `None`: all of them can be read.
 pub(super) fn blurred(attributes: &[u8]) -> Option<Blurred<'_>> {
     let mut at = 0;
-    // What begins nearer to the end has not wrapped.
+    // An attribute that begins closer to the end cannot have wrapped.
     while attributes.len().saturating_sub(at) >= WRAPS {
         let (&[a, b, c, d], value) = attributes.get(at..)?.split_first_chunk()?;
         if u16::from_ne_bytes([c, d]) & TYPE == INFO {
@@ -61,18 +64,20 @@ pub(super) mod tests {
     use super::super::text::{NAME, OTHER_NAME, PROPERTIES};
     use super::*;
 
-    /// Where a kernel tells what a link is on.
+    /// Where a kernel puts `IFLA_LINK`: before or after `IFLA_LINKINFO`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(in crate::netlink) enum LinkAt {
         Before,
         Behind,
     }
 
-    /// Each order, without and with a further attribute behind the list of addresses (`IFLA_MACVLAN_BC_CUTOFF`, Linux 6.4).
+    /// Each order, without and with a further attribute after the list of addresses
+    /// (`IFLA_MACVLAN_BC_CUTOFF`, Linux 6.4).
     pub(in crate::netlink) const ORDERS: [(LinkAt, bool); 4] =
         [(LinkAt::Before, false), (LinkAt::Before, true), (LinkAt::Behind, false), (LinkAt::Behind, true)];
 
-    /// As the kernel describes the macvlan `lan` with so many source addresses, on the link with index 4 of the namespace 3.
+    /// The kernel's description of the macvlan `lan` with `number` source addresses, whose lower device has
+    /// index 4 in namespace 3.
     pub(in crate::netlink) fn with_sources(number: usize, (link_at, cutoff): (LinkAt, bool)) -> Vec<u8> {
         let long = |kind: u16, value: &[u8]| {
             let mut bytes = vec![0; ATTRIBUTE_HEADER];
@@ -98,7 +103,7 @@ pub(super) mod tests {
         }
     }
 
-    /// What is before `IFLA_LINKINFO` there.
+    /// The attributes before `IFLA_LINKINFO` in that description.
     pub(in crate::netlink) fn before(link_at: LinkAt) -> Vec<u8> {
         let mut before = attribute(NAME, b"lan\0");
         if link_at == LinkAt::Before {
@@ -119,7 +124,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A pod chooses addresses that are headers of attributes.
+    /// A pod chooses addresses that look like attribute headers.
     #[test]
     fn what_stands_where_a_wrapped_length_ends_makes_no_difference() {
         for order in ORDERS {
@@ -127,7 +132,7 @@ pub(super) mod tests {
             let says = u16::from_ne_bytes([described[before.len()], described[before.len() + 1]]);
             let end = before.len() + usize::from(says).next_multiple_of(4);
             let rest = described.len() - end;
-            // From there on two attributes to the end.
+            // From the seeming end on, two attributes that fill the rest.
             for (at, length, kind) in [(end, 884, 0_u16), (end + 884, rest - 884, 13_327)] {
                 described[at..at + 2].copy_from_slice(&u16::try_from(length).unwrap().to_ne_bytes());
                 described[at + 2..at + 4].copy_from_slice(&kind.to_ne_bytes());

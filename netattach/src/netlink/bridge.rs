@@ -1,4 +1,4 @@
-//! A bridge that is made again as it was.
+//! Recreation and deletion of bridges that netattach has made.
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
@@ -10,7 +10,7 @@ use crate::mac::Mac;
 use crate::spec;
 
 impl Handle {
-    /// Deletes a bridge that netattach has made, with the ports by which the node has gateways in its VLANs.
+    /// Deletes a bridge that netattach has made, with the ports that hold the node's gateways in its VLANs.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -23,9 +23,10 @@ impl Handle {
         self.ensure_link_absent(&bridge.name)
     }
 
-    /// The bridge of that name, up; made if it is missing, with the index and the address of an earlier one: whoever has
-    /// learned its address goes on sending to it, and what knows it by its index goes on knowing it. Index 0, and one
-    /// that another link has by now: the kernel chooses. `born`: how one is that is made.
+    /// Returns the bridge of that name, up. Creates a missing bridge with the index and the address of an
+    /// earlier one, so that stations that know its address keep reaching it, and references to its index stay
+    /// valid. The kernel chooses the index if it is 0 or meanwhile belongs to another link. `born`: state of
+    /// a created bridge.
     ///
     /// # Errors
     /// As [`Handle::ensure_bridge`].
@@ -38,7 +39,7 @@ impl Handle {
     ) -> Result<Ensured, Error> {
         let mut create = born.bridge(&bridge.name);
         if let Some(mac) = mac {
-            // A bridge whose address was configured keeps it, whatever ports it gets.
+            // A bridge with a configured address keeps the address when ports are added.
             create = create.address(mac.0.to_vec());
         }
         if let Some(mtu) = bridge.mtu {
@@ -54,7 +55,7 @@ impl Handle {
         create.header.index = index;
         match self.create_and_show(RouteNetlinkMessage::NewLink(create), &bridge.name) {
             Ok(link) => {
-                // The kernel takes no alias with a new link.
+                // The kernel ignores an alias in the request that creates a link.
                 let mark = LinkAttribute::IfAlias(BRIDGE_ALIAS.to_owned());
                 let set = LinkUnspec::new_with_index(link.index).append_extra_attribute(mark).build();
                 self.socket.request(RouteNetlinkMessage::SetLink(set), 0)?;

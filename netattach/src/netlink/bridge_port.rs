@@ -1,4 +1,4 @@
-//! Ports of bridges: what they have beyond being one, and their VLANs.
+//! Ports of bridges: their settings and their VLANs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,12 +13,12 @@ use super::socket::NetlinkRequest;
 use super::{Error, Handle};
 use crate::spec::{BridgePort, PortVlans};
 
-/// How a port takes part in a VLAN.
+/// Membership of a port in a VLAN.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VlanUse {
-    /// Frames that arrive without a tag are the VLAN's.
+    /// Untagged frames that arrive belong to the VLAN.
     pub pvid: bool,
-    /// Frames of the VLAN leave without a tag.
+    /// Frames of the VLAN leave untagged.
     pub untagged: bool,
 }
 
@@ -31,10 +31,10 @@ impl VlanUse {
 pub type VlanUses = BTreeMap<u16, VlanUse>;
 
 impl Handle {
-    /// Makes a port of a bridge what it is to be: in hairpin mode, isolated, in its VLANs. Idempotent.
+    /// Gives a bridge port its settings: hairpin mode, isolation, VLANs. Idempotent.
     ///
     /// # Errors
-    /// It is no port, or the bridge does not know VLANs.
+    /// The link is not a port, or the bridge does not filter by VLAN.
     pub fn ensure_port(&mut self, index: u32, port: &BridgePort) -> Result<(), Error> {
         if port.hairpin || port.isolated {
             let mut set = LinkBridgePort::new(index);
@@ -50,7 +50,7 @@ impl Handle {
         let present = self.port_vlans()?.remove(&index).unwrap_or_default();
         let changes = changes(&present, wanted);
         let mut requests = Vec::new();
-        // What is to be native takes the place of what was, so that no frame is in between.
+        // The new native VLAN replaces the former one in one step, so that no frame meets a state in between.
         if !changes.set.is_empty() {
             let set = RouteNetlinkMessage::SetLink(vlan_message(index, &changes.set));
             requests.push(NetlinkRequest::new(set, 0));
@@ -64,7 +64,8 @@ impl Handle {
         self.socket.all(requests)
     }
 
-    /// Makes a link a port of a bridge, as it is to be. No frame passes it before it is: it is down until then.
+    /// Makes a link a port of a bridge with these settings. A link with restrictions is down until they are
+    /// set, so that no frame passes before.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -78,7 +79,8 @@ impl Handle {
         if is_restricted { self.ensure_up(index) } else { Ok(()) }
     }
 
-    /// The VLANs of all ports of all bridges that know VLANs, by the port's index; those of a bridge itself, by its own.
+    /// Returns the VLANs of the ports of all bridges that filter by VLAN, by the port's index; those of a
+    /// bridge itself, by the bridge's index.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -90,17 +92,17 @@ impl Handle {
         Ok(found.into_iter().filter_map(observed).collect())
     }
 
-    /// Has a bridge forward by VLAN. What its ports have stays as it is: they are in the bridge's default VLAN.
+    /// Makes a bridge filter by VLAN. Existing ports stay in the bridge's default VLAN.
     ///
     /// # Errors
-    /// The kernel refuses: it may be built without.
+    /// The kernel refuses: it may be built without VLAN filtering.
     pub fn filter_by_vlan(&mut self, bridge: &str, index: u32) -> Result<(), Error> {
         let mut set = LinkBridge::new(bridge).vlan_filtering(true).build();
         set.header.index = index;
         self.socket.request(RouteNetlinkMessage::NewLink(set), 0).map(drop)
     }
 
-    /// Marks a link as one that netattach has made and that outlasts its pods, as its bridges do.
+    /// Marks a link as created by netattach and as outlasting its pods, like netattach's bridges.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -110,7 +112,7 @@ impl Handle {
     }
 }
 
-/// What has to be done to the VLANs of a port.
+/// Changes of a port's VLANs.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Changes {
     /// In ascending order.
@@ -127,12 +129,12 @@ fn changes(present: &VlanUses, wanted: &PortVlans) -> Changes {
     Changes { set: set.map(|(id, how)| (*id, *how)).collect(), remove }
 }
 
-/// Whether a port has the VLANs that it is to have, and no others.
+/// Whether a port has exactly the wanted VLANs.
 pub fn has_vlans(present: &VlanUses, wanted: &PortVlans) -> bool {
     changes(present, wanted) == Changes::default()
 }
 
-/// A request for the VLANs of a port, neighbours of one kind together as ranges.
+/// A request for the VLANs of a port; consecutive VLANs with the same flags form a range.
 fn vlan_message(index: u32, vlans: &[(u16, VlanUse)]) -> LinkMessage {
     let mut message = LinkBridgeVlan::new(index);
     let mut rest = vlans;
@@ -140,7 +142,7 @@ fn vlan_message(index: u32, vlans: &[(u16, VlanUse)]) -> LinkMessage {
         let is_next = |(position, (id, other)): &(usize, &(u16, VlanUse))| {
             usize::from(*id) == usize::from(*first) + position && other == how
         };
-        // A port has one native VLAN, which stands alone.
+        // A port has one native VLAN, which is not part of a range.
         let most = if how.pvid { 1 } else { rest.len() };
         let run = rest.iter().enumerate().take(most).take_while(is_next).count().max(1);
         let flags = flags(*how);

@@ -87,7 +87,7 @@ impl Handle {
     }
 
     /// Adds the address behind the port to the bridge's forwarding database, without ageing. The entry moves when the
-    /// bridge sees the address elsewhere, and is removed with the port.
+    /// bridge sees the address behind another port, and is removed with the port.
     pub fn ensure_station(&mut self, port: u32, mac: Mac) -> Result<(), Error> {
         let mut entry = NeighbourMessage::default();
         entry.header.family = AddressFamily::Bridge;

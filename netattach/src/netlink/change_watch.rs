@@ -1,4 +1,5 @@
-//! Tells which of the node's links have changed since it was asked last, or addresses or routes of them.
+//! Reports which of the node's links have changed since the last call, or have had changes of addresses or
+//! routes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -25,36 +26,39 @@ const OF_ROUTE: usize = HEADER + 12;
 /// `IFLA_IFNAME` and `RTA_OIF`.
 const NAME: u16 = 3;
 const LINK: u16 = 4;
-/// `NLM_F_REPLACE`, `NLM_F_EXCL` and `NLM_F_APPEND`. In a notification they say whether the route has taken the place of
-/// another, is the first to where it leads, or stands beside others.
+/// `NLM_F_REPLACE`, `NLM_F_EXCL` and `NLM_F_APPEND`. In a notification they say whether the route has
+/// replaced another one, is the first to its destination, or was added beside others.
 const REPLACE: u16 = 0x100;
 const FIRST: u16 = 0x200;
 const BESIDE: u16 = 0x800;
 const AF_INET: u8 = 2;
 /// `NLA_TYPE_MASK`.
 const TYPE: u16 = 0x3fff;
-/// Bytes of notifications that may wait until somebody asks: see [`LinkWatch`](super::LinkWatch).
+/// Bytes of notifications that may be queued between two calls: see [`LinkWatch`](super::LinkWatch).
 const QUEUE: usize = 1 << 20;
-/// Most datagrams that are read at once: more than fit into the queue, so only while more come as quickly as they are read.
+/// Most datagrams that are read in one call: more than fit into the queue, so the limit is only reached while
+/// notifications arrive as fast as they are read.
 const MOST_READ: usize = 1 << 14;
-/// Most links that are told apart, and most of their names. Beyond that it takes as long to look at all.
+/// Most links that are listed separately, and most of their names. Beyond that, checking all links takes no
+/// longer.
 const MOST_LINKS: usize = 4096;
 
 /// What has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changed {
-    /// These links, or addresses or routes of them.
+    /// These links, or their addresses or routes.
     Of(ChangedLinks),
-    /// The kernel dropped notifications, or a change does not say what there was before: anything.
+    /// The kernel dropped notifications, or a notification does not say what was there before: anything may
+    /// have changed.
     Anything,
 }
 
-/// Links that have changed, or have come or gone.
+/// Links that have changed, appeared or disappeared.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ChangedLinks {
     /// Their indices.
     pub indices: BTreeSet<u32>,
-    /// The names that they have, or had last.
+    /// The names that they have or had last.
     pub names: BTreeSet<String>,
 }
 
@@ -70,7 +74,7 @@ impl Changed {
         *self == Self::default()
     }
 
-    /// Both.
+    /// Merges both.
     pub fn extend(&mut self, other: Self) {
         match other {
             Self::Of(others) => {
@@ -84,7 +88,7 @@ impl Changed {
         }
     }
 
-    /// Nobody can make it grow without end: whoever makes and removes links, while looks fail.
+    /// Bounds the memory: a process could create and delete links without end while checks fail.
     fn bound(&mut self) {
         if let Self::Of(links) = self
             && links.indices.len().max(links.names.len()) > MOST_LINKS
@@ -93,7 +97,7 @@ impl Changed {
         }
     }
 
-    /// Takes in the messages of a datagram.
+    /// Processes the messages of a datagram.
     fn read(&mut self, mut datagram: &[u8]) {
         while let Some(length) = word(datagram, 0).map(|length| length as usize) {
             let message = datagram.get(..length.min(datagram.len())).unwrap_or_default();
@@ -114,7 +118,7 @@ impl Changed {
                 links.names.insert(String::from_utf8_lossy(&name[..end]).into_owned());
             }
             (Some(RTM_NEWADDR | RTM_DELADDR), _) => links.indices.extend(word(message, INDEX_AT)),
-            // What the new route has taken the place of is not told.
+            // The kernel does not report the route that was replaced.
             (Some(RTM_NEWROUTE), Some(flags)) if replaces(message.get(HEADER), flags) => {
                 *self = Self::Anything;
             }
@@ -126,13 +130,13 @@ impl Changed {
     }
 }
 
-/// Whether a new route of that family may have taken the place of another. Of IPv6 the kernel says so by one flag alone.
+/// Whether a new route of that family may have replaced another one. For IPv6 the kernel sets only one flag.
 fn replaces(family: Option<&u8>, flags: u16) -> bool {
     flags & REPLACE != 0 || (family == Some(&AF_INET) && flags & (FIRST | BESIDE) == 0)
 }
 
-/// Receives the kernel's notifications in the namespace of the thread that opened it, and keeps of them which links they are
-/// about: whoever asks looks at what is there now. Costs nothing while nobody asks.
+/// Receives the kernel's notifications in the namespace of the thread that opened it, and keeps only which
+/// links they are about: the caller reads their present state. Costs nothing between calls.
 pub struct ChangeWatch {
     raw: RawSocket,
     receiver: Receiver,
@@ -150,13 +154,14 @@ impl ChangeWatch {
             raw.add_membership(group)?;
         }
         raw.set_non_blocking(true)?;
-        // Where the kernel refuses it, more is lost, and told as such.
+        // If the kernel refuses the size, more notifications are lost, which is reported.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
         Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 
-    /// What has changed since the last call. Ends also while others change routes as quickly as that is read, such as a routing
-    /// daemon that has lost a neighbour: the caller has other things to do.
+    /// Returns the changes since the last call. Also returns while other programs change routes as fast as
+    /// the notifications are read, such as a routing daemon that has lost a neighbour, so that the caller can
+    /// go on.
     pub fn changed(&mut self) -> Changed {
         let mut changed = Changed::default();
         for _ in 0..MOST_READ {
@@ -164,7 +169,7 @@ impl ChangeWatch {
                 Ok(()) => changed.read(self.receiver.bytes()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return changed,
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = Changed::Anything,
-                // Whoever cannot be told looks.
+                // Without notifications the caller has to check everything.
                 Err(_) => return Changed::Anything,
             }
         }
@@ -250,12 +255,12 @@ mod tests {
         };
         assert_eq!(read(&[link.clone(), gone, address]), of(&[7, 8, 9], &["br0", "na0"]));
         assert_eq!(read(&[route(RTM_DELROUTE, 0, 5)]), of(&[5], &[]));
-        // A route that is added takes nothing away, one that replaces another does not say what.
+        // A new route removes nothing; a replaced route is not identified.
         assert!(read(&[route(RTM_NEWROUTE, FIRST, 5), route(RTM_NEWROUTE, BESIDE, 5)]).is_nothing());
         for flags in [REPLACE, 0] {
             assert_eq!(read(&[link.clone(), route(RTM_NEWROUTE, flags, 5)]), Changed::Anything);
         }
-        // One by several ways is none of ours.
+        // A multipath route is not one of netattach's.
         assert!(read(&[message((RTM_DELROUTE, 0), &[0; 12], &[(9, &[0; 8][..])])]).is_nothing());
     }
 
@@ -267,7 +272,7 @@ mod tests {
         let all: Vec<u32> = (0..most).collect();
         assert_eq!(links(0..most), of(&all, &["na0"]));
         assert_eq!(links(0..most + 1), Changed::Anything);
-        // Those of looks that failed are kept for the next.
+        // Links from failed checks are kept for the next check.
         let mut kept = links(0..most);
         kept.extend(links(7..8));
         assert_eq!(kept, of(&all, &["na0"]));

@@ -1,6 +1,6 @@
-//! Connections that the kernel tracks: forgets those that lead to where they no longer should.
+//! Conntrack entries: deletes those that lead to a wrong destination.
 //!
-//! Of UDP alone: a sender keeps its connection alive for as long as it sends, wherever it leads.
+//! UDP only: a UDP sender keeps its entry alive for as long as it sends, wherever the entry leads.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -24,23 +24,23 @@ const ID: u16 = 12;
 const ZONE: u16 = 18;
 const UDP: u8 = 17;
 
-/// A connection of UDP.
+/// A tracked connection of UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connection {
-    /// Where its first packet was sent to.
+    /// Destination of its first packet.
     pub to: SocketAddr,
-    /// Who answers: another than `to` if the destination was translated.
+    /// Source of the answers; differs from `to` if the destination was translated.
     pub answers: SocketAddr,
 }
 
-/// Forgets the connections of UDP that are `stale`; returns their number. Lists all that the kernel tracks.
+/// Deletes the UDP connections for which `stale` holds; returns their number. Dumps all conntrack entries.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub fn forget_udp(stale: &mut dyn FnMut(&Connection) -> bool) -> Result<usize, Error> {
     let mut found = Vec::new();
-    // Both families at once: the kernel walks through its whole table for each listing. What changed while it was listed
-    // is of no matter: a new connection leads where it should.
+    // Both families at once, because the kernel walks its whole table for each dump. Changes during the dump
+    // do not matter: a new connection already leads to the right destination.
     dump(LIST, [GET, NEW], Family::Any, &[], &mut |tracked| {
         if let Some(connection) = read(tracked).filter(|connection| stale(connection)) {
             let family = if connection.to.is_ipv4() { Family::Ip4 } else { Family::Ip6 };
@@ -57,7 +57,7 @@ pub fn forget_udp(stale: &mut dyn FnMut(&Connection) -> bool) -> Result<usize, E
         lent.socket.send(&request, 0).map_err(|source| Error::Send(FORGET, source))?;
         let answers = messages(receiver.answer(&lent.socket, FORGET)?);
         for answer in answers.filter(|answer| answer.kind == NLMSG_ERROR) {
-            // One that has ended meanwhile is no error.
+            // A connection that has ended meanwhile is not an error.
             refused_unless_done(answer.body)?;
         }
     }
@@ -69,7 +69,7 @@ fn refused_unless_done(body: &[u8]) -> Result<(), Error> {
     if body.get(..4) == Some(&[0; 4]) { Ok(()) } else { refused(FORGET, body) }
 }
 
-/// The attributes by which the kernel finds a connection again.
+/// The attributes that identify a connection to the kernel.
 fn name_of(tracked: &[u8]) -> Vec<u8> {
     const NESTED: u16 = 0x8000;
     let wanted = attributes_of(tracked).filter(|(kind, _)| [ORIGINAL, ID, ZONE].contains(kind));
@@ -84,7 +84,7 @@ fn read(tracked: &[u8]) -> Option<Connection> {
     (original.protocol == UDP).then_some(Connection { to: original.destination, answers: reply.source })
 }
 
-/// Both ends of a direction.
+/// Both endpoints of one direction.
 struct End {
     protocol: u8,
     source: SocketAddr,

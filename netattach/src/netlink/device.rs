@@ -1,4 +1,4 @@
-//! Devices that are given to pods: how they are known in any namespace, and how they are moved.
+//! Devices that are given to pods: how they are identified in any namespace, and how they are moved.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -13,42 +13,44 @@ use super::{Error, Handle, LinkState, XdpPlace, text};
 use crate::mac::Mac;
 use crate::spec::Conduct;
 
-/// A network device, with what it is known by in whichever namespace it is.
+/// A network device, with attributes that identify it in whichever namespace it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceState {
-    /// As any link.
+    /// Properties that every link has.
     pub link: LinkState,
-    /// The number in this namespace of the one that [`LinkState::link`] is in; `None`: it is in this one.
+    /// This namespace's number for the namespace that [`LinkState::link`] refers to; `None`: this namespace.
     pub link_netns: Option<i32>,
-    /// The name of its parent device on that one's bus, a PCI address for a card (Linux 5.14); virtual devices have none.
+    /// Name of its parent device on the bus, a PCI address for a card (Linux 5.14); virtual devices have
+    /// none.
     pub parent: Option<String>,
-    /// The address that it was made with.
+    /// Its permanent address.
     pub permanent: Option<Mac>,
-    /// Text for people, in which the home name of a device in a pod is kept.
+    /// A text for administrators. For a device in a pod it keeps the name that the device has on the node.
     pub alias: Option<String>,
-    /// Other names.
+    /// Alternative names.
     pub other_names: Vec<String>,
-    /// Its XDP programs: who runs each, and the kernel's id of it.
+    /// Its XDP programs: where each runs, and its kernel id.
     pub xdp: Vec<(XdpPlace, u32)>,
-    /// How it sends and receives.
+    /// Its settings for sending and receiving.
     pub conduct: Conduct,
 }
 
 impl DeviceState {
-    /// Whether it does not go with another namespace, as the end of a pod's link does that is on the node.
+    /// Whether its lower device or peer is in the same namespace, so that the device does not disappear
+    /// together with another namespace, as the node's end of a pod's link does.
     pub fn stays(&self) -> bool {
         self.link_netns.is_none()
     }
 
-    /// Whether it is on the device with that index of the same namespace, as a macvlan or a VLAN is. The other end of a pair is
-    /// not.
+    /// Whether the device is on top of the device with that index in the same namespace, as a macvlan or a
+    /// VLAN is. The other end of a pair is not.
     pub fn is_on(&self, index: u32) -> bool {
         let is_other = self.link.index != index;
         self.link.link == Some(index) && self.stays() && is_other && !is_pair(&self.link.kind)
     }
 }
 
-/// Whether links of a kind come in pairs, each of which names the other.
+/// Whether links of a kind come in pairs, each end of which refers to the other.
 pub(super) fn is_pair(kind: &str) -> bool {
     matches!(kind, "veth" | "netkit" | "vxcan")
 }
@@ -78,7 +80,8 @@ impl Handle {
         self.one_device(LinkUnspec::new_with_name(name))
     }
 
-    /// The devices of these indices, in their order, asked for in one datagram; `None` for one that there is not.
+    /// Returns the devices of these indices, in their order, requested in one datagram; `None` for a device
+    /// that does not exist.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -93,8 +96,8 @@ impl Handle {
         replies.into_iter().next().map_or(Ok(None), shown)
     }
 
-    /// Moves a device to another namespace under a name and with a link group, in one step: no name but that one is
-    /// free there has to be. It is down and without addresses afterwards.
+    /// Moves a device to another namespace, with a new name and link group, in one step: only that name has
+    /// to be free there. Afterwards the device is down and without addresses.
     ///
     /// # Errors
     /// The name is taken there, or the device cannot be moved.
@@ -118,12 +121,13 @@ impl Handle {
     /// Sets the Ethernet address of a link.
     ///
     /// # Errors
-    /// The kernel, or the card that a VF is of, refuses it.
+    /// The kernel refuses it, or the card that the VF belongs to.
     pub fn set_mac(&mut self, index: u32, mac: Mac) -> Result<(), Error> {
         self.change(LinkUnspec::new_with_index(index).address(mac.0.to_vec()))
     }
 
-    /// As [`Handle::set_mac`]. The same datagram asks for the device as it is then; `None`: it is gone.
+    /// As [`Handle::set_mac`]. The same datagram requests the resulting state of the device; `None`: the
+    /// device is gone.
     ///
     /// # Errors
     /// As of [`Handle::set_mac`]; or the kernel does not answer.
@@ -144,7 +148,8 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).down())
     }
 
-    /// Ends the reception of all frames, which somebody has switched on.
+    /// Switches off promiscuous mode and the reception of all multicast frames, as far as they were switched
+    /// on explicitly.
     ///
     /// # Errors
     /// There is no such link.
@@ -152,10 +157,10 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).promiscuous(false).allmulticast(false))
     }
 
-    /// Sets how a device sends and receives, but for its queue.
+    /// Sets a device's settings for sending and receiving, except its queue length.
     ///
     /// # Errors
-    /// There is no such link, or it has no Ethernet addresses and is to have one for everybody.
+    /// There is no such link, or the link has no Ethernet addresses and a broadcast address was requested.
     pub fn set_conduct(&mut self, index: u32, conduct: &Conduct) -> Result<(), Error> {
         let Conduct { broadcast, arp, multicast, mode, queue: _ } = *conduct;
         let mode = LinkAttribute::Mode(LinkMode::from(mode));
@@ -167,7 +172,7 @@ impl Handle {
         })
     }
 
-    /// Sets how many frames wait to be sent at most.
+    /// Sets the maximum number of frames that wait to be sent.
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -177,7 +182,7 @@ impl Handle {
         )
     }
 
-    /// Sets the text for people; empty: none.
+    /// Sets the alias, a text for administrators; empty: no alias.
     ///
     /// # Errors
     /// There is no such link.
@@ -194,18 +199,18 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).link_group(group))
     }
 
-    /// Removes other names of a link (Linux 5.5).
+    /// Removes alternative names of a link (Linux 5.5).
     ///
     /// # Errors
-    /// It has no such name.
+    /// The link has no such name.
     pub fn remove_other_names(&mut self, index: u32, names: &[String]) -> Result<(), Error> {
         self.other_names(index, names, RouteNetlinkMessage::DelLinkProp, 0)
     }
 
-    /// Adds other names to a link (Linux 5.5).
+    /// Adds alternative names to a link (Linux 5.5).
     ///
     /// # Errors
-    /// One is taken.
+    /// One of the names is taken.
     pub fn add_other_names(&mut self, index: u32, names: &[String]) -> Result<(), Error> {
         self.other_names(index, names, RouteNetlinkMessage::NewLinkProp, CREATE | EXCL)
     }
@@ -227,7 +232,7 @@ impl Handle {
     }
 }
 
-/// The device that an answer shows; `None`: there is no such device.
+/// The device that an answer describes; `None`: there is no such device.
 pub(super) fn shown(reply: Reply) -> Result<Option<DeviceState>, Error> {
     match reply.map_err(Error::from) {
         Err(error) if error.not_found() => Ok(None),
@@ -300,7 +305,7 @@ mod tests {
         let mac = Mac([2, 0, 0, 0, 0, 7]);
         let found = handle.set_mac_and_show(index, mac).unwrap().unwrap();
         assert_eq!((found.link.index, found.link.mac), (index, Some(mac)));
-        // A group's address is no device's.
+        // The address of a group cannot be a device's address.
         let refused = handle.set_mac_and_show(index, Mac([1, 0, 0, 0, 0, 7])).unwrap_err();
         assert_eq!(refused.errno(), Some(rustix::io::Errno::ADDRNOTAVAIL), "{refused}");
         assert!(handle.set_mac_and_show(4000, mac).unwrap_err().not_found());

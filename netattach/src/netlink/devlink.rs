@@ -1,6 +1,7 @@
 //! devlink: whether a card's embedded switch is in mode switchdev (`Documentation/networking/devlink`, "eswitch").
 //!
-//! Asked of the card itself: that a card has a switch is shown by some drivers (mlx5, ice, netdevsim) in either mode.
+//! The mode is requested from the card itself, because some drivers (mlx5, ice, netdevsim) report a switch in
+//! either mode.
 
 use super::Error;
 use super::generic::{Generic, number};
@@ -16,9 +17,10 @@ const DEVLINK_ESWITCH_MODE_SWITCHDEV: u16 = 1;
 
 const ASK: &str = "DEVLINK_CMD_ESWITCH_GET";
 
-/// Whether the device of that name on that bus (`pci`, `0000:03:00.0`) is a card in mode switchdev: what its virtual
-/// functions send comes in by their representors on the node. Needs `CAP_NET_ADMIN`. A kernel without devlink, a device that
-/// it does not know, and a driver that has but one mode are none.
+/// Whether the device of that name on that bus (`pci`, `0000:03:00.0`) is a card in mode switchdev, in which
+/// packets that its virtual functions send come in by their representors on the node. Needs `CAP_NET_ADMIN`.
+/// The answer is no for a kernel without devlink, a device that devlink does not know, and a driver that has
+/// only one mode.
 ///
 /// # Errors
 /// The kernel does not answer, or refuses for another reason.

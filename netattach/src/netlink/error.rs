@@ -27,7 +27,7 @@ pub enum Error {
         /// The problem.
         what: &'static str,
     },
-    /// What was asked for is there, and described in a way that is not understood.
+    /// The object exists, but its description cannot be parsed.
     #[error("{0}: it is there, and described in a way that is not understood")]
     Unreadable(&'static str),
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
@@ -52,14 +52,14 @@ pub enum Error {
         /// The actual kind.
         actual: String,
     },
-    /// An address is still being tried for duplicates.
+    /// Duplicate address detection of the address has not finished.
     #[error("address {0} could not be used in time: duplicates are still looked for")]
     Tentative(IpAddr),
-    /// Taps cannot be made: there is no driver or no device file, or this process may not use it.
+    /// Taps cannot be created: the driver or the device file is missing, or this process may not use it.
     #[error("open /dev/net/tun, by which taps are made")]
     NoTun(#[source] io::Error),
-    /// What a device receives meets a filter of another program before one of ours, which has no effect where that one
-    /// has decided.
+    /// Packets that a device receives meet another program's filter before netattach's, which has no effect
+    /// if the other filter has decided.
     #[error(
         "{device} has an ingress filter of another program, of priority {priority}, which packets meet first: they could not be \
          paced. See: tc filter show dev {device} ingress"
@@ -70,7 +70,7 @@ pub enum Error {
         /// Priority of the filter.
         priority: u32,
     },
-    /// A discipline of another kind has the handle of `clsact`, and no hook for what the device sends.
+    /// A queueing discipline of another kind has the handle of `clsact`, and it has no egress hook.
     #[error(
         "{device} has the queueing discipline {kind:?} in the place of \"clsact\", which programs for what it sends need; take it \
          away (tc qdisc del dev {device} {kind}), or make it clsact, or set attach: tcx"
@@ -123,14 +123,14 @@ impl Error {
         self.errno() == Some(rustix::io::Errno::EXIST)
     }
 
-    /// Of a list: whether it is longer than is read, or the kernel has no room for one of what is on it. The handle is of no use
-    /// then: the kernel goes on with the list, or with failing at it.
+    /// For a list: whether the list is longer than the limits, or the kernel has no room for one of its
+    /// objects. The handle cannot be used after that: the kernel continues the list, or continues to fail.
     pub fn is_too_many(&self) -> bool {
         matches!(self, Self::TooMany(..)) || self.has_no_room()
     }
 
-    /// Of a request for one object: whether that is there, and nobody can be told what it is. A pod can give a link so much that
-    /// it takes more to describe it than the kernel or its socket has room for.
+    /// For a request for one object: whether the object exists but cannot be described. A pod can configure a
+    /// link so that its description is longer than the kernel or its socket has room for.
     pub fn is_untold(&self) -> bool {
         matches!(self, Self::Unreadable(_)) || self.has_no_room()
     }

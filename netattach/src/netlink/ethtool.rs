@@ -1,4 +1,5 @@
-//! ethtool by netlink (Linux 5.7): which features of a device are on (`Documentation/networking/ethtool-netlink.rst`).
+//! ethtool over netlink (Linux 5.7): which features of a device are on
+//! (`Documentation/networking/ethtool-netlink.rst`).
 
 use super::Error;
 use super::generic::Generic;
@@ -15,10 +16,12 @@ const ETHTOOL_A_BITSET_BIT_NAME: u16 = 2;
 
 const ASK: &str = "ETHTOOL_MSG_FEATURES_GET";
 
-/// The feature by which a card may switch flows by itself that somebody has told it of: they pass no program.
+/// The feature that lets a card switch flows by itself after tc has offloaded them: these flows pass no
+/// program.
 pub const TC_OFFLOAD: &str = "hw-tc-offload";
 
-/// Whether that feature of the device of that index is on; `None`: the kernel does not tell, or has no such device.
+/// Whether that feature is on for the device of that index; `None`: the kernel does not report the feature,
+/// or has no such device.
 ///
 /// # Errors
 /// The kernel does not answer, or refuses.
@@ -30,7 +33,8 @@ pub fn is_on(device: u32, feature: &str) -> Result<Option<bool>, Error> {
     Ok(shown.and_then(|shown| is_active(&shown, feature)))
 }
 
-/// Whether an answer has the feature among the active ones: without a mask, a set lists the bits that are set.
+/// Whether an answer has the feature among the active ones: a bit set without a mask lists the bits that are
+/// set.
 fn is_active(shown: &[u8], feature: &str) -> Option<bool> {
     let active = attribute_in(shown, ETHTOOL_A_FEATURES_ACTIVE)?;
     let bits = attribute_in(active, ETHTOOL_A_BITSET_BITS).unwrap_or_default();

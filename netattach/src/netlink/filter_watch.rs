@@ -18,7 +18,7 @@ const RTM_DELTFILTER: u16 = 45;
 const HEADER: usize = 16;
 /// Offset of the device's index in a message: behind the header, in `struct tcmsg`. Nothing else of it is read.
 const INDEX: std::ops::Range<usize> = HEADER + 4..HEADER + 8;
-/// Most devices that are told apart. Beyond that it takes as long to look at all.
+/// Most devices that are listed separately. Beyond that, checking all devices takes no longer.
 const MOST_DEVICES: usize = 4096;
 
 /// Receives a notification for every filter and queueing discipline that is removed in the namespace of the thread
@@ -29,12 +29,12 @@ pub struct FilterWatch {
     receiver: Receiver,
 }
 
-/// What filters or queueing disciplines were removed from.
+/// The devices from which filters or queueing disciplines were removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {
     /// These devices, by their indices.
     From(BTreeSet<u32>),
-    /// The kernel dropped notifications because there were too many, or they are not understood: any device.
+    /// The kernel dropped notifications, or a notification cannot be parsed: any device.
     Anywhere,
 }
 
@@ -45,7 +45,7 @@ impl Default for Removed {
 }
 
 impl Removed {
-    /// Both.
+    /// Merges both.
     pub fn extend(&mut self, other: Self) {
         match other {
             Self::From(others) => {
@@ -84,7 +84,7 @@ impl FilterWatch {
         let mut raw = RawSocket::new(NETLINK_ROUTE)?;
         raw.bind_auto()?;
         raw.set_non_blocking(true)?;
-        // Each ADD makes some, and waits while a reader of them is woken.
+        // Each ADD adds filters, and would have to wait while a reader of those notifications is woken.
         receive_only(&raw, By::Type(&[RTM_DELQDISC, RTM_DELTFILTER]))?;
         raw.add_membership(GROUP_TC)?;
         // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
@@ -92,7 +92,8 @@ impl FilterWatch {
         Ok(Self { socket, receiver: Receiver::of_notifications() })
     }
 
-    /// Waits until something was removed, or until the kernel dropped notifications because there were too many. Says where.
+    /// Waits until a filter or discipline was removed, or until the kernel dropped notifications. Returns the
+    /// devices.
     ///
     /// # Errors
     /// The socket failed.
@@ -117,7 +118,7 @@ impl FilterWatch {
     }
 }
 
-/// What the messages say was removed; `None`: nothing.
+/// The devices that the messages report; `None`: nothing was removed.
 fn removals(mut datagram: &[u8]) -> Option<Removed> {
     let mut all: Option<Removed> = None;
     while let Some(header) = datagram.get(..HEADER) {
@@ -153,7 +154,7 @@ mod tests {
         let from = |devices: &[u32]| Some(Removed::From(devices.iter().copied().collect()));
         assert_eq!(removals(&[added, message(37, 9, 36)].concat()), from(&[9]));
         assert_eq!(removals(&[message(45, 9, 36), message(37, 7, 36)].concat()), from(&[7, 9]));
-        // Without a device.
+        // A message without a device.
         assert_eq!(removals(&message(45, 9, 36)[..HEADER]), Some(Removed::Anywhere));
         assert_eq!(removals(&[0; 40]), None);
         assert_eq!(removals(&[1, 2, 3]), None);
@@ -168,7 +169,7 @@ mod tests {
         removed.extend(Removed::Anywhere);
         removed.extend(Removed::From([7].into()));
         assert_eq!(removed, Removed::Anywhere);
-        // Nobody can make it grow without end.
+        // The number of devices is bounded.
         let all = || Removed::From((0..MOST_DEVICES as u32).collect());
         let mut removed = all();
         removed.extend(Removed::From([7].into()));

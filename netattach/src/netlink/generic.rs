@@ -1,4 +1,4 @@
-//! Generic netlink: a family is known by its name, and the kernel gives it a number.
+//! Generic netlink: families are identified by name, and the kernel assigns each a number.
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_GENERIC};
 
@@ -6,26 +6,26 @@ use super::nft::{NLMSG_ERROR, REQUEST, attribute, attribute_in, errno, messages,
 use super::receive::Receiver;
 use super::{Error, Refused};
 
-/// `linux/genetlink.h`: the family of families, and what it is asked.
+/// `linux/genetlink.h`: the controller family, and its command and attributes.
 const GENL_ID_CTRL: u16 = 16;
 const GET_FAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;
 const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-/// Of the family of families, and of all that are asked here.
+/// Version of the controller and of all families that are used here.
 const VERSION: u8 = 1;
 /// Length of `struct genlmsghdr`.
 const GENERAL_LEN: usize = 4;
 
 const LOOK_UP: &str = "CTRL_CMD_GETFAMILY";
 
-/// A family, and a socket to ask it by, in the calling thread's namespace.
+/// A family, and a socket for requests to it, in the calling thread's namespace.
 pub(super) struct Generic {
     socket: RawSocket,
     family: u16,
 }
 
 impl Generic {
-    /// The family of that name; `None`: the kernel has none, or no generic netlink.
+    /// Opens the family of that name; `None`: the kernel does not have the family, or no generic netlink.
     pub(super) fn open(name: &str) -> Result<Option<Self>, Error> {
         let mut socket = match RawSocket::new(NETLINK_GENERIC) {
             Ok(socket) => socket,
@@ -39,7 +39,8 @@ impl Generic {
         Ok(family.map(|family| Self { socket, family }))
     }
 
-    /// The attributes of the answer to a command; `None`: the device asked about is not there, or has no such thing.
+    /// Sends a command and returns the attributes of the answer; `None`: the device does not exist, or does
+    /// not support the command.
     pub(super) fn ask(
         &mut self,
         name: &'static str,
@@ -61,13 +62,14 @@ fn ask(
     answer(name, Receiver::new().answer(socket, name)?)
 }
 
-/// The attributes that an answer has. As [`Generic::ask`].
+/// Returns the attributes of an answer, as [`Generic::ask`].
 pub(super) fn answer(name: &'static str, datagram: &[u8]) -> Result<Option<Vec<u8>>, Error> {
     let malformed = || Error::Malformed { request: name, what: "no message" };
     let answer = messages(datagram).next().ok_or_else(malformed)?;
     if answer.kind == NLMSG_ERROR {
         return match errno(answer.body) {
-            // Of the family: there is none. Of the device: there is none, or it has no such thing.
+            // For the family: it does not exist. For a device: it does not exist, or does not support the
+            // command.
             libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP => Ok(None),
             errno => Err(Refused { request: name, errno, text: None }.into()),
         };
@@ -75,7 +77,7 @@ pub(super) fn answer(name: &'static str, datagram: &[u8]) -> Result<Option<Vec<u
     Ok(Some(answer.body.get(GENERAL_LEN..).unwrap_or_default().to_vec()))
 }
 
-/// A number of 16 bits among attributes, if they have it.
+/// Reads a number of 16 bits from attributes, if present.
 pub(super) fn number(name: &'static str, attributes: &[u8], wanted: u16) -> Result<Option<u16>, Error> {
     let Some(value) = attribute_in(attributes, wanted) else { return Ok(None) };
     let malformed = |_| Error::Malformed { request: name, what: "a number of another length" };

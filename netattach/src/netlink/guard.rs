@@ -1,7 +1,8 @@
-//! The nftables table in which a program judges the packets that the node routes, after address translation.
+//! The nftables table in which a BPF program judges packets that the node routes, after address translation.
 //!
-//! nftables with one iptables match, `bpf` (`xt_bpf`, through `nft_compat`): available in every kernel since long
-//! before Linux 5.15. The table belongs to the agent alone; it is replaced as a whole, in one transaction.
+//! The table uses nftables with one iptables match, `bpf` (`xt_bpf`, through `nft_compat`), which every
+//! kernel has had since long before Linux 5.15. The table belongs to the agent alone; it is replaced as a
+//! whole, in one transaction.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -55,8 +56,8 @@ const INFO_LEN: usize = 2 + 2 + 4 + 512 + 8;
 const BY_DESCRIPTOR: u16 = 2;
 const INFO_REVISION: u32 = 1;
 
-/// Installs the table, replacing any of the same name: packets for which the program returns 1 are dropped. `owner`: the state
-/// directory of the agent.
+/// Installs the table, replacing any of the same name; it drops packets for which the program returns 1.
+/// `owner`: the state directory of the agent.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_compat` or `xt_bpf`.
@@ -64,8 +65,9 @@ pub fn install_guard(owner: &str, program: BorrowedFd<'_>) -> Result<(), Error> 
     transact(NAME, &[remove(), install(owner, program.as_raw_fd())].concat())
 }
 
-/// Whose the table of that name is, in words, if it is there and not this agent's. Earlier versions wrote no comment, and all of
-/// its chains: such a table is nobody else's.
+/// Describes the owner of the table of that name, if the table exists and does not belong to this agent.
+/// Earlier versions wrote no comment: a table without a comment that has exactly the agent's chains counts as
+/// this agent's.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -78,12 +80,12 @@ pub fn guard_of_another(owner: &str) -> Result<Option<String>, Error> {
     Ok((is_there && !is_earlier).then(|| "it does not say whose it is".to_owned()))
 }
 
-/// Whether the table of that name is an agent's, whichever's.
+/// Whether the table of that name belongs to an agent, whichever one.
 pub(super) fn is_of_agent() -> Result<bool, Error> {
     Ok(comment(TABLE)?.is_some_and(|comment| nft::is_of_agent(&comment)))
 }
 
-/// Removes the table. Idempotent.
+/// Deletes the table. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -95,9 +97,9 @@ pub fn remove_guard() -> Result<(), Error> {
     }
 }
 
-/// Whether the table is as [`install_guard`] creates it, as far as this can be read back: its chains, and in each of
-/// them one rule, which drops the packets for which a program returns 1; it is that agent's, whose programs count; and it is not
-/// dormant, as somebody can make it, which takes its chains off their hooks.
+/// Whether the table is as [`install_guard`] creates it, as far as this can be read back: it has its chains, and in
+/// each of them one rule, which drops the packets for which a program returns 1; it belongs to that agent; and it is
+/// not dormant. An administrator can make a table dormant, which takes its chains off their hooks.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -126,7 +128,7 @@ pub fn guard_is_whole(owner: &str) -> Result<bool, Error> {
 /// Names, hooks and priorities of chains.
 type Chains = BTreeMap<String, (u32, i32)>;
 
-/// The chains that the kernel has of the table.
+/// Reads the table's chains from the kernel.
 fn chains() -> Result<Chains, Error> {
     const NAME: &str = "NFT_MSG_GETCHAIN";
     let mut chains = Chains::new();
@@ -152,10 +154,10 @@ pub fn guard_exists() -> Result<bool, Error> {
     nft::filter::has_table(Family::Inet, TABLE)
 }
 
-/// Whether all bridges pass packets of a family to the IP packet filter: `iptables` or `ip6tables`.
+/// Whether all bridges pass packets to the IP packet filter of that family: `iptables` or `ip6tables`.
 pub fn bridges_call(family: &str) -> bool {
     let path = format!("/proc/sys/net/bridge/bridge-nf-call-{family}");
-    // Without the file, bridges pass nothing to it.
+    // Without the file, bridges pass no packets to the filter.
     std::fs::read_to_string(path).is_ok_and(|value| !matches!(value.trim(), "" | "0"))
 }
 
@@ -203,7 +205,7 @@ fn own_rule(attributes: &[u8]) -> Option<(String, Vec<String>)> {
     (table? == TABLE).then_some((chain?, expressions))
 }
 
-/// The messages that remove the table, whether or not it exists.
+/// The messages that delete the table, whether or not it exists.
 fn remove() -> Vec<Vec<u8>> {
     let table = attribute(1, &text(TABLE));
     vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
@@ -301,7 +303,7 @@ mod tests {
         let nobody = "it does not say whose it is";
         within(&Netns::private().unwrap(), || {
             assert_eq!(guard_of_another("/state").unwrap(), None, "there is none");
-            // Without rules it is never whole.
+            // A table without rules is never complete.
             assert_eq!(made(Some("netattach, state in /state"), &CHAINS), (None, false, true));
             let of_agent = "netattach, state in /other";
             assert_eq!(made(Some(of_agent), &CHAINS), (other(of_agent), false, true));

@@ -1,6 +1,7 @@
-//! Intermediate devices (`ifb`). What such a device sends on by the interface that it was redirected from carries a mark of the
-//! kernel's own (`tc_skip_classify`, which no program reads), with which the next device that receives it runs no programs for
-//! it: neither clsact filters nor tcx, nor chains of nftables' family netdev.
+//! Intermediate devices (`ifb`). Packets that such a device sends on by the interface from which they were
+//! redirected carry a mark of the kernel (`tc_skip_classify`, which programs cannot read). Because of this
+//! mark, the next device that receives the packet runs no programs for it: neither clsact filters nor tcx,
+//! nor nftables chains of the family `netdev`.
 
 use netlink_packet_route::link::InfoKind;
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
@@ -15,22 +16,24 @@ const LINK_INFO: u16 = 18;
 const KIND: u16 = 1;
 /// Length of `ifinfomsg`.
 const HEADER: usize = 16;
-/// Most links that are read. Of what a pod usually has, all are, and its handle goes on.
+/// Most links that are read. A usual pod has fewer, so its handle stays usable.
 const MOST: usize = 64;
-/// Most links that are asked for one by one, some ten microseconds each.
+/// Most links that are requested one by one, at some ten microseconds each.
 const MOST_BY_INDEX: usize = 4 << 10;
-/// Name of the kind, as the kernel has it.
+/// Name of the kind in the kernel.
 const IFB: &[u8] = b"ifb";
 
 impl Handle {
-    /// Whether an intermediate device is in the namespace, or may be: of a namespace with a link of which it would have to tell
-    /// more than it can the kernel lists none. The kernel lists those alone, or, where it has no driver for them, all links: the
-    /// first says which. Loads no driver. Gives the handle back, but not where there are more links than are read: who
-    /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is
-    /// of no use.
+    /// Returns whether the namespace has an intermediate device, or may have one: if a link's description is
+    /// too long for the kernel, the kernel lists no links at all. The kernel lists only intermediate devices,
+    /// or, if it has no driver for them, all links; the first listed link shows which. No driver is loaded.
+    /// Returns the handle too, unless there are more links than are read: a process that administrates a
+    /// pod's network can create as many links as the kernel has memory for, and a handle with a partly read
+    /// list cannot be used.
     ///
-    /// The kernel ends a list at a link that has grown since it began, see `whole`: where none was listed, each link is asked for by
-    /// itself, and where these are more than a few thousand, a device may be there.
+    /// The kernel ends a list at a link whose description has grown since the list began, see `whole`. If no
+    /// link was listed, each link is requested separately; if there are more than a few thousand links, the
+    /// result is that a device may exist.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -72,7 +75,7 @@ impl Handle {
     }
 }
 
-/// Whether a message about a link, behind its header, is about an intermediate device.
+/// Whether a message about a link, without its header, describes an intermediate device.
 fn is_ifb(message: &[u8]) -> bool {
     let kind = message
         .get(HEADER..)
@@ -128,13 +131,13 @@ mod tests {
         assert!(!found());
     }
 
-    /// Whatever is listed: the devices, or, without a driver, all links.
+    /// Holds whether the kernel lists the devices or, without a driver, all links.
     #[test]
     fn a_list_is_read_as_far_as_it_is_looked_at_and_no_handle_goes_on_with_the_rest() {
         let netns = Netns::private().unwrap();
         let (_, handle) = Handle::open_in(&netns).unwrap().has_ifb().unwrap();
         let mut handle = handle.unwrap();
-        // The one that goes on is in step with the kernel.
+        // The returned handle is in step with the kernel.
         assert_eq!(handle.link("lo").unwrap().index, 1);
         let has_driver = make(&mut handle, InfoKind::Ifb, "device").is_ok();
         for number in 0..=MOST {

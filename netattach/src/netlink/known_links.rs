@@ -1,10 +1,12 @@
-//! Links that each ADD asks for again, bridges and parents, as the kernel has told of them last.
+//! A cache of the links that each ADD needs, bridges and parents, kept up to date by the kernel's
+//! notifications.
 //!
-//! What is known is what a question would answer: the kernel puts the notification of a change into the socket before the
-//! change's caller goes on, and the socket is emptied each time somebody asks. It tells of every change of a link that is up;
-//! of one that is down it leaves some out, so that is not kept. That a link does not exist is not kept either. Of an IPv6
-//! address it tells a moment later, by a worker (`addrconf_dad_work`), so those of its own making are asked for again
-//! ([`KnownLinks::readdressed`]); what others add to a bridge is known within that moment.
+//! The cache answers like a new request: the kernel queues the notification of a change on the socket before
+//! the request that made the change returns, and each lookup first reads all queued notifications. The kernel
+//! reports every change of a link that is up, but not every change of a link that is down, so links that are
+//! down are not cached. Neither is the absence of a link. An IPv6 address is reported a moment later, by a
+//! worker (`addrconf_dad_work`), so callers that change addresses invalidate the link's entry
+//! ([`KnownLinks::readdressed`]); addresses that other programs add to a bridge are known after that moment.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,12 +28,12 @@ const HEADER: usize = 16;
 /// Offset of the address family, and of the link's index in `ifinfomsg` and `ifaddrmsg`.
 const FAMILY_AT: usize = HEADER;
 const INDEX_AT: usize = HEADER + 4;
-/// Most links that are kept. A node has a handful of bridges and cards.
+/// Most links that are cached. A node has a handful of bridges and cards.
 const MOST: usize = 64;
-/// Most addresses of a link that are kept.
+/// Most addresses of a link that are cached.
 const MOST_ADDRESSES: usize = 64;
 
-/// Bridges and parents in the namespace of the thread that opened it.
+/// A cache of bridges and parents in the namespace of the thread that opened it.
 pub struct KnownLinks(Mutex<State>);
 
 struct State {
@@ -41,14 +43,14 @@ struct State {
 }
 
 struct Known {
-    /// `None`: asked for again.
+    /// `None`: unknown, to be requested again.
     link: Option<LinkState>,
-    /// `None`: asked for again.
+    /// `None`: unknown, to be requested again.
     addresses: Option<Vec<IpNet>>,
 }
 
 impl KnownLinks {
-    /// Knows none yet.
+    /// Opens an empty cache.
     ///
     /// # Errors
     /// The socket cannot be opened.
@@ -56,7 +58,7 @@ impl KnownLinks {
         let mut socket = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
         socket.bind_auto().map_err(Error::Open)?;
         socket.set_non_blocking(true).map_err(Error::Open)?;
-        // Of nothing yet.
+        // No link is cached yet.
         receive_only(&socket, By::Link(&[])).map_err(Error::Open)?;
         for group in GROUPS {
             socket.add_membership(group).map_err(Error::Open)?;
@@ -64,10 +66,10 @@ impl KnownLinks {
         Ok(Self(Mutex::new(State { socket, receiver: Receiver::of_notifications(), links: BTreeMap::new() })))
     }
 
-    /// The link of that name, as [`Handle::find_link`] would find it. `host` is in the same namespace.
+    /// Returns the link of that name, like [`Handle::find_link`]. `host` is a handle in the same namespace.
     ///
     /// # Errors
-    /// The kernel could not be asked.
+    /// A request to the kernel failed.
     pub fn find(&self, name: &str, host: &mut Handle) -> Result<Option<LinkState>, Error> {
         let mut state = self.lock();
         state.follow();
@@ -81,27 +83,28 @@ impl KnownLinks {
             return Ok(Some(found));
         }
         let link = if state.links.contains_key(&found.index) {
-            // The kernel tells of it since before it was asked for.
+            // Notifications about the link have been received since before this request.
             found
         } else if state.listen(found.index)
             && let Some(link) = host.find_link(name)?.filter(|link| link.up && link.index == found.index)
         {
-            // From the filter on the kernel tells of it. What it was before was asked for again.
+            // Notifications about the link are received from the filter change on, so the link was requested
+            // once more after it.
             link
         } else {
             return Ok(Some(found));
         };
-        // Of what changed since it was asked for, the kernel has told by now.
+        // The notifications of changes since the request are already queued.
         state.links.entry(link.index).or_insert(Known { link: None, addresses: None }).link =
             Some(link.clone());
         state.follow();
         Ok(Some(link))
     }
 
-    /// The addresses of a link, as [`Handle::addresses`] would list them. `host` is in the same namespace.
+    /// Returns the addresses of a link, like [`Handle::addresses`]. `host` is a handle in the same namespace.
     ///
     /// # Errors
-    /// The kernel could not be asked.
+    /// A request to the kernel failed.
     pub fn addresses(&self, index: u32, host: &mut Handle) -> Result<Vec<IpNet>, Error> {
         let mut state = self.lock();
         state.follow();
@@ -118,14 +121,15 @@ impl KnownLinks {
         Ok(found)
     }
 
-    /// Takes over what the kernel has told so far, so that whoever asks next has less to take over. Not while another does.
+    /// Processes the notifications that are queued, so that the next lookup has fewer to process. Does
+    /// nothing while another thread uses the cache.
     pub fn catch_up(&self) {
         if let Ok(mut state) = self.0.try_lock() {
             state.follow();
         }
     }
 
-    /// The addresses of a link have been changed: they are asked for again.
+    /// Invalidates the cached addresses of a link after a change.
     pub fn readdressed(&self, index: u32) {
         if let Some(known) = self.lock().links.get_mut(&index) {
             known.addresses = None;
@@ -139,7 +143,7 @@ impl KnownLinks {
 }
 
 impl State {
-    /// Has the kernel tell of one more link. Returns whether it does.
+    /// Has the kernel send notifications about one more link. Returns whether that succeeded.
     fn listen(&mut self, index: u32) -> bool {
         if self.links.contains_key(&index) {
             return true;
@@ -156,20 +160,21 @@ impl State {
         is_told
     }
 
-    /// Takes over what the kernel has told. It tells of a parent several times for each macvlan that comes or goes: of a link
-    /// the last word is parsed, not each.
+    /// Processes the queued notifications. The kernel sends several notifications about a parent for each
+    /// macvlan that is created or deleted: only the last message about a link is parsed.
     fn follow(&mut self) {
         let mut last_words = BTreeMap::new();
         loop {
             match self.receiver.receive(&self.socket) {
                 Ok(()) => take_over(&mut self.links, &mut last_words, self.receiver.bytes()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                // The queue was full. The kernel drops more until it is empty: nothing that is in it is the last word.
+                // The queue was full. The kernel drops further messages until the queue is empty, so no
+                // queued message is known to be the last.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                     self.empty();
                     return self.forget();
                 }
-                // Whoever cannot be told asks.
+                // Without notifications, each lookup asks the kernel.
                 Err(_) => return self.forget(),
             }
         }
@@ -195,8 +200,8 @@ impl State {
     }
 }
 
-/// What the messages of a datagram say of the links that are kept. `last_words`: of each the last message that has all of it,
-/// if nothing came after that.
+/// Processes the messages of a datagram about cached links. `last_words`: for each link the last message that
+/// describes it completely, unless a later message invalidates it.
 fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Vec<u8>>, mut datagram: &[u8]) {
     while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
         let message = datagram.get(..length).unwrap_or(datagram);
@@ -209,7 +214,8 @@ fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Ve
                     last.clear();
                     last.extend_from_slice(message);
                 }
-                // It is gone; or what has happened to it is said to bridges alone.
+                // The link is gone; or this message is a notification about a bridge port, which does not
+                // describe the link completely.
                 (Some(kind), _) if kind <= RTM_NEWLINK + 3 => {
                     known.link = None;
                     last_words.remove(&index);
@@ -253,7 +259,7 @@ mod tests {
         bridge: u32,
     }
 
-    /// A bridge `br0` that is known.
+    /// A bridge `br0` in the cache.
     fn rig() -> Rig {
         let netns = Netns::private().unwrap();
         let known = within(&netns, || KnownLinks::open().unwrap()).unwrap();
@@ -377,7 +383,7 @@ mod tests {
         let mut rig = rig();
         let many: Vec<String> = (0..496).map(|number| format!("{number:0127}")).collect();
         rig.host.add_other_names(rig.bridge, &many).unwrap();
-        // Of so many changes some notifications are lost, and the first that is longer than the room.
+        // With so many changes some notifications are lost, as is the first that is longer than the buffer.
         rig.agree("br0");
         rig.host.set_group(rig.bridge, 6).unwrap();
         rig.agree("br0");
@@ -389,7 +395,7 @@ mod tests {
     #[test]
     fn notifications_that_were_lost_are_made_up_for() {
         let mut rig = rig();
-        // Each is a kilobyte or two, and the queue takes some two hundred.
+        // Each notification has a kilobyte or two, and the queue takes some two hundred.
         for mtu in 0..2000 {
             rig.host.set_mtu(rig.bridge, 1400 + mtu % 2).unwrap();
         }

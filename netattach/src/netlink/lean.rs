@@ -1,6 +1,6 @@
-//! Leaves out of the kernel's messages about links and filters what nobody here reads: it is most of them, and costs most of what
-//! parsing them takes. And makes texts of what others have chosen as such, and is none ([`text`]): the parser refuses the whole
-//! message.
+//! Removes attributes that netattach does not read from the kernel's messages about links and filters: they
+//! are most of each message and most of the cost of parsing. Also converts names and aliases that are not
+//! valid text to text ([`text`]), because the parser would reject the whole message.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -14,18 +14,19 @@ pub(super) const RTM_NEWTFILTER: u16 = 44;
 /// `struct ifinfomsg`; its first byte is the family.
 const LINK_HEADER: usize = 16;
 const AF_UNSPEC: u8 = 0;
-/// `IFLA_STATS`, `IFLA_MAP`, `IFLA_STATS64` and `IFLA_AF_SPEC` of `linux/if_link.h`: counters, the resources of old cards, and
-/// the settings and counters of each family.
+/// `IFLA_STATS`, `IFLA_MAP`, `IFLA_STATS64` and `IFLA_AF_SPEC` of `linux/if_link.h`: counters, the resources
+/// of old cards, and the settings and counters of each address family.
 const LEFT_OUT: [u16; 4] = [7, 14, 23, 26];
-/// `IFLA_VFINFO_LIST` of that, and `IFLA_VF_INFO` in it.
+/// `IFLA_VFINFO_LIST` of the same header, and `IFLA_VF_INFO` in it.
 const FUNCTIONS: u16 = 22;
 const FUNCTION: u16 = 1;
-/// `IFLA_VF_SPOOFCHK` and `IFLA_VF_TRUST` of a function: its number and a value, each of 32 bits.
+/// `IFLA_VF_SPOOFCHK` and `IFLA_VF_TRUST` of a virtual function: its number and a value, each of 32 bits.
 const SWITCHES: [u16; 2] = [4, 9];
 const VALUE_AT: usize = 4;
-/// The value of a switch of which the driver says nothing (`rtnl_fill_vfinfo`). The parser takes it for "off".
+/// Value of a switch that the driver does not report (`rtnl_fill_vfinfo`). The parser would take it for
+/// "off".
 const UNTOLD: [u8; 4] = [0xff; 4];
-/// `IFLA_VF_UNSPEC`, which nobody reads.
+/// `IFLA_VF_UNSPEC`, which netattach does not read.
 const UNSPECIFIED: u16 = 0;
 /// `NLA_TYPE_MASK` and `NLA_F_NESTED`.
 pub(super) const TYPE: u16 = 0x3fff;
@@ -37,13 +38,15 @@ const FILTER_HEADER: usize = 20;
 const FILTER_KIND: u16 = 1;
 const FILTER_OPTIONS: u16 = 2;
 const FILTER_CHAIN: u16 = 11;
-/// The kind of filters that are programs, and `TCA_BPF_NAME` and `TCA_BPF_ID` among their options (`linux/pkt_cls.h`).
+/// The kind of filters that are BPF programs, and `TCA_BPF_NAME` and `TCA_BPF_ID` among their options
+/// (`linux/pkt_cls.h`).
 const BPF: &[u8] = b"bpf\0";
 const BPF_NAME: u16 = 7;
 const BPF_ID: u16 = 11;
 
-/// A message behind its header, as it is to be parsed. What a bridge says of its ports, a message of another family, has no
-/// counters, and its `IFLA_AF_SPEC` is read.
+/// Returns the part of a message after the header, reduced to what has to be parsed. A bridge's messages
+/// about its ports have another family: they have no counters, and their `IFLA_AF_SPEC` is read, so they are
+/// returned unchanged.
 pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
     let whole = Cow::Borrowed(payload);
     if kind == RTM_NEWTFILTER {
@@ -60,7 +63,7 @@ pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
     while let Some((&[a, b, c, d], _)) = attributes.split_first_chunk() {
         let length = usize::from(u16::from_ne_bytes([a, b]));
         if length < ATTRIBUTE_HEADER || length > attributes.len() {
-            // The parser says what is wrong.
+            // The parser reports the error.
             return whole;
         }
         let (attribute, rest) = attributes.split_at(length.next_multiple_of(4).min(attributes.len()));
@@ -83,8 +86,9 @@ pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(kept)
 }
 
-/// What is read of a filter: of a program its name and number. Any other is told without its kind, for which the parser would look
-/// into its options: where it does not understand one it refuses the message, and a stranger's filter would be overlooked.
+/// Reduces a filter: for a BPF program, to its name and id. Any other filter is returned without its kind,
+/// because the parser would otherwise parse the options of that kind; if it failed, it would reject the
+/// message, and another program's filter would be overlooked.
 fn filter(payload: &[u8]) -> Option<Vec<u8>> {
     let (header, all) = payload.split_at_checked(FILTER_HEADER)?;
     let is_program = attribute_in(all, FILTER_KIND) == Some(BPF);
@@ -100,7 +104,7 @@ fn filter(payload: &[u8]) -> Option<Vec<u8>> {
     Some(kept)
 }
 
-/// The name and the number of a program among the options of its filter.
+/// The name and the id of a program from the options of its filter.
 fn program(options: &[u8]) -> Vec<u8> {
     let mut kept = Vec::new();
     for (kind, value) in attributes_of(options) {
@@ -113,19 +117,19 @@ fn program(options: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// Whether a text stands for itself for sure.
+/// Whether the value of an attribute is plain ASCII, which needs no conversion.
 fn is_text(attribute: &[u8]) -> bool {
     attribute.iter().skip(ATTRIBUTE_HEADER).all(u8::is_ascii)
 }
 
-/// The same of all names of a list of properties.
+/// The same for all names in a list of properties.
 fn are_texts(list: &[u8]) -> bool {
     let text = |value| list.get(value).is_none_or(<[u8]>::is_ascii);
     nested(list, ATTRIBUTE_HEADER..list.len()).all(|(_, value)| text(value))
 }
 
-/// Each name of a list of properties in a list of its own: as texts, all of them may be too long for one. What else is a property
-/// nobody reads.
+/// Writes each name of a list of properties as a list of its own, because the converted names may be too long
+/// for one list. Other properties are dropped.
 fn other_names(kept: &mut Vec<u8>, list: &[u8]) {
     for (_, name) in nested(list, ATTRIBUTE_HEADER..list.len()).filter(|(kind, _)| *kind == OTHER_NAME) {
         let Some(name) = list.get(name) else { continue };
@@ -142,7 +146,8 @@ fn write(kept: &mut Vec<u8>, kind: u16, value: &[u8]) {
     attribute(kept, kind, &text);
 }
 
-/// Appends an attribute. One that is too long for the kernel's attributes, three times as long as any name or alias, is left out.
+/// Appends an attribute. A value that is too long for an attribute is left out; the limit is three times the
+/// length of any name or alias.
 fn attribute(kept: &mut Vec<u8>, kind: u16, value: &[u8]) {
     let Ok(length) = u16::try_from(ATTRIBUTE_HEADER + value.len()) else { return };
     kept.extend_from_slice(&length.to_ne_bytes());
@@ -151,7 +156,7 @@ fn attribute(kept: &mut Vec<u8>, kind: u16, value: &[u8]) {
     kept.resize(kept.len().next_multiple_of(4), 0);
 }
 
-/// A list of functions without the switches of which their driver says nothing.
+/// Returns a list of virtual functions without the switches that their driver does not report.
 fn told(list: &[u8]) -> Vec<u8> {
     let mut told = list.to_vec();
     let functions = nested(list, ATTRIBUTE_HEADER..list.len()).filter(|(kind, _)| *kind == FUNCTION);
@@ -159,7 +164,7 @@ fn told(list: &[u8]) -> Vec<u8> {
         SWITCHES.contains(kind) && list.get(value.start + VALUE_AT..value.end) == Some(&UNTOLD[..])
     });
     for (_, value) in untold {
-        // Where its type is. All lengths stay as they are.
+        // Overwrites the type of the attribute, so that all lengths stay the same.
         told[value.start - 2..value.start].copy_from_slice(&UNSPECIFIED.to_ne_bytes());
     }
     told
@@ -239,7 +244,7 @@ pub(super) mod tests {
                 assert_eq!(told(number), expected, "{number} {order:?}");
             }
         }
-        // As long, and no length has wrapped.
+        // As long, but no length has wrapped.
         let names: Vec<u8> = (0..496).flat_map(|_| attribute(OTHER_NAME, &[b'a'; 128])).collect();
         let kind = attribute(INFO | NESTED, &attribute(KIND, b"veth\0"));
         let many = [kind, attribute(54, &[0; 100]), attribute(PROPERTIES | NESTED, &names)];
@@ -264,7 +269,7 @@ pub(super) mod tests {
             lean(RTM_NEWTFILTER, &filter(&[other, chain.clone(), options])),
             filter(&[chain.clone(), attribute(FILTER_OPTIONS, &shown)])
         );
-        // The message without a filter of each list.
+        // The first message of each dump, which contains no filter.
         let none = filter(&[kind, chain]);
         assert_eq!(lean(RTM_NEWTFILTER, &none), none);
     }

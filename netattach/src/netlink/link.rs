@@ -22,10 +22,11 @@ use crate::mac::Mac;
 use crate::spec;
 use crate::timing;
 
-/// Name under which a macvlan is created if the node has a link of the final name, see [`Handle::create_macvlan`].
+/// Temporary name of a new macvlan if the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
 
-/// Alias of a bridge or VRF that netattach has made: they outlast what they were made for, and only these may go.
+/// Alias of a bridge or VRF that netattach has created. Such links outlast the attachment that they were
+/// created for; only links with this alias may be deleted.
 pub(super) const BRIDGE_ALIAS: &str = "netattach";
 
 /// MTU of a veth without a configured one, in bytes: that of Ethernet (`ETH_DATA_LEN`), the kernel's default too.
@@ -37,12 +38,12 @@ const INDICES: std::ops::RangeInclusive<u16> = 4096..=u16::MAX;
 
 /// Maximum time for a link to carry packets once both its ends are up.
 const CARRIER_WAIT: Duration = Duration::from_secs(1);
-/// Most links that are asked for in one datagram: each answer is some kilobytes in the queue that takes them all.
+/// Most links that are requested in one datagram: each answer takes some kilobytes of the receive queue.
 const SHOWN_AT_ONCE: usize = 32;
 /// Time between two checks of the carrier.
 const CARRIER_POLL: Duration = Duration::from_millis(1);
 
-/// A link as the kernel shows it.
+/// A link as the kernel describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkState {
     /// Index in its namespace.
@@ -71,20 +72,20 @@ pub struct LinkState {
     pub mode: Option<spec::LinkMode>,
     /// Link group.
     pub group: u32,
-    /// Made by netattach, and not for one pod or attachment alone: a bridge, the port by which a VLAN of one has its
-    /// gateway, or a VRF.
+    /// Created by netattach, and not for a single pod or attachment: a bridge, the port that holds the node's
+    /// gateway in a VLAN of a bridge, or a VRF.
     pub own: bool,
     /// Routing table, of a VRF.
     pub table: Option<u32>,
 }
 
 impl LinkState {
-    /// Whether it is a network card: of a kind that the kernel has no name for, a driver's own.
+    /// Whether the link is a network card: its driver reports no kind.
     pub fn is_card(&self) -> bool {
         self.kind.is_empty()
     }
 
-    /// Whether it is a bridge that netattach has made.
+    /// Whether the link is a bridge that netattach has created.
     pub fn own_bridge(&self) -> bool {
         self.own && self.kind == "bridge"
     }
@@ -93,11 +94,11 @@ impl LinkState {
 /// A link to be created for a pod.
 #[derive(Debug, Clone, Copy)]
 pub enum NewLink<'a> {
-    /// A pair, one end of which stays on the node.
+    /// A veth pair, one end of which stays on the node.
     Veth {
         /// The pair.
         veth: &'a spec::Veth,
-        /// Index of the bridge that the near end is a port of.
+        /// Index of the bridge that gets the near end as a port.
         bridge: Option<u32>,
     },
     /// A macvlan or macvtap.
@@ -124,17 +125,17 @@ pub struct Ensured {
     pub created: bool,
 }
 
-/// How a new bridge is.
+/// Administrative state of a new bridge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Born {
     /// Up.
     Up,
-    /// Down: it is to be set before.
+    /// Down, until further settings have been made.
     Down,
 }
 
 impl Born {
-    /// The beginning of a request for one.
+    /// Begins a request that creates a bridge.
     pub(super) fn bridge(self, name: &str) -> LinkMessageBuilder<LinkBridge> {
         match self {
             Self::Up => LinkBridge::new(name),
@@ -153,8 +154,8 @@ impl Handle {
         }
     }
 
-    /// The link of that name, or `None`, also where what it is cannot be told ([`Error::is_untold`]): somebody in the namespace has
-    /// made it so.
+    /// Returns the link of that name. Also returns `None` if the link exists but cannot be described
+    /// ([`Error::is_untold`]), which a process in the namespace can cause.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -200,7 +201,7 @@ impl Handle {
         Ok(own.map(|bridge| (bridge.clone(), ports(bridge.index))).collect())
     }
 
-    /// Creates a veth pair, as [`Handle::create_links`] does. Returns the near end and the far one.
+    /// Creates a veth pair, as [`Handle::create_links`] does. Returns the near end and the far end.
     pub fn create_veth(
         &mut self,
         veth: &spec::Veth,
@@ -228,14 +229,15 @@ impl Handle {
         made.map(|(_, far)| far).ok_or(NO_ACKNOWLEDGEMENT)
     }
 
-    /// Creates links of a pod in one datagram, directly in `pod` and down. One that the kernel refuses does not keep it from
-    /// creating the others. Of each the near end, if it has one, and the far one.
+    /// Creates links of a pod in one datagram, directly in `pod` and down. A refused link does not prevent
+    /// the others. Returns for each link its near end, if it has one, and its far end.
     ///
-    /// A veth's near end is up (and, for a port, in its bridge); the kernel cannot create the far one up. Both ends get one
-    /// queue each way: otherwise veth creates one per CPU, and creation takes almost a third longer.
+    /// A veth's near end is created up (and, for a port, in its bridge); the kernel cannot create the far end
+    /// up. Both ends get one queue in each direction: otherwise veth creates one per CPU, and creation takes
+    /// almost a third longer.
     ///
     /// # Errors
-    /// The socket failed: some of the links may be there.
+    /// The socket failed: some of the links may exist.
     pub fn create_links(
         &mut self,
         links: &[NewLink<'_>],
@@ -249,8 +251,8 @@ impl Handle {
         let mut replies = self.socket.batch(tries.into_iter().flatten().collect())?.into_iter();
         let mut made = Vec::with_capacity(links.len());
         for ((link, chosen), count) in links.iter().zip(&chosen).zip(counts) {
-            // All of them are taken, so that the next link's come next. What becomes of those after the first is not worth
-            // an error: they save work.
+            // All replies of a link are consumed, so that the next reply belongs to the next link. Failures
+            // of the further requests are ignored: these requests only save work.
             let own: Vec<_> = replies.by_ref().take(count).collect();
             let created = own.into_iter().next().ok_or(NO_ACKNOWLEDGEMENT)?;
             let ends = match created.map_err(Error::from) {
@@ -262,7 +264,7 @@ impl Handle {
                 if let (NewLink::Veth { veth: spec::Veth { port: Some(port), .. }, .. }, Some(near)) =
                     (link, &ends.0)
                 {
-                    // No frame passes before: the far end is down.
+                    // No frame passes before this: the far end is down.
                     self.ensure_port(near.index, port)?;
                 }
                 Ok(ends)
@@ -271,7 +273,7 @@ impl Handle {
         Ok(made)
     }
 
-    /// Creates a link whose chosen index, or name, another link has.
+    /// Creates a link whose chosen index or name is already taken.
     ///
     /// The kernel checks a macvlan's new name in the sender's namespace, so it refuses a name that the node also uses as
     /// existing; the link is then created under a temporary name and renamed by `pod_handle`.
@@ -312,8 +314,8 @@ impl Handle {
         }
     }
 
-    /// Creates an ipvlan on `parent` directly in `pod`, down: under a temporary name, as the node may have a link of
-    /// the final name, see [`Handle::create_macvlan`]. It has its parent's address.
+    /// Creates an ipvlan on `parent` directly in `pod`, down. Uses a temporary name, since the node may have
+    /// a link of the final name, see [`Handle::create_macvlan`]. The link has its parent's address.
     pub fn create_ipvlan(
         &mut self,
         ipvlan: &spec::Ipvlan,
@@ -335,7 +337,8 @@ impl Handle {
         self.create_and_show(RouteNetlinkMessage::NewLink(link.build()), &ipvlan.pod_name)
     }
 
-    /// Creates a VLAN of `parent` directly in `pod`, down. It has its parent's address unless another is asked for.
+    /// Creates a VLAN of `parent` directly in `pod`, down. The link has its parent's address unless another
+    /// one is requested.
     pub fn create_vlan(
         &mut self,
         vlan: &spec::Vlan,
@@ -371,7 +374,7 @@ impl Handle {
         self.create_and_show(RouteNetlinkMessage::NewLink(link.build()), &dummy.pod_name)
     }
 
-    /// Creates a link under a temporary name, where `pod_handle` gives it the final one.
+    /// Creates a link under a temporary name and has `pod_handle` rename it.
     fn create_and_rename(
         &mut self,
         link: LinkMessageBuilder<LinkUnspec>,
@@ -387,8 +390,8 @@ impl Handle {
         pod_handle.link(name)
     }
 
-    /// The bridge of that name, up; created if it is missing. Properties of an existing bridge are left alone except
-    /// `promiscuous`, which is switched on if requested.
+    /// Returns the bridge of that name, up; creates a missing one. Leaves the properties of an existing
+    /// bridge unchanged except `promiscuous`, which is switched on if requested.
     ///
     /// # Errors
     /// [`Error::WrongKind`] if another kind of link has that name.
@@ -397,7 +400,8 @@ impl Handle {
         self.ensure_bridge_beside(bridge, present, Born::Up)
     }
 
-    /// As [`Handle::ensure_bridge`], for a caller that has looked for the link of that name. `born`: how one is that is created.
+    /// As [`Handle::ensure_bridge`], for a caller that has already looked up the link of that name. `born`:
+    /// state of a created bridge.
     pub fn ensure_bridge_beside(
         &mut self,
         bridge: &spec::Bridge,
@@ -420,8 +424,8 @@ impl Handle {
         let create = RouteNetlinkMessage::NewLink(create.build());
         match self.create_and_show(create, &bridge.name) {
             Ok(link) => {
-                // A bridge without a configured address changes its address with its ports. Writing its own address
-                // back fixes it.
+                // A bridge without a configured address changes its address with its ports. Setting the address
+                // that the bridge already has makes it permanent.
                 if let Some(mac) = link.mac {
                     let pin = LinkUnspec::new_with_index(link.index).address(mac.0.to_vec());
                     let mark = LinkAttribute::IfAlias(BRIDGE_ALIAS.to_owned());
@@ -502,12 +506,13 @@ impl Handle {
         Ok(())
     }
 
-    /// Deletes all links of `group`, if there is one, in this namespace for the cost of one grace period, then, one by one, those
-    /// with these indices that still exist: a process in the pod may have changed their group, or put into it what cannot be
-    /// deleted. Returns once they are gone, with the outcome for each index. Links that are already absent count as deleted.
+    /// Deletes all links of `group`, if given, in this namespace for the cost of one grace period. Then
+    /// deletes, one by one, the links with these indices that still exist: a process in the pod may have
+    /// changed their group, or may have added a link to the group that cannot be deleted. Returns once the
+    /// links are gone, with the outcome for each index. Links that are already absent count as deleted.
     ///
     /// # Errors
-    /// The socket failed: what is left is not known.
+    /// The socket failed: it is unknown which links remain.
     pub fn delete_links(
         &mut self,
         group: Option<u32>,
@@ -534,7 +539,7 @@ impl Handle {
         Ok(replies.into_iter().map(outcome).collect())
     }
 
-    /// Deletes the link of that name. Returns whether there was one.
+    /// Deletes the link of that name. Returns whether it existed.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -574,14 +579,15 @@ fn new_ipvlan(ipvlan: &spec::Ipvlan, parent: &LinkState) -> LinkMessageBuilder<L
         .set_info_data(data)
 }
 
-/// Requests one link without its counters: gathering and parsing them takes longer than all the rest.
+/// Requests one link without its statistics: collecting and parsing them would take longer than everything
+/// else.
 pub(super) fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
     let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]);
     RouteNetlinkMessage::GetLink(link.append_extra_attribute(mask).build())
 }
 
 impl NewLink<'_> {
-    /// What the kernel would choose for its ends, the near one first.
+    /// Chooses what the kernel would otherwise choose for the ends, the near one first.
     fn choose(&self) -> Vec<Chosen> {
         match self {
             Self::Veth { veth, .. } => vec![Chosen::new(None), Chosen::new(veth.mac)],
@@ -589,7 +595,8 @@ impl NewLink<'_> {
         }
     }
 
-    /// The first creates it. `chosen`: as [`NewLink::choose`] has them.
+    /// The requests for the link, of which the first creates it. `chosen`: the values from
+    /// [`NewLink::choose`].
     fn requests(&self, pod: BorrowedFd<'_>, chosen: &[Chosen]) -> Vec<NetlinkRequest> {
         match (*self, chosen) {
             (Self::Veth { veth, bridge }, [near, far]) => veth_requests(veth, bridge, pod, near, far),
@@ -600,7 +607,7 @@ impl NewLink<'_> {
         }
     }
 
-    /// Its ends, once it was created with what was chosen.
+    /// The ends of the link after it was created with the chosen values.
     fn ends(&self, chosen: &[Chosen], pod_handle: &mut Handle) -> Result<Ends, Error> {
         match (*self, chosen) {
             (Self::Veth { veth, bridge }, [near, far]) => {
@@ -621,7 +628,7 @@ impl NewLink<'_> {
                 };
                 Ok((Some(near_end), far_end))
             }
-            // It has its parent's address, regardless of the requested one.
+            // A passthru macvlan has its parent's address, regardless of the requested one.
             (Self::Macvlan { macvlan, .. }, _) if macvlan.mode == spec::MacvlanMode::Passthru => {
                 Ok((None, pod_handle.link(&macvlan.pod_name)?))
             }
@@ -666,9 +673,9 @@ fn veth_requests(
     let create = RouteNetlinkMessage::NewLink(near.build(create));
     let mut requests = vec![NetlinkRequest::new(create, CREATE | EXCL)];
     if bridge.is_some() {
-        // A port of a bridge has no network layer. The kernel would give it a link-local address all the same, once
-        // the other end is up. By its name, which is derived from the attachment's: the link of the chosen index may
-        // be another, and is why the request before failed.
+        // A bridge port has no network layer, but the kernel would still give it a link-local address once
+        // the other end is up. The request names the port, whose name is derived from the attachment's: the
+        // chosen index may belong to another link, which is why the previous request may have failed.
         requests.push(NetlinkRequest::new(no_link_local(LinkUnspec::new_with_name(&veth.host_name)), 0));
     }
     requests
@@ -725,7 +732,7 @@ impl Chosen {
         Self { index: 0, mac: self.mac }
     }
 
-    /// With one queue each way: see [`Handle::create_veth`].
+    /// Builds the request with one queue in each direction: see [`Handle::create_links`].
     fn build<T: std::fmt::Debug + Default>(&self, link: LinkMessageBuilder<T>) -> LinkMessage {
         let mut message = link
             .append_extra_attribute(LinkAttribute::NumTxQueues(1))
@@ -736,7 +743,7 @@ impl Chosen {
         message
     }
 
-    /// The state of a link created with these values: down, in no bridge and no group.
+    /// The state of a link created with these values: down, without bridge and group.
     fn link(&self, name: &str, kind: &str, mtu: u32) -> LinkState {
         LinkState {
             index: self.index,

@@ -1,4 +1,4 @@
-//! Changes of links that exist.
+//! Changes of existing links.
 
 use netlink_packet_route::RouteNetlinkMessage;
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
@@ -6,7 +6,8 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 use super::{Error, Handle, text};
 
 impl Handle {
-    /// Gives a link a name. A link that is up is set down and up again where the kernel wants that (before Linux 6.2).
+    /// Renames a link. If the kernel requires it (before Linux 6.2), a link that is up is set down and up
+    /// again.
     ///
     /// # Errors
     /// Another link has the name, or there is no such link.

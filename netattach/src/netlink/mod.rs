@@ -1,32 +1,32 @@
 //! The only module that uses netlink: typed calls that take specifications and return observed state.
 //!
-//! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it, or to another, of which it reads
-//! no list beyond a bound. Related requests are sent in one datagram. Calls named `ensure_*` are idempotent, `create_*` are
-//! not.
+//! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it. A handle opened in
+//! another namespace limits the length of the lists that it reads. Related requests are sent in one datagram.
+//! Calls named `ensure_*` are idempotent, `create_*` are not.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `socket`, `answer`, `lean`, `text`, `error` | several requests in one datagram; what the answers say; what of them is parsed; texts that are any bytes; the kernel's refusals as data |
-//! | `blurred` | descriptions of links whose lengths have wrapped |
-//! | `receive` | what the kernel sends, whole however long it is |
-//! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
-//! | `whole` | lists of links that end at none that has grown meanwhile |
-//! | `known_links` | bridges and parents as the kernel has told of them last |
+//! | `socket`, `answer`, `lean`, `text`, `error` | several requests in one datagram; parsing of answers; attributes that are dropped before parsing; texts that may be any bytes; the kernel's refusals as data |
+//! | `blurred` | descriptions of links whose attribute lengths may have wrapped |
+//! | `receive` | receives datagrams of any length whole |
+//! | `link`, `link_change`, `properties`, `peer` | links; changes of existing links; the other end of a veth |
+//! | `whole` | lists of links that are complete even if a link's description grows meanwhile |
+//! | `known_links` | a cache of bridges and parents, kept up to date by notifications |
 //! | `names`, `trunks` | the names of a namespace's links; the devices beneath a VLAN |
-//! | `device`, `above`, `virtual_function` | devices that pods take; what is on one; what a card sets for its virtual functions |
-//! | [`devlink`], `representor` | whether a card is in mode switchdev; the node's ends of its virtual functions then |
+//! | `device`, `above`, `virtual_function` | devices that pods take; links on top of a device; settings that a card has for its virtual functions |
+//! | [`devlink`], `representor` | whether a card is in mode switchdev; the representors of its virtual functions in that mode |
 //! | [`ethtool`] | features of a device |
-//! | `generic` | families of generic netlink: those of the two above |
-//! | `address`, `route`, `rule`, `neighbour` | an interface's addresses; routes; rules that select routing tables; neighbours that are entered for good |
-//! | `tc`, `tbf`, `redirect` | programs on clsact hooks; pacing by tbf; intermediate devices for what a device receives |
-//! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
+//! | `generic` | families of generic netlink, for the two above |
+//! | `address`, `route`, `rule`, `neighbour` | an interface's addresses; routes; rules that select routing tables; permanent neighbour entries |
+//! | `tc`, `tbf`, `redirect` | programs on clsact hooks; rate limiting by tbf; intermediate devices for what a device receives |
+//! | `bridge`, `bridge_port` | recreation of a bridge with its settings; ports and their VLANs |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
-//! | `xdp_links` | which links have an XDP program, and taking one off |
+//! | `xdp_links` | which links have an XDP program, and its removal |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
-//! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
-//! | `vrf`, `tap`, `netkit`, `ifb` | VRFs and their ports; taps; netkit pairs; whether there are intermediate devices |
-//! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; which links have changed |
-//! | `readable`, `socket_filter` | waits for them; has the kernel leave out those of no use |
+//! | `guard`, [`nat`], [`conntrack`] | netattach's own nftables tables: for policies, for translation; conntrack entries |
+//! | `vrf`, `tap`, `netkit`, `ifb` | VRFs and their ports; taps; netkit pairs; whether intermediate devices exist |
+//! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; about which links have changed |
+//! | `readable`, `socket_filter` | waits for notifications; has the kernel filter out those that are not needed |
 
 mod above;
 mod address;
@@ -103,19 +103,19 @@ pub use xfrm::has_policies as has_ipsec_policies;
 
 use crate::netns::{Netns, NetnsError, within};
 
-/// A route-netlink socket in one network namespace. One request at a time; open another for concurrency
-/// (about 10 us).
+/// A route-netlink socket in one network namespace. A handle carries out one request at a time; open another
+/// one for concurrency (about 10 us).
 #[derive(Debug)]
 pub struct Handle {
     socket: socket::Socket,
 }
 
-/// Most objects of a list that a handle [in another namespace](Handle::open_in) reads, and most bytes of it as the kernel
-/// sends them: as the agent has them, some 32 MiB.
+/// Limits of a list that a handle [in another namespace](Handle::open_in) reads: most objects, and most bytes
+/// in the kernel's encoding. Parsed by the agent, such a list takes some 32 MiB.
 pub const MOST_IN_POD: usize = 32 << 10;
 const MOST_BYTES_IN_POD: usize = 8 << 20;
 
-/// No handle could be opened in a namespace.
+/// Why no handle could be opened in a namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The namespace could not be entered.
@@ -138,9 +138,9 @@ impl Handle {
         self.socket.netns_cookie()
     }
 
-    /// As [`Handle::open_in`], if that is the namespace with this cookie; `None`: it is another one. Where either is not known it is
-    /// taken for the same. The handle's socket says which it is in: [`Netns::of`] enters the namespace
-    /// once more for it.
+    /// As [`Handle::open_in`], if that namespace has this cookie; `None`: it has another one. If either
+    /// cookie is unknown, the namespaces count as the same. The cookie is read from the handle's socket,
+    /// since [`Netns::of`] would enter the namespace once more.
     ///
     /// # Errors
     /// As of [`Handle::open_in`].
@@ -153,9 +153,10 @@ impl Handle {
 
     /// Opens a handle in another namespace. The handle may be used from any thread.
     ///
-    /// It reads no list of more than [`MOST_IN_POD`] objects, or of more than some MiB: who administrates a pod's network
-    /// makes as many links, routes and rules there as the kernel has memory for. A longer one, or one with an object of which the
-    /// kernel cannot tell all, [is too many](Error::is_too_many), and the handle is of no use after that.
+    /// The handle reads no list of more than [`MOST_IN_POD`] objects or of more than some MiB, because a
+    /// process that administrates a pod's network can create as many links, routes and rules as the kernel
+    /// has memory for. A longer list, or a list with an object that the kernel cannot describe completely,
+    /// [is too many](Error::is_too_many), and the handle cannot be used after that.
     pub fn open_in(netns: &Netns) -> Result<Self, OpenError> {
         Ok(within(netns, Self::open)??.bounded())
     }

@@ -1,4 +1,4 @@
-//! The names of a namespace's links, read without the kernel's lock of links.
+//! The names of a namespace's links, read without taking the kernel's lock of links.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -7,13 +7,14 @@ use std::io::{self, Read};
 use super::{Handle, MOST_BYTES_IN_POD, OpenError};
 use crate::netns::{Netns, within};
 
-/// A line for each link, its name before a colon, below two lines of headings (`net/core/net-procfs.c`).
+/// One line for each link, with the name before a colon, after two lines of headings
+/// (`net/core/net-procfs.c`).
 const FILE: &str = "/proc/thread-self/net/dev";
 const HEADINGS: usize = 2;
 
 impl Handle {
-    /// Opens a handle in another namespace, as [`Handle::open_in`] does, and reads the names of the links there: `None` if they cannot be read, or are too
-    /// many to be.
+    /// Opens a handle in another namespace, as [`Handle::open_in`] does, and reads the names of the links
+    /// there: `None` if they cannot be read or there are too many.
     pub fn open_with_names(netns: &Netns) -> Result<(Self, Option<BTreeSet<String>>), OpenError> {
         let opened = || Ok::<_, super::Error>((Self::open()?.bounded(), names().ok().flatten()));
         Ok(within(netns, opened)??)
@@ -21,7 +22,7 @@ impl Handle {
 }
 
 fn names() -> io::Result<Option<BTreeSet<String>>> {
-    // Enough for a new pod: a file without a length is read in steps otherwise.
+    // Enough for a new pod; a file that reports no length would otherwise be read in steps.
     let mut text = String::with_capacity(4096);
     let most = MOST_BYTES_IN_POD as u64;
     File::open(FILE)?.take(most).read_to_string(&mut text)?;

@@ -1,4 +1,4 @@
-//! Neighbours that are entered for good, where nobody is to be asked.
+//! Permanent neighbour entries, for neighbours that are not resolved by ARP or neighbour discovery.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,8 @@ use super::{Error, Handle};
 use crate::mac::Mac;
 
 impl Handle {
-    /// Enters the Ethernet addresses of these neighbours on a link, until they are taken out or the link goes. Idempotent.
+    /// Adds permanent entries with the Ethernet addresses of these neighbours to a link. They stay until they
+    /// are deleted or the link is. Idempotent.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -26,7 +27,7 @@ impl Handle {
         self.socket.all(requests.collect())
     }
 
-    /// The Ethernet address by which a link knows a neighbour, if it does.
+    /// Returns the Ethernet address in a link's neighbour entry, if there is one.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -38,7 +39,7 @@ impl Handle {
         }
     }
 
-    /// Takes these neighbours out. Idempotent.
+    /// Deletes the entries of these neighbours. Idempotent.
     ///
     /// # Errors
     /// The kernel refuses.

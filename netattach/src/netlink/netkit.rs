@@ -14,7 +14,7 @@ impl Handle {
     /// the node's end and the pod's.
     ///
     /// # Errors
-    /// [`Error::already_exists`]: there is a link of one of the names. The kernel refuses.
+    /// [`Error::already_exists`]: one of the names is taken. The kernel refuses.
     pub fn create_netkit(
         &mut self,
         netkit: &spec::Netkit,
@@ -50,7 +50,8 @@ impl Handle {
 }
 
 impl Handle {
-    /// Gives both ends of a netkit pair these policies; `index` is that of the primary end, which alone may be asked to.
+    /// Sets the policies of both ends of a netkit pair; `index` is that of the primary end, the only one that
+    /// accepts the request.
     ///
     /// # Errors
     /// The kernel refuses: the link is gone, or is no primary end.
@@ -61,7 +62,8 @@ impl Handle {
             .index(index)
             .set_info_data(InfoData::Netkit(vec![policy, peer_policy]))
             .build();
-        // Without flags for creation it changes the link: `RTM_SETLINK` ignores what is its kind's own.
+        // Without creation flags, `RTM_NEWLINK` changes an existing link; `RTM_SETLINK` ignores attributes of
+        // the kind.
         self.socket.request(RouteNetlinkMessage::NewLink(set), 0).map(drop)
     }
 }
@@ -73,7 +75,8 @@ fn kernel_policy(policy: spec::NetkitPolicy) -> NetkitPolicy {
     }
 }
 
-/// How the ends are connected, as the primary end has it; `None`: in a way that is not known here.
+/// The configuration of a pair, as reported by the primary end; `None`: the kernel reports a mode or a policy
+/// that is unknown here.
 pub(super) fn observed_ways(data: &[InfoNetkit]) -> Option<NetkitWays> {
     let (mut mode, mut own, mut other, mut is_primary) = (None, None, None, false);
     for datum in data {

@@ -1,4 +1,4 @@
-//! Finds the other end of a veth or netkit, and of a veth in which namespace it is.
+//! Finds the other end of a veth or netkit, and verifies for a veth that this end is in a given namespace.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -19,13 +19,16 @@ fn is_pair(kind: &str) -> bool {
 }
 
 impl Handle {
-    /// The veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` if `far` is none or its
-    /// other end is elsewhere. Indices alone are not sufficient: every namespace uses the same ones.
+    /// Returns the veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` if
+    /// `far` is not a veth or its other end is elsewhere. Indices alone are not sufficient, because every
+    /// namespace uses the same ones.
     ///
-    /// Not of a netkit: its own programs see what the pod sends before its other end does, and may lead it elsewhere.
+    /// Not for a netkit: its own programs see the pod's packets before its other end does, and may redirect
+    /// them.
     pub fn find_peer(&mut self, far: &LinkState, pod: BorrowedFd<'_>) -> Result<Option<LinkState>, Error> {
         let Some(index) = far.link.filter(|_| far.kind == "veth") else { return Ok(None) };
-        // First, because showing a link assigns a number to the namespace of its other end.
+        // This request comes first, because describing a link makes the kernel assign a number to the
+        // namespace of its other end.
         let mut shown = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
             Err(error) if error.not_found() => return Ok(None),
             other => other?,
@@ -37,7 +40,7 @@ impl Handle {
         Ok(Some(near).filter(|_| is_end && is_there))
     }
 
-    /// The other end of a veth or netkit of this namespace, if that is here too; `None` if it is not.
+    /// Returns the other end of a veth or netkit of this namespace if it is in this namespace too.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -47,13 +50,13 @@ impl Handle {
             Err(error) if error.not_found() => return Ok(None),
             other => other?,
         };
-        // The number of the other end's namespace is told where that is another one.
+        // The kernel reports the namespace of the other end only if it differs from the link's.
         let is_here = |message: &RouteNetlinkMessage| namespace_of_the_other_end(message).is_none();
         let other = shown.into_iter().find(is_here).and_then(observed);
         Ok(other.filter(|other| other.kind == end.kind && other.link == Some(end.index)))
     }
 
-    /// The number of another namespace in this one, if it has one.
+    /// Returns the number that this namespace has for another namespace, if any.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -10,10 +10,10 @@ use crate::mac::Mac;
 use crate::spec::Properties;
 
 impl Handle {
-    /// The properties of a link.
+    /// Reads the properties of a link.
     ///
     /// # Errors
-    /// [`Error::NoSuchLink`] if there is none of that name.
+    /// [`Error::NoSuchLink`] if no link has that name.
     pub fn properties(&mut self, name: &str) -> Result<Properties, Error> {
         let index = self.link(name)?.index;
         let answers = self.socket.request(show(LinkUnspec::new_with_index(index)), 0)?;
@@ -21,7 +21,8 @@ impl Handle {
         found.ok_or_else(|| Error::NoSuchLink(name.to_owned()))
     }
 
-    /// Gives a link these properties, each by a request of its own: a refusal says which one it was about.
+    /// Sets these properties of a link, each by a separate request, so that a refusal identifies the
+    /// property.
     ///
     /// # Errors
     /// The kernel refuses one.
@@ -48,7 +49,7 @@ impl Handle {
         Ok(())
     }
 
-    /// Sets the Ethernet address; a link whose driver wants it down meanwhile is set down and up again.
+    /// Sets the Ethernet address; if the driver requires the link to be down, sets it down and up again.
     fn set_address(&mut self, index: u32, address: Vec<u8>) -> Result<(), Error> {
         let link = || -> LinkMessageBuilder<LinkUnspec> { LinkUnspec::new_with_index(index) };
         match self.change(link().address(address.clone())) {

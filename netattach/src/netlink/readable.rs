@@ -1,4 +1,5 @@
-//! Waits for notifications on a netlink socket, known to the async runtime only while it waits.
+//! Waits for notifications on a netlink socket, which is registered with the async runtime only during the
+//! wait.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -6,8 +7,9 @@ use std::os::fd::AsRawFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Returns once there is something to read. A socket that stayed registered would have the kernel wake the runtime's thread for
-/// each notification, in the midst of the change that caused it and whether or not anybody waits: some thirty times for a pod.
+/// Returns once the socket is readable. If the socket stayed registered, the kernel would wake the runtime's
+/// thread for each notification, in the middle of the change that caused it and even while no task waits:
+/// some thirty times for a pod.
 ///
 /// # Errors
 /// The runtime refused the descriptor.

@@ -1,5 +1,6 @@
-//! Receives what the kernel sends, each datagram whole however long it is: one that does not fit is cut, what was cut off is
-//! lost, and the rest is read as malformed, or as less than it said.
+//! Receives datagrams of the kernel whole, however long they are. A datagram that does not fit into the
+//! buffer is truncated: the rest is lost, and the part that was received is parsed as malformed or as less
+//! than the kernel said.
 
 use std::io;
 
@@ -7,38 +8,41 @@ use netlink_sys::Socket as RawSocket;
 
 use super::Error;
 
-/// Room for a datagram of the kernel as a rule (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
+/// Buffer for the usual datagram of the kernel (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const ROOM: usize = 64 << 10;
-/// The longest, of some 700,000 source addresses that somebody has given a macvlan. For a list the kernel allocates no more than
-/// 4 MiB; newer ones for the answer to a request for one link as much as it takes. A link with all other names that it may have
-/// is described by more than the room of a rule as well; a refusal repeats what was refused.
+/// Length of the longest datagram: a macvlan with some 700,000 source addresses. For a dump the kernel
+/// allocates no more than 4 MiB; newer kernels allocate as much as necessary for the answer to a request for
+/// one link. A link with as many alternative names as it may have exceeds [`ROOM`] too, and a refusal repeats
+/// the refused request.
 pub(super) const LONGEST: usize = 8 << 20;
-/// Most datagrams that are thrown away beside what was lost: more than the answers to as many requests as are sent at once.
+/// Most datagrams that are discarded after a loss: more than the answers to all requests that are sent at
+/// once.
 const MOST_BESIDE: usize = 1 << 10;
 
-/// The datagram that was received last, and its room, which grows for one that is longer.
+/// The last received datagram and its buffer, which grows for a longer datagram.
 pub(super) struct Receiver {
     bytes: Vec<u8>,
-    /// Whether each is asked for its length first.
+    /// Whether the length of each datagram is read first.
     peeks: bool,
 }
 
 impl Receiver {
-    /// Has received nothing yet. For answers, of which none may be lost.
+    /// A receiver for answers, none of which may be lost.
     pub(super) fn new() -> Self {
         Self { bytes: Vec::with_capacity(ROOM), peeks: true }
     }
 
-    /// The same for notifications, of which an ADD brings a hundred: their length is asked for once one has been longer than the
-    /// room, which is lost, and said to be.
+    /// A receiver for notifications, of which an ADD causes a hundred. The first notification that is longer
+    /// than the buffer is lost, which is reported; from then on the length of each one is read first.
     pub(super) fn of_notifications() -> Self {
         Self { peeks: false, ..Self::new() }
     }
 
-    /// Receives the next datagram, of which [`Receiver::bytes`] are all bytes then. Waits for it as the socket does.
+    /// Receives the next datagram into [`Receiver::bytes`]. Waits if the socket is blocking.
     ///
     /// # Errors
-    /// Those of the kernel. `ENOBUFS`: something was lost, by the kernel or as it is longer than all that the kernel sends.
+    /// Those of the kernel. `ENOBUFS`: data was lost, either in the kernel or because the datagram exceeds
+    /// [`LONGEST`].
     pub(super) fn receive(&mut self, socket: &RawSocket) -> io::Result<()> {
         loop {
             match self.try_receive(socket) {
@@ -60,28 +64,29 @@ impl Receiver {
             }
             return Ok(());
         }
-        // How long it is; it stays where it is.
+        // Reads the length; the datagram stays in the socket.
         let length = socket.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_PEEK | libc::MSG_TRUNC)?;
         if length > LONGEST {
-            // Without room nothing is received, and the socket has it no longer.
+            // Receiving without a buffer removes the datagram from the socket.
             socket.recv::<&mut [u8]>(&mut &mut [][..], 0)?;
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
         if length <= ROOM {
-            // One that was longer, a hostile one, does not keep its room.
+            // Releases the memory that a longer, hostile datagram has taken.
             self.bytes.shrink_to(ROOM);
         }
         self.bytes.reserve(length);
         socket.recv(&mut self.bytes, 0).map(drop)
     }
 
-    /// The datagram that was received last; empty: none was.
+    /// The last received datagram; empty: none was received.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The next datagram, as an answer to that request. Where something was lost, so is what the socket has still: until that is
-    /// read the kernel drops all else, the answers to later requests as well.
+    /// Returns the next datagram as an answer to that request. After a loss, also discards what is still in
+    /// the socket: until that is read, the kernel drops everything else, including the answers to later
+    /// requests.
     ///
     /// # Errors
     /// As [`Receiver::receive`].
@@ -96,7 +101,7 @@ impl Receiver {
     }
 }
 
-/// Throws away what a socket has.
+/// Discards the datagrams in a socket.
 fn clear(socket: &RawSocket) {
     for _ in 0..MOST_BESIDE {
         match socket.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_DONTWAIT) {
@@ -118,7 +123,8 @@ mod tests {
 
     use super::*;
 
-    /// A socket without privileges that is answered by what it has sent: the kernel refuses it, and repeats it.
+    /// A socket without privileges that has sent a request: the kernel refuses the request and repeats it in
+    /// its answer.
     fn refused(bytes: usize) -> RawSocket {
         let mut socket = RawSocket::new(NETLINK_ROUTE).unwrap();
         socket.bind_auto().unwrap();
@@ -128,7 +134,7 @@ mod tests {
 
     fn request(bytes: usize) -> Vec<u8> {
         let mut request = (bytes as u32).to_ne_bytes().to_vec();
-        // No kind of message has that number; a request, to be acknowledged.
+        // No message has this type; the flags ask for an acknowledgement.
         request.extend(u16::MAX.to_ne_bytes());
         request.extend(5_u16.to_ne_bytes());
         request.resize(bytes, 0);
@@ -167,7 +173,7 @@ mod tests {
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, ROOM).unwrap();
         let mut receiver = Receiver::new();
         for _ in 0..2 {
-            // Each is refused by as much as it is long.
+            // Each refusal is as long as its request.
             for _ in 0..8 {
                 socket.send(&request(ROOM), 0).unwrap();
             }

@@ -1,4 +1,5 @@
-//! Intermediate devices (`ifb`): what a device receives is sent on by one first, so that it can wait in its queue.
+//! Intermediate devices (`ifb`): packets that a device receives are redirected through such a device, so that
+//! they can wait in its queue.
 
 use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -13,13 +14,13 @@ use super::tc::{absent_is_fine, clsact, index_of};
 use super::{Error, Handle, LinkState};
 use crate::spec::TcHook;
 
-/// Priority of the filter: behind those that judge, which have 1.
+/// Priority of the filter: after the filters with BPF programs, which have priority 1.
 const PRIORITY: u32 = 100;
 const ETH_P_ALL: u16 = 0x0003;
 /// Priority and protocol of the filter (`tcm_info`).
 const INFO: u32 = (PRIORITY << 16) | ETH_P_ALL.to_be() as u32;
 const KIND: &str = "u32";
-/// `linux/pkt_cls.h`: what it matches, and what it does.
+/// `linux/pkt_cls.h`: selector and action of the filter.
 const TCA_U32_SEL: u16 = 5;
 const TCA_U32_ACT: u16 = 7;
 const TERMINAL: u8 = 1;
@@ -34,10 +35,10 @@ const STOLEN: u32 = 4;
 const DEVICE_AT: usize = 24;
 
 impl Handle {
-    /// Creates an intermediate device, up. `alias` is text for people.
+    /// Creates an intermediate device and sets it up. `alias` is a text for administrators.
     ///
     /// # Errors
-    /// The kernel refuses: the name is taken, or it has no `ifb`.
+    /// The kernel refuses: the name is taken, or it does not support `ifb`.
     pub fn create_ifb(&mut self, name: &str, mtu: u32, alias: &str) -> Result<LinkState, Error> {
         let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Ifb).name(name.to_owned());
         let created = self.create_and_show(RouteNetlinkMessage::NewLink(link.mtu(mtu).build()), name)?;
@@ -46,14 +47,15 @@ impl Handle {
         Ok(created)
     }
 
-    /// Has what a device receives sent by another one, in place of any such filter that it has.
+    /// Redirects everything that a device receives to another device. Replaces an earlier redirection.
     ///
     /// # Errors
     /// The kernel refuses: it may lack `cls_u32` or `act_mirred`.
     pub fn ensure_redirected(&mut self, index: u32, to: u32) -> Result<(), Error> {
         let hook = NetlinkRequest::new(clsact(index), CREATE | EXCL);
         match self.socket.batch(vec![hook])?.into_iter().next() {
-            // Others have filters there, or an ingress discipline, which takes this one too.
+            // Other programs have filters on the device, or an ingress discipline, which accepts this filter
+            // too.
             Some(Err(refused)) if refused.errno != Errno::EXIST.raw_os_error() => return Err(refused.into()),
             _ => {}
         }
@@ -63,8 +65,8 @@ impl Handle {
         self.socket.request(RouteNetlinkMessage::NewTrafficFilter(message), CREATE | EXCL).map(drop)
     }
 
-    /// Priority of a filter other than ours, which have these names, that packets from a device meet before the one that
-    /// sends them on.
+    /// Returns the priority of a filter that packets from a device meet before the redirecting filter, other
+    /// than the filters with the names `ours`.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -73,7 +75,7 @@ impl Handle {
         Ok(others.into_iter().filter(|priority| *priority < PRIORITY).min())
     }
 
-    /// Removes that filter. Idempotent.
+    /// Removes the redirecting filter. Idempotent.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -82,7 +84,7 @@ impl Handle {
         absent_is_fine(removed.map(drop))
     }
 
-    /// Index of the device that sends on what this one receives, by that filter.
+    /// Index of the device to which the filter redirects.
     ///
     /// # Errors
     /// The kernel does not answer.
@@ -101,7 +103,7 @@ fn ingress() -> TcHandle {
     TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS }
 }
 
-/// The filter, without what it does.
+/// The filter without its options.
 fn filter(index: u32) -> TcMessage {
     let mut message = TcMessage::with_index(index_of(index));
     message.header.parent = ingress();
@@ -110,13 +112,13 @@ fn filter(index: u32) -> TcMessage {
     message
 }
 
-/// Every packet, to that device.
+/// Options of the filter: match every packet, redirect to that device.
 fn options(to: u32) -> Vec<TcOption> {
-    // `struct tc_u32_sel` with one key, whose mask is of nothing.
+    // `struct tc_u32_sel` with one key, whose mask is zero.
     let mut selection = [0; 32];
     selection[0] = TERMINAL;
     selection[2] = 1;
-    // `struct tc_mirred`: numbers of the machine, of which the third and the last two count.
+    // `struct tc_mirred` in the byte order of the machine; the third and the last two words matter.
     let words = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, to];
     let parms: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
     let action = [
@@ -140,7 +142,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<u32> {
         TcAttribute::Options(options) => Some(options),
         _ => None,
     })?;
-    // All of a filter that is no program are left as they are, in one (`lean`).
+    // `lean` leaves the options of a filter that is not a BPF program as one attribute.
     options.iter().find_map(|options| {
         let mut bytes = vec![0; netlink_packet_core::Nla::value_len(options)];
         netlink_packet_core::Nla::emit_value(options, &mut bytes);
@@ -148,7 +150,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<u32> {
     })
 }
 
-/// The device of the first action.
+/// The target device of the first action.
 fn device_in(actions: &[u8]) -> Option<u32> {
     let action = attribute_in(actions, FIRST_ACTION)?;
     let parms = attribute_in(attribute_in(action, TCA_ACT_OPTIONS)?, TCA_MIRRED_PARMS)?;

@@ -1,9 +1,10 @@
 //! Representors: the node's ends of the virtual functions (VFs) of a card in mode switchdev
 //! (`Documentation/networking/switchdev.rst`, `Documentation/networking/representors.rst`).
 //!
-//! A representor is a port of the card's switch. The kernel shows of it which switch that is (`IFLA_PHYS_SWITCH_ID`), and in
-//! its port name whose end it is (`IFLA_PHYS_PORT_NAME`): for a card with devlink ports the kernel makes the name itself
-//! (`devlink_port_phys_port_name_get`), and other drivers have taken it over.
+//! A representor is a port of the card's switch. The kernel reports the switch (`IFLA_PHYS_SWITCH_ID`), and
+//! in the port name the VF that the port represents (`IFLA_PHYS_PORT_NAME`). For a card with devlink ports
+//! the kernel generates the name itself (`devlink_port_phys_port_name_get`); other drivers have adopted the
+//! format.
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkAttribute;
@@ -17,15 +18,15 @@ use crate::spec::VirtualFunction;
 struct SwitchPort {
     link: LinkState,
     switch: Vec<u8>,
-    /// Port name; some drivers give the card's own port none.
+    /// Port name; some drivers give the card's own port no name.
     name: Option<String>,
     /// Name of the parent device on its bus (Linux 5.14).
     parent: Option<String>,
 }
 
 impl Handle {
-    /// The representors of a VF in this namespace. One is right; none: the card is not in mode switchdev, or has not made it
-    /// yet; more: they cannot be told apart.
+    /// Returns the representors of a VF in this namespace. Exactly one is the normal case. None: the card is
+    /// not in mode switchdev, or has not created the representor yet. Several: they cannot be told apart.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -50,8 +51,9 @@ fn switch_port(message: RouteNetlinkMessage) -> Option<SwitchPort> {
     Some(SwitchPort { link: observed(message)?, switch, name, parent })
 }
 
-/// The ports that are the VF's end: on a switch of its physical function (PF), under its number. The ports of one chip's PFs
-/// may be of one switch: those whose parent is the PF come before those that have the number of its PCI function alone.
+/// The ports that represent the VF: on a switch of its physical function (PF), with the VF's number. The PFs
+/// of one chip may share a switch. Ports whose parent is the PF take precedence over ports that only have the
+/// number of its PCI function.
 fn representors<'p>(ports: &'p [SwitchPort], of: &VirtualFunction) -> Vec<&'p SwitchPort> {
     let is_child = |port: &SwitchPort| port.parent.as_deref() == Some(&*of.physical);
     let name = |port: &SwitchPort| port.name.as_deref().and_then(PortName::parse);
@@ -70,18 +72,19 @@ fn representors<'p>(ports: &'p [SwitchPort], of: &VirtualFunction) -> Vec<&'p Sw
     others.into_iter().filter(is_its).collect()
 }
 
-/// Whose end a port is, by its name.
+/// The VF that a port represents, parsed from the port name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PortName {
     /// Number of the PF.
     physical: u32,
-    /// Number of the VF there.
+    /// Number of the VF within the PF.
     function: u32,
 }
 
 impl PortName {
-    /// `pf0vf1`, or `p0pf0vf1` where a driver puts the number of the wire before it. With a controller before it (`c1pf0vf1`)
-    /// it is the end of a VF of another host, and names of drivers from before Linux 5.1, a number alone, do not say of what.
+    /// Parses `pf0vf1`, or `p0pf0vf1` where a driver puts the number of the physical port first. A name with
+    /// a controller (`c1pf0vf1`) belongs to a VF of another host. Names of drivers from before Linux 5.1 are
+    /// a bare number, which does not identify a VF.
     fn parse(name: &str) -> Option<Self> {
         let behind_wire =
             name.strip_prefix('p').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
@@ -153,7 +156,7 @@ mod tests {
             let own = [port("p0", 1, Some("p0"), Some(PF)), port("p1", 1, Some("p1"), Some(OTHER))];
             [&own, ports].concat()
         };
-        // Both PFs of a chip have one switch, and the numbers of their VFs begin with 0.
+        // Both PFs of a chip share a switch, and each numbers its VFs from 0.
         let chip = card(&[
             port("p0_0", 1, Some("pf0vf0"), Some(PF)),
             port("p0_1", 1, Some("pf0vf1"), Some(PF)),
@@ -166,13 +169,13 @@ mod tests {
         assert_eq!(found(&chip, OTHER, 0), ["p1_0"]);
         assert_eq!(found(&chip, OTHER, 1), [""; 0]);
         assert_eq!(found(&chip, "0000:04:00.0", 0), [""; 0], "its card has no switch");
-        // A driver that shows no parent: the number of the PCI function tells.
+        // A driver that reports no parent: the number of the PCI function decides.
         let bare = card(&[port("a", 1, Some("pf0vf0"), None), port("b", 1, Some("pf1vf0"), None)]);
         assert_eq!([found(&bare, PF, 0), found(&bare, OTHER, 0)], [["a"], ["b"]]);
-        // Nothing tells which.
+        // Nothing distinguishes the two.
         let twice = card(&[port("a", 1, Some("pf0vf0"), Some(PF)), port("b", 1, Some("pf1vf0"), Some(PF))]);
         assert_eq!(found(&twice, PF, 0), ["a", "b"]);
-        // In mode legacy some cards show their switch all the same.
+        // In mode legacy some cards report their switch all the same.
         assert_eq!(found(&card(&[]), PF, 0), [""; 0]);
         let unnamed = [port("eth0", 1, None, Some(PF)), port("a", 1, Some("pf0vf3"), Some(PF))];
         assert_eq!(found(&unnamed, PF, 3), ["a"]);

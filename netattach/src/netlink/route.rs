@@ -15,7 +15,7 @@ use super::socket::{APPEND, CREATE, EXCL, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::spec::Route;
 
-/// A route as the kernel shows it; a route with several next hops is split into one per hop.
+/// A route as the kernel describes it; a route with several next hops is split into one per hop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteState {
     /// Destination; a zero prefix for the default route.
@@ -24,22 +24,22 @@ pub struct RouteState {
     pub gateway: Option<IpAddr>,
     /// Index of the outgoing interface, if the route has one.
     pub interface: Option<u32>,
-    /// Metric (0 if the kernel shows none).
+    /// Metric (0 if the kernel reports none).
     pub priority: u32,
     /// Table.
     pub table: u32,
-    /// Number of who installed it (`rtm_protocol`).
+    /// Number of the program that installed it (`rtm_protocol`).
     pub protocol: u8,
     /// Preferred source address, if any.
     pub source: Option<IpAddr>,
-    /// Path MTU in bytes, where the route has its own.
+    /// Path MTU in bytes, if set on the route.
     pub mtu: Option<u32>,
-    /// Maximum segment size to advertise, in bytes, where the route has its own.
+    /// Maximum segment size to advertise, in bytes, if set on the route.
     pub advmss: Option<u32>,
 }
 
 impl Handle {
-    /// Adds these routes through the link to the namespace. Idempotent.
+    /// Adds these routes by the link to the namespace. Idempotent.
     pub fn ensure_routes(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
         let requests = routes.iter().map(|route| {
             NetlinkRequest::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
@@ -47,16 +47,17 @@ impl Handle {
         self.socket.all(requests.collect())
     }
 
-    /// Adds this route through the link to the namespace.
+    /// Adds this route by the link to the namespace.
     ///
     /// # Errors
-    /// There is one of the same destination and metric ([`Error::already_exists`]), or the kernel refuses.
+    /// A route with the same destination and metric exists ([`Error::already_exists`]), or the kernel
+    /// refuses.
     pub fn add_route(&mut self, index: u32, route: &Route) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
         self.socket.all(vec![NetlinkRequest::new(message, CREATE | EXCL)])
     }
 
-    /// Adds this route through the link to the namespace, after others of the same destination and metric.
+    /// Adds this route by the link to the namespace, after others with the same destination and metric.
     pub fn ensure_route_beside_others(&mut self, index: u32, route: &Route) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
         self.socket.all_but(vec![NetlinkRequest::new(message, CREATE | APPEND)], &[rustix::io::Errno::EXIST])
@@ -86,8 +87,8 @@ impl Handle {
         Ok(found)
     }
 
-    /// The unicast routes of one of the namespace's tables that lead over the interface, both families, with all that
-    /// another table needs of them.
+    /// Returns the unicast routes of one of the namespace's tables that lead over the interface, both
+    /// families, with everything that is needed to copy them to another table.
     pub fn routes_by(&mut self, index: u32, table: u32) -> Result<Vec<Route>, Error> {
         let mut found = self.routes_of_all_tables_by(index)?;
         found.retain(|route| route.table == Some(table));
@@ -95,10 +96,10 @@ impl Handle {
         Ok(found)
     }
 
-    /// As [`Handle::routes_by`], of all tables; each route has its own.
+    /// As [`Handle::routes_by`], for all tables; each route names its table.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// A request to the kernel failed.
     pub fn routes_of_all_tables_by(&mut self, index: u32) -> Result<Vec<Route>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -130,10 +131,11 @@ impl Handle {
         Ok(found)
     }
 
-    /// A unicast route by the interface that a [`Route`] does not describe in full, and by what.
+    /// Returns a unicast route by the interface that a [`Route`] cannot describe in full, and the attribute
+    /// that it lacks.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// A request to the kernel failed.
     pub fn undescribed_route_by(&mut self, index: u32) -> Result<Option<(IpNet, &'static str)>, Error> {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut all = RouteMessage::default();
@@ -150,7 +152,7 @@ impl Handle {
         Ok(None)
     }
 
-    /// The tables that have routes or to which rules lead, both families.
+    /// Returns the tables that have routes or that rules refer to, both families.
     pub fn tables_in_use(&mut self) -> Result<BTreeSet<u32>, Error> {
         let mut used: BTreeSet<u32> = self.tables_of_rules()?.into_iter().collect();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -162,7 +164,7 @@ impl Handle {
         Ok(used)
     }
 
-    /// Takes these routes over the link out of the main table. Idempotent.
+    /// Deletes these routes over the link from the main table. Idempotent.
     pub fn ensure_taken_out_of_main(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
         let states = routes.iter().map(|route| RouteState {
             destination: route.destination,
@@ -193,8 +195,8 @@ impl Handle {
         }))
     }
 
-    /// Index of the device on whose link an address is; `None`: packets to it do not leave, go to a router first, or there
-    /// is no route.
+    /// Returns the index of the device on whose link an address is; `None`: packets to it stay on the node or
+    /// go to a router first, or there is no route.
     pub fn device_towards(&mut self, address: IpAddr) -> Result<Option<u32>, Error> {
         let answers = match self.route_to(address, RouteFlags::empty()) {
             // There is no route to it, or one that refuses packets.
@@ -215,11 +217,12 @@ impl Handle {
         }))
     }
 
-    /// The unicast route by which packets to the address leave, of whichever table the kernel's rules lead to; `None`: there is
-    /// none, or one that refuses them, or they stay on the node. Of several next hops the first.
+    /// Returns the unicast route by which packets to the address leave, from the table that the kernel's
+    /// rules select; `None`: there is no route, the route refuses packets, or they stay on the node. Of
+    /// several next hops the first.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// A request to the kernel failed.
     pub fn matching_route(&mut self, address: IpAddr) -> Result<Option<RouteState>, Error> {
         let answers = match self.route_to(address, RouteFlags::FibMatch) {
             Err(Error::Refused(_)) => return Ok(None),
@@ -232,7 +235,8 @@ impl Handle {
         Ok(answers.into_iter().filter(is_unicast).flat_map(observed).next())
     }
 
-    /// How the kernel routes packets to an address; with [`RouteFlags::FibMatch`] the route itself, with its own destination.
+    /// Asks the kernel how it routes packets to an address; with [`RouteFlags::FibMatch`] it returns the
+    /// matching route with the route's own destination.
     fn route_to(&mut self, address: IpAddr, flags: RouteFlags) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let mut to = RouteMessage::default();
         to.header.flags = flags;
@@ -322,7 +326,7 @@ fn preferred_source(route: &RouteMessage) -> Option<IpAddr> {
     })
 }
 
-/// What a [`Route`] by the interface does not have of this one.
+/// Names an attribute of this route that a [`Route`] by the interface cannot express.
 fn undescribed(route: &RouteMessage, index: u32) -> Option<&'static str> {
     if route.header.kind != RouteType::Unicast {
         return None;
@@ -343,7 +347,7 @@ fn undescribed(route: &RouteMessage, index: u32) -> Option<&'static str> {
     })
 }
 
-/// MTU and largest segment, where the route has its own.
+/// MTU and maximum segment size, if set on the route.
 fn metrics(route: &RouteMessage) -> (Option<u32>, Option<u32>) {
     let (mut mtu, mut advmss) = (None, None);
     for metric in route.attributes.iter().filter_map(|attribute| match attribute {
@@ -404,7 +408,7 @@ fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
     hops.into_iter().map(|hop| through(hop, &state)).collect()
 }
 
-/// The route through one of its next hops.
+/// The route with one of its next hops.
 fn through(hop: RouteNextHop, route: &RouteState) -> RouteState {
     let gateway = hop.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(address) => ip(address),

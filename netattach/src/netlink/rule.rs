@@ -19,7 +19,8 @@ pub struct Rule {
     pub priority: u32,
 }
 
-/// Most rules for one address and table that are removed: there is one, unless others have added to it.
+/// Most rules for one address and table that are removed: there is one, unless other programs have added
+/// rules.
 const OF_ONE: usize = 64;
 
 impl Handle {
@@ -29,8 +30,8 @@ impl Handle {
         self.socket.all_but(rules.iter().map(new).collect(), &[rustix::io::Errno::EXIST])
     }
 
-    /// Adds a rule for each of these addresses and its table, where there is none. The kernel puts one without a number
-    /// in front of those that it has, but for the first. Idempotent.
+    /// Adds a rule for each of these addresses and its table, if missing. The kernel puts a rule without a
+    /// priority before all rules that it has, except the first. Idempotent.
     pub fn ensure_source_rules(&mut self, rules: &[(IpAddr, u32)]) -> Result<(), Error> {
         let present = self.rules()?;
         let is_there =
@@ -43,8 +44,8 @@ impl Handle {
         self.socket.all_but(requests, &[rustix::io::Errno::EXIST])
     }
 
-    /// Removes the rules that lead what these addresses send to these tables, whatever their numbers, and of those for one
-    /// address and table the first [`OF_ONE`]. Reads no list. Idempotent.
+    /// Removes the rules that select these tables for packets from these addresses, whatever their
+    /// priorities: for each address and table the first [`OF_ONE`] rules. Does not list rules. Idempotent.
     pub fn ensure_source_rules_absent(&mut self, rules: &[(IpAddr, u32)]) -> Result<(), Error> {
         let one = |(source, table): &(IpAddr, u32)| {
             unnumbered(&Rule { source: *source, table: *table, priority: 0 })
@@ -52,7 +53,8 @@ impl Handle {
         self.ensure_none_like(rules.iter().map(one).collect())
     }
 
-    /// The same for the rules that lead what these addresses send to any table: of those for one address the first [`OF_ONE`].
+    /// As [`Handle::ensure_source_rules_absent`], for rules that select any table: for each address the first
+    /// [`OF_ONE`] rules.
     pub fn ensure_rules_from_absent(&mut self, sources: &[IpAddr]) -> Result<(), Error> {
         let one = |source: &IpAddr| {
             let mut message = unnumbered(&Rule { source: *source, table: 0, priority: 0 });
@@ -70,7 +72,7 @@ impl Handle {
             let mut again = Vec::new();
             for (like, reply) in left.into_iter().zip(replies) {
                 match reply {
-                    // There may be another one.
+                    // There may be another rule like this.
                     Ok(_) => again.push(like),
                     Err(refused) if refused.errno == rustix::io::Errno::NOENT.raw_os_error() => {}
                     Err(refused) => return Err(refused.into()),
@@ -87,10 +89,10 @@ impl Handle {
         self.socket.all_but(rules.iter().map(gone).collect(), &[rustix::io::Errno::NOENT])
     }
 
-    /// The tables to which the namespace's rules of any kind lead, both families.
+    /// Returns the tables that the namespace's rules of any kind select, both families.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// A request to the kernel failed.
     pub fn tables_of_rules(&mut self) -> Result<Vec<u32>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -115,7 +117,8 @@ impl Handle {
         Ok(found)
     }
 
-    /// A kernel that has no rules of a family, as it was started without IPv6 (`ipv6.disable=1`), has an empty list of them.
+    /// A kernel without a family, such as one started without IPv6 (`ipv6.disable=1`), counts as having no
+    /// rules of that family.
     fn list_rules(&mut self, family: AddressFamily) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let mut all = RuleMessage::default();
         all.header.family = family;
@@ -143,7 +146,8 @@ fn message(rule: &Rule) -> RuleMessage {
     message
 }
 
-/// Without a number: the kernel chooses one for a new rule, and removes the first of any number.
+/// A rule without a priority: the kernel chooses one for a new rule, and removes the first rule of any
+/// priority.
 fn unnumbered(rule: &Rule) -> RuleMessage {
     let mut message = message(rule);
     message.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Priority(_)));

@@ -35,16 +35,16 @@ pub(super) const REPLACE: u16 = 0x100;
 /// Append to a list (for routes: another next hop).
 pub(super) const APPEND: u16 = 0x800;
 const DUMP_TRIES: u32 = 5;
-/// Maximum number of requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue
-/// that may have 208 KiB alone (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
-/// are lost (ENOBUFS).
+/// Most requests in one datagram. The kernel queues all answers to a datagram before the first is read. That
+/// queue may be limited to 208 KiB (`net.core.rmem_default`), and each answer counts at least a kilobyte;
+/// answers that do not fit are lost (ENOBUFS).
 const AT_ONCE: usize = 64;
 
-/// How the names of requests begin that change nothing.
+/// Prefix of the names of requests that change nothing.
 const ASKS: &str = "RTM_GET";
-/// The name of a request that deletes links.
+/// Name of the request that deletes links.
 const DELETES: &str = "RTM_DELLINK";
-/// Held by who sends. It guards no data.
+/// Lock held while a datagram is sent. It protects no data.
 static SENDS: Mutex<()> = Mutex::new(());
 
 /// One request of a batch.
@@ -67,9 +67,10 @@ pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
     receiver: Receiver,
-    /// Bytes of all answers so far.
+    /// Bytes of all received answers.
     received: u64,
-    /// Most objects of a list, and the bytes of their messages: of one route there may be thousands of next hops.
+    /// Limits of a list: objects, and bytes of their messages. A single route may have thousands of next
+    /// hops.
     most: usize,
     most_bytes: usize,
 }
@@ -87,14 +88,14 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
-        // A bound: nothing is allocated. Where the kernel refuses it, for lack of privileges on the whole machine, more is lost,
-        // and told as such.
+        // The size is a limit: nothing is allocated. If the kernel refuses it, because the process lacks
+        // privileges in the initial user namespace, answers may be lost, which is reported as an error.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, LONGEST);
         let receiver = Receiver::new();
         Ok(Self { raw, sequence: 0, receiver, received: 0, most: usize::MAX, most_bytes: usize::MAX })
     }
 
-    /// Reads no list of more objects, or of more bytes, from now on.
+    /// Limits the lists that are read from now on to that many objects and bytes.
     pub(super) fn limit(&mut self, most: usize, most_bytes: usize) {
         (self.most, self.most_bytes) = (most, most_bytes);
     }
@@ -126,15 +127,16 @@ impl Socket {
         timing::part(name, || self.exchange(name, &names, base, &datagram))
     }
 
-    /// Sends a datagram; the kernel carries it out before this returns. One at a time: the kernel has one lock for the
-    /// links of all namespaces, and who waits for that spins.
+    /// Sends a datagram; the kernel carries it out before this call returns. Only one thread sends at a time:
+    /// the kernel has one lock for the links of all namespaces, and threads that wait for it spin.
     fn send(&self, datagram: &[u8]) -> std::io::Result<usize> {
         let _turn = SENDS.lock().unwrap_or_else(PoisonError::into_inner);
         self.raw.send(datagram, 0)
     }
 
-    /// The same for a datagram that deletes links, beside all others: for most of its time the kernel has given up that lock
-    /// and waits until nobody can be reading them (`netdev_run_todo`, some 20 ms), and waits once for all who wait.
+    /// As [`Socket::send`], without the lock, for a datagram that deletes links. Most of the time of such a
+    /// request the kernel has released its own lock and waits until no reader can be using the links any more
+    /// (`netdev_run_todo`, some 20 ms); one such wait serves all requests that wait at the same time.
     fn send_beside(&self, datagram: &[u8]) -> std::io::Result<usize> {
         self.raw.send(datagram, 0)
     }
@@ -180,7 +182,7 @@ impl Socket {
             }
         }
         if let Some(request) = unreadable {
-            // What is there and cannot be read is not absent.
+            // An object that cannot be read is not absent.
             return Err(Error::Unreadable(request));
         }
         if names.iter().any(|name| !name.starts_with(ASKS)) {
@@ -225,10 +227,10 @@ impl Socket {
         Ok(())
     }
 
-    /// Lists objects; starts again if the kernel reports that they changed meanwhile.
+    /// Dumps objects; starts again if the kernel reports that they changed meanwhile.
     ///
     /// # Errors
-    /// The kernel refuses the list, or has broken it off.
+    /// The kernel refuses the dump, or has aborted it.
     pub(super) fn dump(&mut self, message: RouteNetlinkMessage) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let name = request_name(&message);
         for _ in 0..DUMP_TRIES {
@@ -239,11 +241,11 @@ impl Socket {
         Err(Error::Interrupted(name))
     }
 
-    /// Adds what each request, for one object, is answered by to a list, of which no more is read than of any other. Left out is
-    /// what is gone, and what cannot be read, as in a list.
+    /// Sends requests for single objects and adds their answers to a list, within the same limits as for a
+    /// dump. As in a dump, objects that are gone or cannot be read are left out.
     ///
     /// # Errors
-    /// The kernel refuses one; [`Error::TooMany`].
+    /// The kernel refuses a request; [`Error::TooMany`].
     pub(super) fn add_each(
         &mut self,
         found: &mut Vec<RouteNetlinkMessage>,
@@ -265,8 +267,8 @@ impl Socket {
         Ok(())
     }
 
-    /// Reads of each object of a list what `read` finds in its message behind the header: far cheaper than the whole of a
-    /// long list. Starts again if the kernel reports that objects changed meanwhile.
+    /// Dumps objects, and passes the part of each message after the header to `read`: far cheaper than
+    /// parsing all of a long list. Starts again if the kernel reports that objects changed meanwhile.
     pub(super) fn scan<T>(
         &mut self,
         message: RouteNetlinkMessage,
@@ -293,7 +295,7 @@ impl Socket {
         Ok((walked == Walked::Whole).then_some(found))
     }
 
-    /// What `read` finds in the message about one object behind its header.
+    /// Requests one object, and passes the part of its message after the header to `read`.
     pub(super) fn look<T>(
         &mut self,
         message: RouteNetlinkMessage,
@@ -306,9 +308,10 @@ impl Socket {
         Ok(found)
     }
 
-    /// Has `see` see the first `most` objects of a list, what is behind the header of the message of each. Returns how far that
-    /// list was read: the socket is of no use otherwise, as the kernel waits for somebody to read the rest. A list of which objects
-    /// changed meanwhile is read as it comes, and is [`Walked::Interrupted`].
+    /// Passes the first `most` objects of a dump to `see`, for each the part of its message after the header.
+    /// Returns how far the dump was read. After [`Walked::Left`] the socket cannot be used any more, since
+    /// the rest of the dump is still unread. A dump during which objects changed is not repeated; it returns
+    /// [`Walked::Interrupted`].
     pub(super) fn first(
         &mut self,
         message: RouteNetlinkMessage,
@@ -319,7 +322,7 @@ impl Socket {
         timing::part(name, || self.walk((message, NLM_F_DUMP), name, most, see))
     }
 
-    /// `flags`: of a list, or of a request that is acknowledged.
+    /// `flags`: those of a dump, or of a request that is acknowledged.
     fn walk(
         &mut self,
         (message, flags): (RouteNetlinkMessage, u16),
@@ -357,7 +360,7 @@ impl Socket {
                             Received { body: Body::Done(..), .. } if interrupted => {
                                 return Ok(Walked::Interrupted);
                             }
-                            // No list is acknowledged.
+                            // An acknowledgement ends a request for one object; dumps have none.
                             _ => return Ok(Walked::Whole),
                         }
                     }
@@ -397,12 +400,14 @@ impl Socket {
                         return Err(Error::TooMany(name, found.len()));
                     }
                     Body::Payload(payload) => found.push(payload),
-                    // Here it counts as absent: one that a newer kernel describes would keep all others from being looked at.
-                    // What a pod writes does not make one so, see `blurred` and `text`.
+                    // An unreadable object counts as absent here: one object that a newer kernel describes
+                    // differently would otherwise hide all others. Data that a pod writes does not make an
+                    // object unreadable, see `blurred` and `text`.
                     Body::Unreadable => unreadable += 1,
                     Body::Done(0, _) => return Ok((!interrupted).then_some(found)),
                     Body::Ack(0, _) => {}
-                    // Also where objects changed meanwhile: what is not listed then is not absent.
+                    // This also applies if objects changed meanwhile: an object that is missing from an
+                    // aborted dump is not absent.
                     Body::Done(errno, text) | Body::Ack(errno, text) => {
                         return Err(Refused { request: name, errno, text }.into());
                     }
@@ -431,14 +436,14 @@ impl Socket {
     }
 }
 
-/// How far a list was read.
+/// How far a dump was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Walked {
     /// To its end.
     Whole,
-    /// To its end, and objects changed meanwhile.
+    /// To its end, but objects changed meanwhile.
     Interrupted,
-    /// There is more.
+    /// Not to its end.
     Left,
 }
 
@@ -472,7 +477,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
     }
 }
 
-/// By what is changed: one kind of change may take a hundred times as long as another.
+/// The name includes what is changed, since one kind of change may take a hundred times as long as another.
 fn set_link_name(link: &LinkMessage) -> &'static str {
     let named = link.attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::VfInfoList(_) => Some("RTM_SETLINK of a VF by its card"),
@@ -492,13 +497,13 @@ mod tests {
     use super::*;
 
     impl Socket {
-        /// As where the kernel refuses a longer queue.
+        /// Shrinks the receive queue, as if the kernel had refused a longer one.
         pub(in crate::netlink) fn narrow(&self) {
             rustix::net::sockopt::set_socket_recv_buffer_size(&self.raw, 64 << 10).unwrap();
         }
     }
 
-    /// The kernel refuses the list of addresses of an interface that there is not (from Linux 5.0 on).
+    /// The kernel refuses to list the addresses of an interface that does not exist (from Linux 5.0 on).
     #[test]
     fn a_list_that_the_kernel_refuses_is_refused_however_it_is_read() {
         let mut addresses = AddressMessage::default();
@@ -512,7 +517,7 @@ mod tests {
         ];
         let errno = |refusal: Result<(), Error>| refusal.unwrap_err().errno();
         assert_eq!(refusals.map(errno), [Some(rustix::io::Errno::NODEV); 3]);
-        // The socket is in step with the kernel.
+        // The socket is still in step with the kernel.
         let links = show(LinkMessageBuilder::<LinkUnspec>::new());
         assert!(!socket.dump(links).unwrap().is_empty());
     }

@@ -1,4 +1,5 @@
-//! Has the kernel leave out notifications that a socket's reader has no use for: what is not queued wakes nobody.
+//! Has the kernel drop notifications that a socket's reader does not need: only a queued notification wakes
+//! the reader.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,13 +12,14 @@ const JUMP_IF_EQUAL: u16 = 0x15;
 const RETURN: u16 = 0x06;
 /// Offset of `nlmsg_type`.
 const TYPE_AT: u32 = 4;
-/// Offset of the family, the first byte of most messages behind the header.
+/// Offset of the address family, which is the first byte after the header in most messages.
 const FAMILY_AT: u32 = 16;
 /// Offset of the link's index, in messages about links and about addresses.
 const LINK_AT: u32 = 20;
 
-/// What of a notification decides. A datagram is judged by its first message; those in which several differ are about
-/// one object that was replaced, and the first says that the old one is gone.
+/// The part of a notification that decides. A datagram is judged by its first message: a datagram with
+/// several different messages is about one object that was replaced, and its first message says that the old
+/// object is gone.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum By<'a> {
     /// Its type is one of these.
@@ -36,7 +38,7 @@ pub(super) fn receive_only(socket: &impl AsRawFd, by: By<'_>) -> io::Result<()> 
     attach(socket, &mut program(by))
 }
 
-/// From now on the socket receives only what the program lets through, which the kernel verifies.
+/// From now on the socket receives only messages that the program accepts; the kernel verifies the program.
 ///
 /// # Errors
 /// The kernel refused the program.
@@ -63,7 +65,7 @@ pub(crate) fn attach(socket: &impl AsRawFd, code: &mut [libc::sock_filter]) -> i
 fn program(by: By<'_>) -> Vec<libc::sock_filter> {
     let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
     let (load, wanted) = match by {
-        // A load takes the bytes for big-endian.
+        // A load interprets the bytes as big-endian.
         By::Type(types) => {
             (statement(LOAD_HALF, TYPE_AT), types.iter().map(|it| u32::from(it.to_be())).collect::<Vec<_>>())
         }
@@ -72,7 +74,7 @@ fn program(by: By<'_>) -> Vec<libc::sock_filter> {
     };
     let mut code = vec![load];
     for (left, value) in (0..wanted.len()).rev().zip(wanted) {
-        // To the last instruction, past the other comparisons and the one that drops.
+        // Jumps to the last instruction, past the other comparisons and the instruction that drops.
         let jt = u8::try_from(left + 1).unwrap_or(u8::MAX);
         code.push(libc::sock_filter { code: JUMP_IF_EQUAL, jt, jf: 0, k: value });
     }

@@ -64,8 +64,8 @@ pub enum Moves {
 }
 
 impl Handle {
-    /// The port behind which the bridge of that index knows each of these stations; `None`: unknown, or there is no
-    /// such bridge.
+    /// Returns for each of these stations the port behind which the bridge of that index knows it; `None`:
+    /// unknown, or there is no such bridge.
     pub fn whereabouts(&mut self, wanted: &[(u32, Mac)]) -> Result<Vec<Option<u32>>, Error> {
         let mut found = Vec::with_capacity(wanted.len());
         for some in wanted.chunks(AT_ONCE) {

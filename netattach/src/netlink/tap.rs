@@ -1,4 +1,4 @@
-//! Taps, which the kernel makes by ioctl(2) on an open device file.
+//! Taps, which the kernel creates by ioctl(2) on an open device file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,11 +15,11 @@ use crate::spec::{Tap, TapAccess};
 /// The device file of the driver `tun`.
 const DEVICE: &str = "/dev/net/tun";
 
-/// Frames as they are, without a header before each (`linux/if_tun.h`).
+/// Frames without a packet information header (`linux/if_tun.h`).
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_TAP: u16 = 0x0002;
 const IFF_MULTI_QUEUE: u16 = 0x0100;
-/// Fail if there is a link of the name: otherwise a tap that is there is opened.
+/// Fail if a link of the name exists; otherwise an existing tap would be opened.
 const IFF_TUN_EXCL: u16 = 0x8000;
 
 const IFLA_TUN_OWNER: u16 = 1;
@@ -36,12 +36,12 @@ struct Request {
 }
 
 impl Handle {
-    /// Creates a tap in the namespace, which is this handle's, down. It is made to stay last, when it has all that was asked
-    /// for and its group: until then it ends with this process.
+    /// Creates a tap in the namespace, which must be this handle's, down. The tap is made persistent last,
+    /// after its settings and its group: until then the tap disappears when this process ends.
     ///
     /// # Errors
-    /// [`Error::NoTun`]: there is no driver, or this process may not use it. [`Error::already_exists`]: there is a link of
-    /// that name. [`Error::NoSuchLink`] and [`Error::WrongKind`]: there is no such bridge.
+    /// [`Error::NoTun`]: the driver is missing, or this process may not use it. [`Error::already_exists`]: a
+    /// link of that name exists. [`Error::NoSuchLink`] and [`Error::WrongKind`]: there is no such bridge.
     pub fn create_tap(&mut self, tap: &Tap, netns: &Netns) -> Result<LinkState, OpenError> {
         let bridge = tap.bridge.as_deref().map(|name| self.bridge_of_pod(name)).transpose()?;
         let open = || OpenOptions::new().read(true).write(true).open(DEVICE);
@@ -69,10 +69,11 @@ impl Handle {
         Ok(self.keep_tap(&file, made.index)?)
     }
 
-    /// Makes the tap of an open file stay, which is the link with that index.
+    /// Makes the tap of an open file persistent; `index` is the index of its link.
     fn keep_tap(&mut self, file: &File, index: u32) -> Result<LinkState, Error> {
         let shown = self.link_by_index(index)?;
-        // The pod may have renamed the tap, and given its name to another link before that was looked for.
+        // The pod may have renamed the tap and given its name to another link before the index was
+        // determined.
         if name_of(file)? != shown.name {
             return Err(Error::Vanished(shown.name));
         }
@@ -107,7 +108,7 @@ fn name(file: &File, tap: &Tap) -> Result<(), Error> {
     answered(done, "TUNSETIFF")
 }
 
-/// The name that the tap of an open file has by now.
+/// The current name of the tap of an open file.
 fn name_of(file: &File) -> Result<String, Error> {
     let mut request = Request { name: [0; libc::IFNAMSIZ], flags: 0, rest: [0; 22] };
     // SAFETY: the kernel writes a `struct ifreq`, of which `request` has the layout and the size, 40 bytes.
@@ -128,13 +129,13 @@ fn answered(done: libc::c_int, request: &'static str) -> Result<(), Error> {
         return Ok(());
     }
     let errno = io::Error::last_os_error().raw_os_error().unwrap_or_default();
-    // The kernel has one word for a taken name and for a device that is in use.
+    // The kernel returns the same errno for a taken name and for a device in use.
     let is_taken = request == "TUNSETIFF" && errno == libc::EBUSY;
     let errno = if is_taken { libc::EEXIST } else { errno };
     Err(super::Refused { request, errno, text: None }.into())
 }
 
-/// Who may open a tap; `None` for a link of the driver that is none.
+/// The access settings of a tap; `None` for a tun device, which is not a tap.
 pub(super) fn observed_access(data: &[InfoTun]) -> Option<TapAccess> {
     let value = |wanted: u16| {
         data.iter().find_map(|datum| match datum {

@@ -1,4 +1,4 @@
-//! Pacing: the kernel's token bucket (`tbf`) as the queueing discipline of a device.
+//! Rate limiting: the kernel's token bucket (`tbf`) as the queueing discipline of a device.
 
 use netlink_packet_core::{DefaultNla, Nla};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -25,13 +25,13 @@ const RATE_AT: usize = 8;
 const LIMIT_AT: usize = 24;
 
 impl Handle {
-    /// Makes the device send at that pace. Replaces another queueing discipline; changes an existing tbf in place,
-    /// which keeps its queue.
+    /// Limits the device's sending rate. Replaces another queueing discipline; changes an existing tbf
+    /// without losing its queue.
     pub fn ensure_paced(&mut self, index: u32, pace: &Pace) -> Result<(), Error> {
         self.socket.request(discipline(index, options(pace)), CREATE | REPLACE).map(drop)
     }
 
-    /// Gives the device its usual discipline back in place of a tbf. Idempotent.
+    /// Replaces a tbf by the device's default discipline. Idempotent.
     pub fn ensure_not_paced(&mut self, index: u32) -> Result<(), Error> {
         if self.find_pace(index)?.is_none() {
             return Ok(());
@@ -44,7 +44,7 @@ impl Handle {
         }
     }
 
-    /// Rate in bytes per second and queue in bytes, if the device is paced.
+    /// Rate in bytes per second and queue in bytes, if the device has a tbf.
     pub fn find_pace(&mut self, index: u32) -> Result<Option<(u64, u32)>, Error> {
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = TcHandle::ROOT;
@@ -100,7 +100,7 @@ fn observed(message: RouteNetlinkMessage) -> Option<(u64, u32)> {
         TcAttribute::Options(options) => options.into_iter().next(),
         _ => None,
     });
-    // The crate keeps the options of an unknown kind as one attribute.
+    // The crate represents the options of an unknown kind as one attribute.
     let Some(TcOption::Other(options)) = options else { return None };
     let mut value = vec![0; options.value_len()];
     options.emit_value(&mut value);

@@ -1,7 +1,7 @@
 //! Traffic control: BPF programs on the `clsact` hooks of a device.
 //!
-//! `clsact` costs 70 us; a tcx link costs an RCU grace period under the route-netlink lock. It is used on devices in
-//! the node's namespace only: inside a pod's namespace the pod could remove it.
+//! `clsact` costs 70 us; a tcx link costs an RCU grace period under the route-netlink lock. In a pod's namespace a
+//! process of the pod can remove `clsact`, but not a tcx link; `hooks` chooses between the two.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -13,12 +13,13 @@ use super::socket::{CREATE, ECHO, EXCL, NetlinkRequest, Reply};
 use super::{DeviceState, Error, Handle, LinkState};
 use crate::spec::TcHook;
 
-/// Priority of our filters: the first, so that no other filter passes a packet on before it was judged.
+/// Priority of netattach's filters: the first, so that no other filter passes a packet on before it is
+/// judged.
 const PRIORITY: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
 /// Priority and protocol of our filters (`tcm_info`).
 const OUR_INFO: u32 = (PRIORITY << 16) | ETH_P_ALL.to_be() as u32;
-/// Kind of the discipline that has hooks for what is received and what is sent.
+/// Kind of the queueing discipline that has ingress and egress hooks.
 const CLSACT: &str = "clsact";
 /// Index of the loopback device in every namespace.
 pub const LOOPBACK: u32 = 1;
@@ -32,7 +33,7 @@ const TCA_INGRESS_BLOCK: u16 = 13;
 pub struct Filter<'a> {
     /// The hook.
     pub hook: TcHook,
-    /// Number among the filters of our priority.
+    /// Number among the filters of netattach's priority.
     pub handle: u32,
     /// The number that the program reads in `tc_classid`.
     pub class: u16,
@@ -54,18 +55,19 @@ pub struct DevicePrograms {
     pub egress: Option<String>,
 }
 
-/// A filter of our priority as the kernel shows it. One without a program is of classic BPF.
+/// A filter of netattach's priority as the kernel describes it. A filter without a program is classic BPF or
+/// of another kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilterState {
     /// Name, given when the filter was attached.
     pub name: Option<String>,
     /// Kernel's id of the program.
     pub program_id: Option<u32>,
-    /// Number among the filters of our priority.
+    /// Number among the filters of netattach's priority.
     pub handle: u32,
 }
 
-/// A device that filters of ours are on.
+/// A device with filters of netattach.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilteredDevice {
     /// Its name.
@@ -84,9 +86,9 @@ impl Handle {
         Ok(outcome.transpose()?.unwrap_or_default())
     }
 
-    /// As [`Handle::ensure_filters`], for several devices in one datagram. The outcome for each; what is refused on one does
-    /// not keep the kernel from carrying out the others. A device with the discipline `ingress` fails: that has the handle of
-    /// `clsact`, and the kernel runs a filter for what is sent where packets are received.
+    /// As [`Handle::ensure_filters`], for several devices in one datagram. Returns the outcome for each; a
+    /// refusal for one device does not prevent the others. A device with the discipline `ingress` fails: that
+    /// discipline has the handle of `clsact`, and the kernel would run an egress filter on ingress.
     ///
     /// # Errors
     /// The socket failed: some filters may be attached.
@@ -106,7 +108,7 @@ impl Handle {
         let mut replies = self.socket.batch(requests)?.into_iter();
         let outcome = |(_, filters): &(u32, &[Filter<'_>])| {
             let clsact = replies.next();
-            // All of them are taken, so that the next device's come next.
+            // All replies of a device are consumed, so that the next reply belongs to the next device.
             let filters: Vec<_> = replies.by_ref().take(filters.len()).collect();
             let is_new = match clsact {
                 Some(Err(refused)) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => {
@@ -130,17 +132,17 @@ impl Handle {
         Ok(outcomes)
     }
 
-    /// Fails if the discipline with the handle of `clsact` is another. Returns whether there is one.
+    /// Fails if a discipline other than `clsact` has its handle. Returns whether `clsact` exists.
     ///
     /// # Errors
-    /// [`Error::WrongDiscipline`], or the kernel does not tell.
+    /// [`Error::WrongDiscipline`], or the kernel does not answer.
     pub fn expect_clsact(&mut self, index: u32) -> Result<bool, Error> {
         use rustix::io::Errno;
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = TcHandle::CLSACT;
         // The kernel shows a single discipline only if the request asks for an echo.
         let answers = match self.socket.request(RouteNetlinkMessage::GetQueueDiscipline(request), ECHO) {
-            // There is none, or there was one.
+            // No discipline has been created, or it was deleted.
             Err(error) if matches!(error.errno(), Some(Errno::NOENT | Errno::INVAL)) => return Ok(false),
             answers => answers?,
         };
@@ -153,8 +155,8 @@ impl Handle {
         }
     }
 
-    /// Removes our filters with these numbers, and `clsact` too unless others have filters there. A device that is
-    /// gone has none.
+    /// Removes netattach's filters with these numbers, and `clsact` too unless other programs have filters
+    /// there. A device that is gone counts as done.
     pub fn ensure_filters_absent(
         &mut self,
         index: u32,
@@ -184,7 +186,8 @@ impl Handle {
         absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
     }
 
-    /// The devices of the namespace on which filters of ours with one of these names are, of those that count.
+    /// Returns the devices of the namespace, among those for which `counts` holds, that have filters of
+    /// netattach with one of these names.
     pub fn devices_with_filters(
         &mut self,
         names: &[&str],
@@ -198,7 +201,8 @@ impl Handle {
         Ok(found)
     }
 
-    /// A device with the filters of ours that have one of these names, whatever their numbers; `None`: it has none.
+    /// Returns a device with its filters of netattach that have one of these names, whatever their numbers;
+    /// `None`: it has none.
     pub fn filtered(&mut self, link: &LinkState, names: &[&str]) -> Result<Option<FilteredDevice>, Error> {
         let LinkState { index, name, .. } = link;
         let mut filters = Vec::new();
@@ -211,13 +215,14 @@ impl Handle {
         Ok(is_filtered.then(|| FilteredDevice { name: name.clone(), index: *index, filters }))
     }
 
-    /// Removes these filters, and with `clsact_too` that too unless others have filters there.
+    /// Removes these filters, and with `clsact_too` also `clsact` unless other programs have filters there.
     pub fn ensure_unfiltered(&mut self, device: &FilteredDevice, clsact_too: bool) -> Result<(), Error> {
         self.ensure_filters_absent(device.index, &device.filters, clsact_too)
     }
 
-    /// The programs that our filters with that number run on each of these devices, in the order of the devices;
-    /// `None` for a device that is gone. Does not detect foreign filters before ours.
+    /// Returns the programs that netattach's filters with that number run on each of these devices, in the
+    /// order of the devices; `None` for a device that is gone. Does not detect other programs' filters that
+    /// come first.
     pub fn attached_programs(
         &mut self,
         devices: &[u32],
@@ -251,17 +256,19 @@ impl Handle {
         }
     }
 
-    /// The filters of our priority on that hook of the device, in the order in which packets meet them.
+    /// Returns the filters of netattach's priority on that hook of the device, in the order in which packets
+    /// meet them.
     pub fn find_filters(&mut self, index: u32, hook: TcHook) -> Result<Vec<FilterState>, Error> {
         Ok(self.dump_filters(index, hook)?.into_iter().filter_map(observed).collect())
     }
 
-    /// Whether that hook of the device has a filter other than ours, which have these names.
+    /// Whether that hook of the device has a filter other than netattach's, which have the names `ours`.
     pub fn has_other_filters(&mut self, index: u32, hook: TcHook, ours: &[&str]) -> Result<bool, Error> {
         Ok(!self.other_filters(index, hook, ours)?.is_empty())
     }
 
-    /// The priorities of the filters other than ours, which have these names, on that hook of the device.
+    /// The priorities of the filters on that hook of the device other than netattach's, which have the names
+    /// `ours`.
     pub(super) fn other_filters(
         &mut self,
         index: u32,
@@ -375,7 +382,7 @@ fn parent(hook: TcHook) -> TcHandle {
 
 fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
     let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return None };
-    // Packets come to other chains only from filters of the first that send them there.
+    // Packets reach other chains only if a filter of the first chain sends them there.
     let is_elsewhere =
         |attribute: &TcAttribute| matches!(attribute, TcAttribute::Chain(chain) if *chain != 0);
     if filter.header.info >> 16 != PRIORITY || filter.attributes.iter().any(is_elsewhere) {
@@ -412,7 +419,7 @@ mod tests {
     use super::super::lean::{RTM_NEWTFILTER, lean};
     use super::*;
 
-    /// A filter of our priority with number 7, as the kernel shows it.
+    /// A filter of netattach's priority with number 7, as the kernel describes it.
     fn shown(kind: &[u8], options: &[Vec<u8>]) -> Option<FilterState> {
         // `struct tcmsg`, with the filter's number at 8 and its priority and protocol at 16.
         let mut payload = vec![0; 20];
@@ -429,7 +436,7 @@ mod tests {
         let [name, id] = [attribute(7, b"x\xff\0"), attribute(11, &9_u32.to_ne_bytes())];
         let program = FilterState { name: Some("x\u{f7ff}".to_owned()), program_id: Some(9), handle: 7 };
         assert_eq!(shown(b"bpf\0", &[name, id]), Some(program));
-        // A class of another length than it has.
+        // A class with a wrong length.
         let nobodys = FilterState { name: None, program_id: None, handle: 7 };
         assert_eq!(shown(b"flower\0", &[attribute(1, &[1])]), Some(nobodys));
     }

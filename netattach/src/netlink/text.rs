@@ -1,8 +1,10 @@
-//! Texts of the kernel that are any bytes: names of links, their other names, their aliases (`dev_valid_name` refuses a slash, a
-//! colon and spaces; nothing refuses what is no UTF-8). Whoever has `CAP_NET_ADMIN` in a pod chooses them.
+//! Texts of the kernel that may be any bytes: names of links, alternative names, aliases. `dev_valid_name`
+//! refuses a slash, a colon and spaces, but nothing refuses invalid UTF-8. Every process with `CAP_NET_ADMIN`
+//! in a pod can choose them.
 //!
-//! A text that is no UTF-8 is read with a character of the private use area in place of each of its bytes beyond ASCII, and such
-//! characters are written as those bytes: two links never have one name here, and what is read is what is given back.
+//! In a text that is not valid UTF-8, each byte beyond ASCII is read as a character of the private use area,
+//! and such characters are written back as those bytes. So two links never have the same name here, and a
+//! text that was read is written back unchanged.
 
 use std::borrow::Cow;
 
@@ -15,7 +17,8 @@ pub(super) const ALIAS: u16 = 20;
 pub(super) const PROPERTIES: u16 = 52;
 pub(super) const OTHER_NAME: u16 = 53;
 
-/// The character that stands for the byte 0; of a text that is no UTF-8 those from 0x80 on are used.
+/// The character that stands for the byte 0. In a text that is not valid UTF-8 the characters for bytes from
+/// 0x80 on are used.
 const BYTES: u32 = 0xf700;
 
 /// The byte that a character stands for.
@@ -24,7 +27,8 @@ fn byte(character: char) -> Option<u8> {
     (!byte.is_ascii()).then_some(byte)
 }
 
-/// A text as it is here. One that has such characters itself is taken byte by byte as well, so that it is written as it was.
+/// Decodes a text of the kernel. A text that itself contains such characters is also decoded byte by byte, so
+/// that it is written back unchanged.
 pub(super) fn read(bytes: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(bytes) {
         Ok(text) if text.chars().all(|character| byte(character).is_none()) => text.into(),
@@ -35,12 +39,12 @@ pub(super) fn read(bytes: &[u8]) -> Cow<'_, str> {
 fn character(byte: u8) -> char {
     match byte.is_ascii() {
         true => byte.into(),
-        // No surrogate is among these.
+        // None of these characters is a surrogate.
         false => char::from_u32(BYTES + u32::from(byte)).unwrap_or(char::REPLACEMENT_CHARACTER),
     }
 }
 
-/// A text as the kernel has it.
+/// Encodes a text for the kernel.
 pub(super) fn raw(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for character in text.chars() {
@@ -52,12 +56,12 @@ pub(super) fn raw(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// A name or alias of a link, as it is set.
+/// Attribute that sets a name or an alias of a link.
 pub(super) fn attribute(kind: u16, text: &str) -> LinkAttribute {
     LinkAttribute::Other(DefaultNla::new(kind, terminated(text)))
 }
 
-/// Another name of a link, as it is given and taken.
+/// Attribute that adds or removes an alternative name of a link.
 pub(super) fn property(text: &str) -> Prop {
     Prop::Other(DefaultNla::new(OTHER_NAME, terminated(text)))
 }

@@ -1,14 +1,14 @@
-//! The devices beneath a VLAN.
+//! The devices below a VLAN.
 
 use super::{Error, Handle, LinkState};
 use crate::spec::LinkMode;
 
-/// Most VLANs that are one in another (`MAX_NEST_DEV` of `linux/netdevice.h`).
+/// Most VLANs that may be nested (`MAX_NEST_DEV` of `linux/netdevice.h`).
 const MOST: usize = 8;
 
 impl Handle {
-    /// Where the frames of a link leave with a tag, if it is a VLAN: the device beneath and the VLAN there; and so on, if that
-    /// is a VLAN itself. Only devices of this namespace: in another no pod's link has its parent.
+    /// For a VLAN: returns the device below and the VLAN id there; and so on, if that device is a VLAN too.
+    /// Only devices of this namespace: a pod's link never has its parent in another one.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -19,7 +19,8 @@ impl Handle {
         }
         let mut next = self.device_by_index(link.index)?;
         while let Some(vlan) = next.filter(|_| found.len() < MOST) {
-            // Beneath one that was moved here is a device of another namespace: its index is some other device's in this one.
+            // If the VLAN was moved here, the device below is in another namespace, and its index denotes an
+            // unrelated device here.
             let beneath = vlan.link.link.filter(|_| vlan.stays());
             let (Some(LinkMode::Vlan(tag)), Some(device)) = (vlan.link.mode, beneath) else { break };
             found.push((device, tag.id));

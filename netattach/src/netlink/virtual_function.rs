@@ -1,4 +1,4 @@
-//! What a physical function (PF) sets for its virtual ones (VFs).
+//! Settings of virtual functions (VFs), made through their physical function (PF).
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
@@ -16,7 +16,7 @@ use crate::mac::Mac;
 use crate::spec::{VfLinkState, VfRates, VfSettings, VfVlan};
 
 impl Handle {
-    /// The settings of a VF by the PF with that index; `None`: it has no such VF.
+    /// Returns the settings of a VF of the PF with that index; `None`: the PF has no such VF.
     ///
     /// # Errors
     /// There is no such link.
@@ -25,7 +25,7 @@ impl Handle {
         Ok(shown_of(number, shown))
     }
 
-    /// The settings of all VFs by the PF with that index, each with the VF's number.
+    /// Returns the settings of all VFs of the PF with that index, each with the VF's number.
     ///
     /// # Errors
     /// There is no such link.
@@ -33,7 +33,7 @@ impl Handle {
         Ok(all_of(self.socket.request(show_functions(physical), 0)?))
     }
 
-    /// Sets what is given of a VF.
+    /// Sets those settings of a VF that are given.
     ///
     /// # Errors
     /// The card's driver refuses it, or does not know it.
@@ -41,11 +41,11 @@ impl Handle {
         self.socket.request(set_function(physical, number, wanted), 0).map(drop)
     }
 
-    /// Sets several things of a VF in their order, in one datagram: one that is refused keeps none of the others from being
-    /// set. Of each what came of it.
+    /// Sets several settings of a VF in their order, in one datagram. A refused setting does not prevent the
+    /// others. Returns the result of each.
     ///
     /// # Errors
-    /// The socket failed: some may be set.
+    /// The socket failed: some settings may have been made.
     pub fn set_vf_each(
         &mut self,
         physical: u32,
@@ -57,8 +57,9 @@ impl Handle {
         Ok(replies.into_iter().map(|reply| reply.map(drop).map_err(Error::from)).collect())
     }
 
-    /// Sets what is given of a VF. The same datagram asks for what has come of it: the device with index `own`, which is the VF's
-    /// interface, or `None` if it is gone, and the VF's settings as [`Handle::vf_settings`] has them.
+    /// Sets those settings of a VF that are given. The same datagram requests the resulting state: the device
+    /// with index `own`, which is the VF's interface (`None` if it is gone), and the VF's settings as in
+    /// [`Handle::vf_settings`].
     ///
     /// # Errors
     /// The card's driver refuses it, or does not know it; the kernel does not answer.
@@ -93,12 +94,12 @@ fn set_function(physical: u32, number: u32, wanted: &VfSettings) -> RouteNetlink
     RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(physical).append_extra_attribute(all).build())
 }
 
-/// The settings of a VF in what the kernel shows of its PF.
+/// Finds the settings of a VF in the kernel's message about its PF.
 fn shown_of(number: u32, shown: Vec<RouteNetlinkMessage>) -> Option<VfSettings> {
     all_of(shown).into_iter().find(|(of, _)| *of == number).map(|(_, settings)| settings)
 }
 
-/// The same of all VFs, each with its number.
+/// The settings of all VFs in that message, each with the VF's number.
 fn all_of(shown: Vec<RouteNetlinkMessage>) -> Vec<(u32, VfSettings)> {
     let lists = shown.into_iter().filter_map(|message| match message {
         RouteNetlinkMessage::NewLink(LinkMessage { attributes, .. }) => Some(attributes),
@@ -190,7 +191,7 @@ mod tests {
     use super::super::lean::{RTM_NEWLINK, lean};
     use super::*;
 
-    /// What a driver tells of a VF, as the numbers that are in the message.
+    /// The settings that a driver reports for a VF, as the numbers in the message.
     struct Told {
         mac: u8,
         /// Number, priority, ethertype.
@@ -201,7 +202,7 @@ mod tests {
         trust: u32,
     }
 
-    /// In the order in which the kernel shows it (`rtnl_fill_vfinfo`).
+    /// Attributes in the order of the kernel (`rtnl_fill_vfinfo`).
     fn function(number: u32, told: &Told) -> Vec<u8> {
         let words = |words: &[u32]| {
             let all: Vec<u8> =
@@ -237,7 +238,7 @@ mod tests {
         vec![RouteNetlinkMessage::deserialize(&header, &lean(RTM_NEWLINK, &bytes)).unwrap()]
     }
 
-    /// As the driver igb tells it, and as one that says nothing of two switches.
+    /// As the driver igb reports them, and as a driver that does not report two switches.
     #[test]
     fn what_a_driver_does_not_tell_is_not_off() {
         let all =

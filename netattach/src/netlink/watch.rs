@@ -55,19 +55,21 @@ pub struct Touched {
     pub links: BTreeSet<u32>,
     /// A default route, in any table.
     pub default_routes: bool,
-    /// The protocols (`rtm_protocol`) of routes that were removed. The kernel does not tell of routes that go with their link.
+    /// The protocols (`rtm_protocol`) of removed routes. The kernel does not report routes that are removed
+    /// together with their link.
     pub removed_routes: BTreeSet<u8>,
 }
 
 impl Changes {
-    /// Whether nothing has changed but routes that are no default routes.
+    /// Whether nothing has changed except routes that are not default routes.
     pub fn is_none(&self) -> bool {
         matches!(self, Self::Of(touched) if touched.links.is_empty() && !touched.default_routes)
     }
 }
 
-/// Bytes of notifications that may wait while changes are gathered. The kernel counts one to two KiB for each, and a pod's ADD has
-/// about thirty: by default those of a handful of pods are lost, and everything is looked at instead.
+/// Bytes of notifications that may be queued while changes are gathered. The kernel counts one to two KiB for
+/// each, and an ADD causes about thirty. With the default size, a handful of pods would overflow the queue,
+/// and everything would have to be read again.
 const QUEUE: usize = 1 << 20;
 
 impl LinkWatch {
@@ -88,7 +90,7 @@ impl LinkWatch {
             raw.add_membership(group).map_err(Error::Open)?;
         }
         raw.set_non_blocking(true).map_err(Error::Open)?;
-        // Where the kernel refuses it, more is lost, and told as such.
+        // If the kernel refuses the size, more notifications are lost, which is reported.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
         Ok(Self { raw, receiver: Receiver::of_notifications() })
     }

@@ -1,10 +1,11 @@
-//! Lists of links that are whole, whatever their links become meanwhile.
+//! Complete lists of links, even if links change while they are listed.
 //!
-//! Before it lists links the kernel makes room for the one that takes most to describe. At one that takes more by the time that its
-//! turn comes it ends the list: with `EMSGSIZE`, and without a word where the answer to a list of links ends by itself (Linux 6.10,
-//! `RTNL_FLAG_DUMP_SPLIT_NLM_DONE`). A pod with `CAP_NET_ADMIN` gives a link of its own hundreds of other names, or a macvlan thousands
-//! of addresses, by one request, and as often as it likes. So a list is compared with the indices of all links, of each of which
-//! the kernel tells as much, and what is missing is asked for by itself.
+//! Before a dump of links the kernel allocates a buffer for the link with the longest description. If a link
+//! has a longer description by the time of its turn, the kernel ends the dump: with `EMSGSIZE`, or silently
+//! where a dump of links ends by itself (Linux 6.10, `RTNL_FLAG_DUMP_SPLIT_NLM_DONE`). A pod with
+//! `CAP_NET_ADMIN` can give one of its links hundreds of alternative names, or a macvlan thousands of
+//! addresses, by one request and as often as it likes. So a list is compared with the indices of all links,
+//! which the kernel describes in a fixed length each, and missing links are requested one by one.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,8 @@ use super::link::show;
 use super::{Error, Handle};
 
 impl Handle {
-    /// What the kernel tells of all links of the namespace, those included that have come while they were listed.
+    /// Returns the kernel's messages about all links of the namespace, including those that were created
+    /// during the dump.
     ///
     /// # Errors
     /// The kernel refuses. In another namespace also [too many](Error::is_too_many): see [`Handle::open_in`].
@@ -29,7 +31,8 @@ impl Handle {
         Ok(found)
     }
 
-    /// As [`Handle::all_links`], of each what `read` finds in its message behind the header. Its index has to be among that.
+    /// As [`Handle::all_links`], but returns what `read` finds in the part of each message after the header;
+    /// that has to include the index.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -48,7 +51,7 @@ impl Handle {
         Ok(found)
     }
 
-    /// The indices of the links that are not on a list.
+    /// The indices of the links that are not in a list.
     fn missing(&mut self, is_listed: impl Fn(u32) -> bool) -> Result<Vec<u32>, Error> {
         let mut indices = self.indices()?;
         indices.retain(|index| !is_listed(*index));
@@ -61,7 +64,7 @@ fn every() -> RouteNetlinkMessage {
     show(LinkMessageBuilder::<LinkUnspec>::new())
 }
 
-/// Nothing of a list that the kernel has cut counts.
+/// Treats a list that the kernel has cut off as empty.
 fn unless_cut<T>(listed: Result<Vec<T>, Error>) -> Result<Vec<T>, Error> {
     match listed {
         Err(error) if error.errno() == Some(Errno::MSGSIZE) => Ok(Vec::new()),
@@ -109,7 +112,7 @@ mod tests {
         let all: BTreeMap<u32, String> =
             handle.links().unwrap().into_iter().map(|link| (link.index, link.name)).collect();
         assert_eq!(all.values().collect::<Vec<_>>(), ["lo", "br0", "br1"]);
-        // As if the kernel had ended the list behind the first.
+        // As if the kernel had ended the list after the first link.
         let missing = handle.missing(|index| index == 1).unwrap();
         assert_eq!(missing, all.keys().copied().filter(|index| *index != 1).collect::<Vec<_>>());
         let asked =

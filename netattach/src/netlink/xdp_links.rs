@@ -1,4 +1,5 @@
-//! Which links have an XDP program, and taking one off. The kernel does not tell when one is attached by a link or goes.
+//! Which links have an XDP program, and its removal. The kernel sends no notification when a program is
+//! attached by a BPF link or when such a link goes away.
 
 use std::collections::BTreeSet;
 
@@ -17,14 +18,14 @@ const ATTACHED: u16 = 2;
 /// Length of `ifinfomsg`.
 const HEADER: usize = 16;
 
-/// Who runs an XDP program of a link. Each runs one at most.
+/// Where an XDP program of a link runs. Each place runs at most one program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XdpPlace {
-    /// The kernel, in the driver's place.
+    /// In the kernel, in generic mode.
     Kernel,
-    /// The driver.
+    /// In the driver.
     Driver,
-    /// The card itself.
+    /// On the card.
     Card,
 }
 
@@ -47,7 +48,7 @@ impl Handle {
         Ok(all.into_iter().filter_map(|(index, has_one)| has_one.then_some(index)).collect())
     }
 
-    /// The XDP programs of a link: who runs each, and the kernel's id of it.
+    /// Returns the XDP programs of a link: where each runs, and its kernel id.
     ///
     /// # Errors
     /// There is no such link.
@@ -56,10 +57,11 @@ impl Handle {
         Ok(shown.into_iter().flat_map(programs).collect())
     }
 
-    /// Takes the XDP program off a link that runs there. Idempotent.
+    /// Removes the XDP program that runs in that place from a link. Idempotent.
     ///
     /// # Errors
-    /// `EBUSY` where a link of BPF holds it: then only that can be detached. There is no such link of the network.
+    /// `EBUSY` if a BPF link holds the program: then only that link can be detached. The network link does
+    /// not exist.
     pub fn ensure_xdp_absent(&mut self, index: u32, place: XdpPlace) -> Result<(), Error> {
         let none = LinkAttribute::Xdp(vec![LinkXdp::Fd(-1), LinkXdp::Flags(place.flag())]);
         self.change(LinkUnspec::new_with_index(index).append_extra_attribute(none))
@@ -77,7 +79,7 @@ fn programs(shown: RouteNetlinkMessage) -> Vec<(XdpPlace, u32)> {
     found
 }
 
-/// The programs of a link in what its message tells of XDP.
+/// The programs of a link, from the XDP attribute of its message.
 pub(super) fn of_link(told: &[LinkXdp]) -> impl Iterator<Item = (XdpPlace, u32)> {
     told.iter().filter_map(|one| match one {
         LinkXdp::SkbProgId(id) => Some((XdpPlace::Kernel, *id)),
@@ -87,7 +89,7 @@ pub(super) fn of_link(told: &[LinkXdp]) -> impl Iterator<Item = (XdpPlace, u32)>
     })
 }
 
-/// Whether a link has a program, by the message about it.
+/// Whether a link has an XDP program, according to the message about it.
 fn with_xdp(message: &[u8]) -> bool {
     let xdp = message.get(HEADER..).and_then(|attributes| attribute_in(attributes, XDP));
     let mode = xdp.and_then(|xdp| attribute_in(xdp, ATTACHED)?.first().copied());
@@ -117,7 +119,7 @@ mod tests {
             programs(RouteNetlinkMessage::NewLink(link))
         };
         assert_eq!(shown(vec![LinkXdp::Attached(XdpAttached::None)]), []);
-        // One alone is told twice.
+        // The kernel reports a single program twice.
         let alone =
             vec![LinkXdp::Attached(XdpAttached::SocketBuffer), LinkXdp::ProgId(7), LinkXdp::SkbProgId(7)];
         assert_eq!(shown(alone), [(XdpPlace::Kernel, 7)]);

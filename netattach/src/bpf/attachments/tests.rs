@@ -25,7 +25,7 @@ fn key(text: &str) -> AddressKey<Ip4> {
     AddressKey { attachment: 1, address: Ip4::from(text.parse::<std::net::Ipv4Addr>().unwrap()) }
 }
 
-/// Over maps in which an earlier agent has left these addresses.
+/// Opens maps in which an earlier agent has left these addresses.
 fn over(addresses_v4: BTreeMap<AddressKey<Ip4>, u32>) -> Attachments {
     let maps = Maps {
         links: Box::new(BTreeMap::new()),
@@ -88,7 +88,7 @@ fn of_attachments_that_leave_together_the_last_to_begin_takes_what_they_share() 
     assert_eq!(texts(attachments.leave(3).unwrap()), with_shared(3));
     assert_eq!(texts(attachments.leave(1).unwrap()), with_shared(1), "once more, after it has failed");
     assert!(attachments.leave(4).unwrap().is_empty(), "no attachment");
-    // Whoever has the number next stays.
+    // The next attachment with the number is not affected.
     attachments.remove(2).unwrap();
     put(&mut attachments, 2);
     put(&mut attachments, 4);

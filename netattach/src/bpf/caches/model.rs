@@ -1,6 +1,6 @@
-//! The caches of the maps under the model checker: ADD, DEL, CHECK and the sweep beside each other and beside
-//! packets, and agents that end at any step. The maps are in memory and outlive the agents; every call of one is a
-//! step.
+//! The caches of the maps under the model checker: ADD, DEL, CHECK and the sweep run concurrently with each
+//! other and with packets, and agents end at any step. The maps are in memory and outlive the agents; every
+//! call of a map is a step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -66,7 +66,7 @@ impl<K: Ord + Copy + Send, V: Copy + Send> MapOps<K, V> for Open<K, V> {
     }
 }
 
-/// State that outlives an agent: the maps, and which pod has which number, as the journal has it.
+/// State that outlives an agent: the maps, and the number of each pod, as in the journal.
 #[derive(Clone, Default)]
 struct Node {
     links: Map<u32, u32>,
@@ -85,7 +85,7 @@ struct Node {
     up: [Arc<Mutex<bool>>; PODS],
 }
 
-/// Pods are numbers: odd ones have a device of their own, even ones a macvlan on the same parent.
+/// Pods are numbers: odd ones have a device of their own, even ones a macvlan on a shared parent.
 const PODS: usize = 5;
 
 const PARENT: u32 = 3;
@@ -124,9 +124,9 @@ fn attachment(pod: u8) -> Attachment {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// A number is free before the maps know nothing of it any more.
+    /// A number is freed before the maps have forgotten it.
     FreeTooSoon,
-    /// An agent keeps running after the next has begun.
+    /// An agent keeps running after the next one has begun.
     GoesOn,
 }
 
@@ -134,13 +134,13 @@ struct Agent {
     node: Node,
     life: Life,
     caches: AttachmentMaps,
-    /// Numbers that are taken.
+    /// Numbers in use.
     numbers: Mutex<BTreeSet<u32>>,
     fault: Fault,
 }
 
 impl Agent {
-    /// Reads the maps, keeps attachments that are attached and takes back all others.
+    /// Reads the maps, keeps attached attachments and removes all others.
     fn start(node: &Node, life: &Life, fault: Fault) -> Arc<Self> {
         fn open<K, V>(map: &Map<K, V>, life: &Life) -> Box<Open<K, V>> {
             Box::new(Open(Arc::clone(map), life.clone()))
@@ -186,7 +186,7 @@ impl Agent {
         Open(Arc::clone(&self.node.policies), self.life.clone()).put(id, policy)
     }
 
-    /// Frees numbers. Packets take one step here, so none is on its way.
+    /// Frees numbers. Packets take one step here, so none is in flight.
     fn free_numbers(&self) -> Result<(), BpfError> {
         self.caches.free(Instant::now(), |_| Ok(()))
     }
@@ -227,7 +227,7 @@ impl Agent {
     fn del(&self, pod: u8) -> Result<(), BpfError> {
         let Some((id, _)) = locked(&self.node.journal).get(&pod).copied() else { return Ok(()) };
         self.note(pod, Some((id, false)))?;
-        // Once its link is gone no packet is on its way.
+        // Once the link is gone no packet is in flight.
         self.set_up(pod, false)?;
         if self.fault == Fault::FreeTooSoon {
             locked(&self.numbers).remove(&id);
@@ -253,7 +253,7 @@ impl Agent {
 }
 
 impl Node {
-    /// A packet of a pod whose link is up is judged as that pod's, whatever agents do meanwhile.
+    /// A packet of a pod whose link is up is judged as that pod's, whatever the agents do meanwhile.
     fn send(&self, pod: u8) {
         let up = locked(&self.up[usize::from(pod)]);
         if !*up {
@@ -277,7 +277,7 @@ impl Node {
         assert_eq!(locked(&self.policies)[&id], 7, "pod {pod} is under no policy");
     }
 
-    /// These pods are attached, and the maps know of nothing else.
+    /// Asserts that these pods are attached and that the maps contain nothing else.
     fn assert_attached(&self, pods: &[u8]) {
         let agent = Agent::start(self, &Life::default(), Fault::None);
         agent.sweep().unwrap();
@@ -317,7 +317,7 @@ impl Node {
     }
 }
 
-/// Pods come and go beside one that stays, on devices and on a parent.
+/// Pods come and go, on devices and on a parent, while another one stays.
 fn beside_each_other(fault: Fault) {
     let node = Node::default();
     let agent = Agent::start(&node, &Life::default(), fault);
@@ -353,7 +353,8 @@ fn a_number_that_is_free_before_the_maps_are_cleared_is_found() {
     assert!(finds(1_000, || beside_each_other(Fault::FreeTooSoon)));
 }
 
-/// An agent ends at any step while pods come and go; the next takes over, and the runtime asks it again.
+/// An agent ends at any step while pods come and go; the next one takes over, and the runtime repeats its
+/// requests.
 fn an_end_between(fault: Fault) {
     let (node, life) = (Node::default(), Life::default());
     let agent = Agent::start(&node, &life, fault);
@@ -368,7 +369,7 @@ fn an_end_between(fault: Fault) {
         thread::spawn(move || drop(third.sweep())),
         thread::spawn(move || [1, 3, 1, 3].into_iter().for_each(|pod| beside.send(pod))),
     ];
-    // Whatever these have done by then.
+    // At an arbitrary point of these operations.
     step();
     if fault != Fault::GoesOn {
         life.end();

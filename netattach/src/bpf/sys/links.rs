@@ -7,8 +7,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use super::{Command, bpf, bpf_fd, object_info, raw};
 use crate::spec::TcHook;
 
-/// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link
-/// lives as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network namespace.
+/// Attaches a program to a device by tcx (Linux 6.6): directly after an existing link, or before all others.
+/// The link lives as long as its descriptor or a pin of it. `ifindex` counts in the calling thread's network
+/// namespace.
 ///
 /// # Errors
 ///
@@ -54,7 +55,7 @@ pub fn tcx_attach(
 pub enum XdpMode {
     /// In the driver, before the kernel allocates a packet.
     Native,
-    /// In the kernel, as its first step with a packet: on every device, with little gain.
+    /// In the kernel, as the first step with a packet: on every device, with little gain.
     Generic,
 }
 
@@ -114,7 +115,7 @@ pub struct LinkInfo {
     pub is_xdp: bool,
 }
 
-/// The device, hook and program of a link of tcx or XDP. Of any other only ids are meant.
+/// Returns the device, hook and program of a tcx or XDP link. For other links only the ids are meaningful.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     /// `BPF_LINK_TYPE_XDP`.
     const XDP: u32 = 6;
@@ -153,7 +154,8 @@ pub fn link_by_id(id: u32) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// The id of the machine's next link after that one, whatever it is of; `None` after the last (Linux 5.8).
+/// Returns the id of the next link on this machine after that one, of any kind; `None` after the last (Linux
+/// 5.8).
 ///
 /// # Errors
 /// The kernel refuses.
@@ -173,14 +175,14 @@ pub fn next_link(after: u32) -> io::Result<Option<u32>> {
     }
 }
 
-/// A hook of a device that programs of several owners share, which run one after another.
+/// A hook of a device that programs of several owners share; they run one after another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedHook {
     /// By tcx.
     Tcx(TcHook),
-    /// Of a netkit pair, by its primary end: what that one sends.
+    /// Egress of the primary end of a netkit pair, addressed by the primary end.
     Primary,
-    /// Of a netkit pair, by its primary end: what the other one sends.
+    /// Egress of the peer of a netkit pair, addressed by the primary end.
     Peer,
 }
 
@@ -216,8 +218,8 @@ pub fn tcx_programs(ifindex: u32, hook: TcHook) -> io::Result<Vec<u32>> {
     Ok(found.into_iter().map(|it| it.program).collect())
 }
 
-/// The same of the programs that run on what either end of a netkit pair sends, by its primary end's index. None where
-/// the device is not the primary end of one.
+/// Returns the kernel's ids of the programs that run on what either end of a netkit pair sends, by the
+/// primary end's index. Empty if the device is not the primary end of a pair.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -226,8 +228,9 @@ pub fn netkit_programs(ifindex: u32) -> io::Result<Vec<u32>> {
     Ok(primary?.into_iter().chain(peer?).map(|it| it.program).collect())
 }
 
-/// The programs on a hook of a device, in the order in which packets meet them. None where the kernel or the device does
-/// not have the hook, and none where the device is gone. `ifindex` counts in the calling thread's network namespace.
+/// Returns the programs on a hook of a device, in the order in which packets meet them. Empty if the kernel
+/// or the device does not have the hook, or the device is gone. `ifindex` counts in the calling thread's
+/// network namespace.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -251,7 +254,7 @@ pub fn programs_on(ifindex: u32, hook: SharedHook) -> io::Result<Vec<OnHook>> {
         }
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENODEV) => Ok(Vec::new()),
-            // A netkit's: the device is none, or is the other end of its pair.
+            // For the hooks of netkit: the device is not a netkit, or is the peer of its pair.
             Some(libc::ENXIO | libc::EACCES) => Ok(Vec::new()),
             // A kernel without BPF.
             Some(libc::ENOSYS) => Ok(Vec::new()),
@@ -260,8 +263,8 @@ pub fn programs_on(ifindex: u32, hook: SharedHook) -> io::Result<Vec<OnHook>> {
     }
 }
 
-/// Takes a program off a hook of a device where no link holds it. `ifindex` counts in the calling thread's network
-/// namespace.
+/// Detaches a program from a hook of a device if no link holds it. `ifindex` counts in the calling thread's
+/// network namespace.
 ///
 /// # Errors
 /// `ENOENT` when it is not there; `EBUSY` when a link holds it; `ENODEV`.
@@ -306,7 +309,7 @@ pub(in super::super) struct Query {
 }
 
 impl Query {
-    /// Asks whether there are any.
+    /// A query that only asks whether there are any programs.
     pub(in super::super) fn of(device: u32, attach_type: u32) -> Self {
         Self { target_ifindex: device, attach_type, ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! The `bpf(2)` calls that aya does not offer.
+//! The `bpf(2)` calls that aya does not provide.
 //!
 //! | module | calls |
 //! |---|---|
@@ -58,7 +58,7 @@ pub(super) enum Command {
 }
 
 pub(super) fn raw(fd: BorrowedFd<'_>) -> u32 {
-    // A descriptor that is open is never negative.
+    // An open descriptor is never negative.
     fd.as_raw_fd().unsigned_abs()
 }
 
@@ -88,8 +88,8 @@ pub(super) unsafe fn bpf_fd<T>(command: Command, attributes: &T) -> io::Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What the kernel tells of an object: the beginning of `struct bpf_prog_info` or `struct bpf_link_info`. What an older
-/// kernel does not tell stays as it is by default.
+/// Reads the kernel's information about an object: the beginning of `struct bpf_prog_info` or `struct
+/// bpf_link_info`. Fields that an older kernel does not fill keep their defaults.
 ///
 /// # Safety
 ///

@@ -19,8 +19,8 @@ pub struct Instruction {
     pub constant: i32,
 }
 
-/// Loads a classifier of so few instructions that it needs no object. It lives as long as its descriptor or a link that
-/// runs it. `name`: letters, digits and underscores, 15 at most.
+/// Loads a classifier that is short enough to need no object file. It lives as long as its descriptor or a
+/// link that runs it. `name`: letters, digits and underscores, 15 at most.
 ///
 /// # Errors
 /// The verifier refuses it.
@@ -84,12 +84,13 @@ pub fn program_by_id(id: u32) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// What the kernel tells of a loaded program.
+/// The kernel's information about a loaded program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadedProgram {
     /// Its name; empty: it has none.
     pub name: String,
-    /// When it was loaded, in nanoseconds since the boot, suspended time included (`CLOCK_BOOTTIME`). `None` before Linux 4.15.
+    /// When it was loaded, in nanoseconds since boot, suspended time included (`CLOCK_BOOTTIME`). `None`
+    /// before Linux 4.15.
     pub loaded: Option<u64>,
 }
 

@@ -39,7 +39,7 @@ impl SharedWords {
         Ok(Self { start, len })
     }
 
-    /// How many words there are.
+    /// Number of words.
     pub(in super::super) fn len(&self) -> u32 {
         u32::try_from(self.len).unwrap_or(u32::MAX)
     }

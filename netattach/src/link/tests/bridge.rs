@@ -11,7 +11,7 @@ fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
         configure(Style::Subnet, false),
     ];
     assert_eq!(plan("bridge", json!({})), expected);
-    // Without addresses it is nobody's gateway, and nothing is translated.
+    // Without addresses the bridge is no gateway, and nothing is translated.
     let gateway = json!({"isGateway": true, "isDefaultGateway": true, "ipMasq": true, "ipam": {}});
     assert_eq!(plan("bridge", gateway), expected);
     let harmless = json!({
@@ -102,10 +102,10 @@ fn behind_a_gateway_a_pod_chooses_in_the_subnets_of_the_author_alone() {
     let is_gateways = refusal("bridge", &with("isGateway", asked(own(), &["10.1.0.254/24"])), "");
     let told = "key isGateway: 10.1.0.254 is asked for, and is the gateway's, which the node has";
     assert_eq!(is_gateways, (7, told.to_owned()));
-    // Without a gateway nothing of the node's is chosen.
+    // Without a gateway no address of the node is chosen.
     assert!(!plan("bridge", asked(json!([]), &elsewhere)).contains(&gateways));
 
-    // The same plugin where it is executed has no other addresses, and is told no gateway.
+    // The same plugin, executed, has no other addresses and gets no gateway.
     let (args, exec) = (CniArgs::default(), ["static".to_owned()]);
     let executed = |own: Value, ips: &[&str]| {
         let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge"}));
@@ -130,7 +130,8 @@ fn behind_a_gateway_a_pod_chooses_in_the_subnets_of_the_author_alone() {
     assert_eq!(executed(first(), &["10.1.0.1/24"]), Err(told.to_owned()));
 }
 
-/// The agent asks itself, or has a plugin do so: by its settings, for the daemon whose socket is named, and without a record.
+/// The agent requests addresses itself or executes a plugin: if its settings say so, if a daemon's socket is named, and
+/// without a record.
 ///
 /// Rows: BRG-chosen-by-server.
 #[test]

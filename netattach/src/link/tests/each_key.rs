@@ -1,5 +1,5 @@
-//! Each key that is listed for a plugin type, or for a kind of address management, changes what is planned or is refused by
-//! its name: what is listed is not reported as unknown. A new key needs a line here.
+//! Each key that is listed for a plugin type, or for a kind of address management, changes the plan or is refused
+//! by its name, because listed keys are not reported as unknown. A new key needs a line here.
 
 use std::fmt::Debug;
 
@@ -11,9 +11,9 @@ use crate::spec::VirtualFunction;
 const VF: &str = "0000:03:02.1";
 const ANY_KIND: &str = "*";
 
-/// Keys that change no plan, by type; those below a path that ends with a dot.
+/// Keys that change no plan, by type; a path that ends with a dot stands for all keys below it.
 const EXCEPTIONS: [(&str, &str); 22] = [
-    // Of the list and its plugin, which its readers know.
+    // Keys of the list and its plugins, which the parsers of lists know.
     (ANY_KIND, "cniVersion"),
     (ANY_KIND, "cniVersions"),
     (ANY_KIND, "name"),
@@ -23,25 +23,25 @@ const EXCEPTIONS: [(&str, &str); 22] = [
     (ANY_KIND, "disableGC"),
     (ANY_KIND, "loadOnlyInlinedPlugins"),
     (ANY_KIND, "prevResult"),
-    // What the runtime and the pod ask for: `plan::attachment` refuses a capability that is not carried out.
+    // Requests of the runtime and the pod: `plan::attachment` refuses a capability that is not supported.
     (ANY_KIND, "runtimeConfig."),
-    // Names of ways to do it, where there is one.
+    // Choices between implementations, of which there is only one.
     (ANY_KIND, "ipMasqBackend"),
     ("portmap", "backend"),
     ("portmap", "markMasqBit"),
-    // Programs check it in any case; without them it is refused, or for the executable a step.
+    // Programs check this in any case; without programs the key is refused, or is a step for the executable.
     ("bridge", "macspoofchk"),
-    // Of other implementations, and documented as without effect.
+    // Keys of other implementations, documented as without effect.
     ("sriov", "logLevel"),
     ("sriov", "logFile"),
     ("firewall", "firewalldZone"),
     // Where the executable keeps its files.
     ("tuning", "dataDir"),
-    // Of the runtime's entry that calls the agent.
+    // Keys of the runtime's entry that calls the agent.
     ("netattach", "socket"),
     ("netattach", "stateDir"),
     ("netattach", "agentWaitSeconds"),
-    // Which one it is.
+    // Selects the address manager itself.
     (ANY_KIND, "ipam.type"),
 ];
 
@@ -54,7 +54,7 @@ fn shown<T: Debug>(planned: Result<T, PlanError>) -> Result<String, String> {
     planned.map(|it| format!("{it:?}")).map_err(|error| CniError::from(error).msg)
 }
 
-/// What is planned, in words, or the refusal.
+/// The plan as text, or the error.
 fn planned(kind: &str, keys: &[&Value]) -> Result<String, String> {
     let mut config = object(json!({"cniVersion": "1.1.0", "name": "net", "type": kind}));
     for keys in keys {
@@ -62,7 +62,7 @@ fn planned(kind: &str, keys: &[&Value]) -> Result<String, String> {
     }
     let function = Some(VirtualFunction { physical: "0000:03:00.0".into(), number: 1 });
     let found = OnBus { driver: Some("igbvf".into()), function, ..OnBus::default() };
-    // A device that is not named is one that follows from the pod.
+    // A device that is not named depends on the pod.
     let facts = Facts { on_bus: [(VF.to_owned(), found)].into(), gathered: false, ..Facts::default() };
     let args = CniArgs::parse("IgnoreUnknown=1;K8S_POD_NAME=a").unwrap();
     let protect = Protect::verified();
@@ -79,7 +79,7 @@ fn planned(kind: &str, keys: &[&Value]) -> Result<String, String> {
     }
 }
 
-/// What a type cannot do without.
+/// The required keys of a type.
 fn needed(kind: &str) -> Value {
     match kind {
         "macvlan" | "macvtap" | "ipvlan" => json!({"master": "eth1", "ipam": pool()}),
@@ -90,7 +90,7 @@ fn needed(kind: &str) -> Value {
     }
 }
 
-/// Keys without the one at the path, and those with it, which go over them.
+/// Keys without the one at the path, and keys with it, which override them.
 fn sample(kind: &str, path: &str) -> Option<(Value, Value)> {
     let bare = || json!({});
     let gateway = || json!({"isGateway": true});
@@ -164,7 +164,7 @@ fn of_dataplane(kind: &str, path: &str) -> Option<(Value, Value)> {
         (_, "egressRate") => (json!({}), rate("egress")),
         (_, "ingressBurst") => (rate("ingress"), both("ingress")),
         (_, "egressBurst") => (rate("egress"), both("egress")),
-        // Where there is a fast path it is taken unless this says otherwise.
+        // The fast path is the default where it exists.
         ("bridge" | "ptp" | "veth" | "netkit", "fastPath") => (json!({}), json!({"fastPath": false})),
         (_, "fastPath") => (json!({}), json!({"fastPath": true})),
         (_, "sourceCheck") => (json!({}), json!({"sourceCheck": "mac"})),
@@ -220,7 +220,7 @@ fn of_chained(kind: &str, path: &str) -> Option<(Value, Value)> {
     })
 }
 
-/// Fails unless the second keys plan something else than the first, or are refused by the name of the key.
+/// Fails unless the second set of keys results in another plan than the first, or in an error that names the key.
 fn check_effect(of: &str, path: &str, kind: &str, [without, with]: [&[&Value]; 2]) {
     let names = [path.split('.').next(), path.split('.').next_back()].map(Option::unwrap_or_default);
     match (planned(kind, without), planned(kind, with)) {
@@ -252,7 +252,7 @@ fn each_key_of_a_plugin_changes_its_plan_or_is_refused_by_its_name() {
     }
 }
 
-/// Keys of address management without the one at the path, and those with it, which go over them.
+/// Keys of address management without the one at the path, and keys with it, which override them.
 fn sample_of_addresses(kind: &str, path: &str) -> Option<(Value, Value)> {
     let bare = || json!({});
     let range = |more: Value| {

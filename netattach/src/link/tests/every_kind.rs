@@ -1,4 +1,4 @@
-//! What is the same for every kind of interface: addresses by other plugins, Ethernet address, DNS, and how a key is refused.
+//! Behaviour that all kinds of interfaces share: addresses by other plugins, Ethernet address, DNS, refused keys.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What a plan leaves behind, of any configuration, is taken back with a record of it and without one.
+//! Everything that a plan leaves behind is removed, for any configuration, with and without a record of the plan.
 
 use proptest::prelude::*;
 
@@ -89,7 +89,7 @@ fn leaves_its_own(step: &Step) -> bool {
     }
 }
 
-/// Whether whoever keeps no record takes it back whether or not there was anything: it cannot be told from the configuration.
+/// Whether a caller without a record always runs the inverse, because the configuration does not tell if it is needed.
 fn is_asked_for_anyway(step: &Step) -> bool {
     matches!(step, Step::Translate(_) | Step::RestrictSender)
 }

@@ -5,7 +5,7 @@ use crate::plan::fixtures;
 use crate::plan::undo::{Inverse, inverse};
 use crate::step::HookKind;
 
-/// On a parent with programs, what is asked of the network by the pod's interface passes only once its address is known.
+/// On a parent with programs, address requests by the pod's interface pass only once its Ethernet address is known.
 #[test]
 fn a_macvlan_is_protected_before_its_address_is_asked_for() {
     let protect = Protect::verified();
@@ -22,7 +22,7 @@ fn a_macvlan_is_protected_before_its_address_is_asked_for() {
     let asking = json!({"ipam": {"type": "dhcp"}});
     let lease = "lease an address by DHCP in network net";
     assert_eq!(own(&asking), [protect, lease, "load its addresses", configure]);
-    // By the reference's daemon: where it is asked for, and without an agent.
+    // By the daemon of the reference plugin: if requested, and without an agent.
     let executed = [protect, "run plugin dhcp", "load its addresses", configure];
     let by_daemon = json!({"ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"}});
     assert_eq!(own(&by_daemon), executed);
@@ -51,7 +51,7 @@ fn the_node_reaches_what_is_on_its_parent_where_that_can_be() {
             let without = of(kind, json!({"hostAccess": absent})).unwrap();
             assert_eq!(without, steps[..steps.len() - 2]);
         }
-        // The addresses are given back last, and not while the node's routes lead to them.
+        // The addresses are released last, not while the node's routes lead to them.
         let (sandbox, planned) = (fixtures::sandbox("c"), fixtures::attachment(kind, steps));
         let inverses = planned.steps.iter().rev().filter_map(|step| inverse(&sandbox, &planned, step, None));
         let inverses: Vec<Inverse<'_>> = inverses.collect();

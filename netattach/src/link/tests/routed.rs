@@ -51,7 +51,7 @@ fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
         ..crate::step::Translate::default()
     };
     assert!(steps.contains(&Step::Translate(masquerade.clone())), "{steps:?}");
-    // Without an agent too.
+    // The same without an agent.
     assert!(plan("ptp", json!({"ipMasq": true, "ipam": pool()})).contains(&Step::Translate(masquerade)));
 }
 
@@ -70,7 +70,7 @@ fn a_netkit_that_drops_what_goes_to_its_pod_is_not_on_the_fast_path() {
     };
     assert_eq!(on_fast_path(json!({})), Some(true));
     assert_eq!(on_fast_path(json!({"policy": "drop"})), Some(false));
-    // What the pod sends has met this one before it is redirected.
+    // The pod's packets meet this policy before they are redirected.
     assert_eq!(on_fast_path(json!({"peerPolicy": "drop"})), Some(true));
 }
 

@@ -17,7 +17,7 @@ const BATCH_END: u16 = 0x11;
 const NFTABLES: u16 = 10;
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
-/// Length of the header that each message begins with, and of the flags in it.
+/// Byte range of the flags in the header that each message begins with.
 const FLAGS: std::ops::Range<usize> = 6..8;
 /// Kinds of messages (`enum nf_tables_msg_types`).
 pub(super) const NEW_TABLE: u16 = 0;
@@ -29,14 +29,15 @@ pub(super) const GET_RULE: u16 = 7;
 /// `NLM_F_CREATE` and `NLM_F_APPEND`.
 pub(super) const CREATE: u16 = 0x400;
 pub(super) const APPEND: u16 = 0x800;
-/// In the kind of an attribute: it consists of attributes.
+/// Flag in the type of an attribute whose value consists of attributes.
 pub(in crate::netlink) const NESTED: u16 = 0x8000;
 
-/// `NFNL_BATCH_GENID`: the generation of the packet filter in which the transaction is right.
+/// `NFNL_BATCH_GENID`: the packet filter's generation on which the transaction is conditional.
 const GENERATION: u16 = 1;
 
-/// Carries out messages (see [`object`]) as one transaction: all of them or none. The kernel acknowledges the last, and
-/// each that it refuses; a thousand acknowledgements would not fit into the socket's queue.
+/// Carries out messages (see [`object`]) as one transaction: all of them or none. The kernel acknowledges
+/// only the last message and those that it refuses, since a thousand acknowledgements would not fit into the
+/// socket's queue.
 ///
 /// # Errors
 /// The kernel refuses one of them; `name` names the transaction.
@@ -44,7 +45,8 @@ pub(in crate::netlink) fn transact(name: &'static str, transaction: &[Vec<u8>]) 
     send(name, &[], transaction)
 }
 
-/// As [`transact`], if the packet filter is still of that generation. `false`: it is not, and nothing was done.
+/// As [`transact`], on the condition that the packet filter is still in that generation. Returns `false` if
+/// it is not; nothing was done then.
 ///
 /// # Errors
 /// As [`transact`].
@@ -72,7 +74,7 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
     let batch = [begin, before.concat(), last, end].concat();
     make_room(socket, batch.len());
     socket.send(&batch, 0).map_err(|source| Error::Send(name, source))?;
-    // The kernel answers while it takes the messages: all answers are already there.
+    // The kernel processes the messages during the send, so all answers are already in the socket.
     socket.set_non_blocking(true).map_err(Error::Open)?;
     let mut receiver = Receiver::new();
     let (mut acknowledged, mut refused) = (false, None);
@@ -90,7 +92,7 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
             Err(source) => return Err(Error::Receive(name, source)),
         }
     }
-    // One that the kernel did not answer may have its answer yet to come.
+    // The socket is not given back, because the missing answer may still arrive.
     if !acknowledged && refused.is_none() {
         return Err(Error::Malformed { request: name, what: "the kernel did not answer" });
     }
@@ -98,7 +100,8 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
     refused.map_or(Ok(()), |refused| Err(refused.into()))
 }
 
-/// Lets the socket send that many bytes at once; the default is 208 KiB. Without the privilege the send fails.
+/// Raises the socket's send buffer for that many bytes; the default is 208 KiB. Without the privilege the
+/// send fails.
 fn make_room(socket: &RawSocket, bytes: usize) {
     // The kernel charges more than the bytes themselves.
     let wanted = libc::c_int::try_from(bytes.saturating_mul(2)).unwrap_or(libc::c_int::MAX);
@@ -117,12 +120,12 @@ fn make_room(socket: &RawSocket, bytes: usize) {
     }
 }
 
-/// A message about a table of the family of both versions of IP, or about something in it.
+/// A message about a table of the family `inet`, or about an object of such a table.
 pub(in crate::netlink) fn object(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
     object_in(Family::Inet, kind, flags, attributes)
 }
 
-/// As [`object`], of a table of that family.
+/// As [`object`], for a table of that family.
 pub(super) fn object_in(family: Family, kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
     message(NFTABLES << 8 | kind, flags, family as u8, 0, attributes)
 }
@@ -139,7 +142,8 @@ fn message(kind: u16, flags: u16, family: u8, resource: u16, attributes: &[u8]) 
     message
 }
 
-/// Most bytes of the value of an attribute: its length, with the four bytes before it, is a number of 16 bits.
+/// Most bytes of an attribute's value: the length field has 16 bits and includes the four bytes of the
+/// header.
 pub(super) const MOST_VALUE: usize = u16::MAX as usize - 4;
 
 /// Bytes of an attribute with a value of that length.
@@ -147,7 +151,8 @@ pub(super) const fn attribute_length(value: usize) -> usize {
     (4 + value).next_multiple_of(4)
 }
 
-/// An attribute, padded to a multiple of four bytes. The value has at most [`MOST_VALUE`] bytes, which callers see to.
+/// An attribute, padded to a multiple of four bytes. Callers ensure that the value has at most [`MOST_VALUE`]
+/// bytes.
 pub(in crate::netlink) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
     bytes.extend(kind.to_ne_bytes());
@@ -161,12 +166,12 @@ pub(in crate::netlink) fn nested(kind: u16, values: &[Vec<u8>]) -> Vec<u8> {
     attribute(kind | NESTED, &values.concat())
 }
 
-/// An attribute with a number, big-endian as nftables has all of them.
+/// An attribute with a number, big-endian as always in nftables.
 pub(in crate::netlink) fn number(kind: u16, value: u32) -> Vec<u8> {
     attribute(kind, &value.to_be_bytes())
 }
 
-/// A text as the kernel wants it, with its end.
+/// A text with its terminating zero, as the kernel expects it.
 pub(in crate::netlink) fn text(words: &str) -> Vec<u8> {
     [words.as_bytes(), &[0]].concat()
 }

@@ -1,7 +1,7 @@
-//! The expressions of rules (`linux/netfilter/nf_tables.h`), each as the attribute that a rule has for it.
+//! The expressions of rules (`linux/netfilter/nf_tables.h`), each encoded as one attribute of a rule.
 //!
-//! Registers are numbered in words of four bytes, from 0. A value of several words takes as many registers; one that
-//! does not fill its last word is padded with zeros.
+//! Registers are numbered in words of four bytes, from 0. A value of several words takes as many registers; a
+//! value that does not fill its last word is padded with zeros.
 
 use super::batch::{attribute, nested, number, text};
 
@@ -70,7 +70,7 @@ pub(super) fn load_address(version: Version, address: Address, to: u32) -> Vec<u
     load(NETWORK, version.offset(address), version.address_length(), to)
 }
 
-/// Loads the Ethernet address that a frame says it is from.
+/// Loads the source Ethernet address of a frame.
 pub(super) fn load_sender(to: u32) -> Vec<u8> {
     const LINK: u32 = 0;
     load(LINK, 6, 6, to)
@@ -92,18 +92,18 @@ fn load(base: u32, offset: u32, length: u32, to: u32) -> Vec<u8> {
     expression("payload", &[register(1, to), number(2, base), number(3, offset), number(4, length)])
 }
 
-/// Loads zeros in place of an address.
+/// Loads zeros instead of an address.
 pub(super) fn load_zeros(version: Version, to: u32) -> Vec<u8> {
     let zeros = vec![0; version.address_length() as usize];
     expression("immediate", &[register(1, to), value(2, &zeros)])
 }
 
-/// Loads the name of no list of prefixes.
+/// Loads zeros, which are the name of no list of prefixes.
 pub(super) fn load_nothing(to: u32) -> Vec<u8> {
     expression("immediate", &[register(1, to), value(2, &[0; 6])])
 }
 
-/// Loads what the kernel knows of the packet (`NFT_META_*`).
+/// Loads metadata of the packet (`NFT_META_*`).
 pub(super) fn load_meta(what: Meta, to: u32) -> Vec<u8> {
     expression("meta", &[register(1, to), number(2, what as u32)])
 }
@@ -111,9 +111,9 @@ pub(super) fn load_meta(what: Meta, to: u32) -> Vec<u8> {
 /// `NFT_META_*`.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Meta {
-    /// Name of the device that it came by.
+    /// Name of the device by which the packet came in.
     InName = 6,
-    /// Name of the device that it goes by.
+    /// Name of the device by which the packet leaves.
     OutName = 7,
     /// `NFPROTO_*`.
     Family = 15,
@@ -121,7 +121,7 @@ pub(super) enum Meta {
     Transport = 16,
 }
 
-/// Loads the destination port that the connection was opened to.
+/// Loads the destination port of the connection's original direction.
 pub(super) fn load_original_port(to: u32) -> Vec<u8> {
     const PROTO_DST: u32 = 12;
     const ORIGINAL: u8 = 0;
@@ -143,7 +143,7 @@ pub(super) fn if_translated() -> Vec<u8> {
     .concat()
 }
 
-/// How a register compares.
+/// Comparison operator.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Is {
     /// `NFT_CMP_EQ`.
@@ -152,12 +152,12 @@ pub(super) enum Is {
     Not = 1,
 }
 
-/// Continues if the register has this value, or if it has another.
+/// Continues if the register has this value, or if it has another, according to `is`.
 pub(super) fn compare(is: Is, from: u32, with: &[u8]) -> Vec<u8> {
     expression("cmp", &[register(1, from), number(2, is as u32), value(3, with)])
 }
 
-/// Continues for packets of that version of IP.
+/// Continues if the packet is of that IP version.
 pub(super) fn if_version(version: Version) -> Vec<u8> {
     [load_meta(Meta::Family, 0), compare(Is::Equal, 0, &[version as u8])].concat()
 }
@@ -180,13 +180,13 @@ pub(super) fn if_in(set: &str, from: u32) -> Vec<u8> {
     expression("lookup", &[attribute(1, &text(set)), register(2, from)])
 }
 
-/// Continues if the set does not have the value.
+/// Continues if the set does not have the value in these registers.
 pub(super) fn if_not_in(set: &str, from: u32) -> Vec<u8> {
     const INVERTED: u32 = 1;
     expression("lookup", &[attribute(1, &text(set)), register(2, from), number(5, INVERTED)])
 }
 
-/// Looks the value up and loads what the map has for it; continues if it has something.
+/// Looks the value up in a map and loads the result; continues if the map has the key.
 pub(super) fn look_up(map: &str, from: u32, to: u32) -> Vec<u8> {
     expression("lookup", &[attribute(1, &text(map)), register(2, from), register(3, to)])
 }
@@ -202,7 +202,7 @@ pub(super) fn masquerade() -> Vec<u8> {
     plain("masq")
 }
 
-/// An expression that is told nothing.
+/// An expression without attributes.
 fn plain(name: &str) -> Vec<u8> {
     nested(LIST_ELEMENT, &[attribute(1, &text(name))])
 }
@@ -225,8 +225,8 @@ pub(super) fn count() -> Vec<u8> {
     plain("counter")
 }
 
-/// Continues if the extension of iptables of that name and revision says so, by what it is told in its own form
-/// (`linux/netfilter/nf_tables_compat.h`).
+/// Continues if the iptables extension of that name and revision matches. `told` is the extension's own
+/// parameter structure (`linux/netfilter/nf_tables_compat.h`).
 pub(super) fn if_match(name: &str, revision: u32, told: &[u8]) -> Vec<u8> {
     expression("match", &[attribute(1, &text(name)), number(2, revision), attribute(3, told)])
 }

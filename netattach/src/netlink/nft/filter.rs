@@ -1,8 +1,9 @@
-//! The tables `filter` of `iptables-nft`, one for each version of IP: which of some chains they have, the rules of those, and
-//! changes. Chains are asked for by name: others may have made ten thousand.
+//! The tables `filter` of `iptables-nft`, one for each version of IP: reads which of given chains exist and
+//! the rules of some of them, and changes them. Chains are requested by name, since other programs may have
+//! created ten thousand.
 //!
-//! The tables belong to everybody who calls `iptables`. So a change names the generation of the packet filter that it was
-//! decided in, as `iptables-nft` itself does, and rules are removed by their number.
+//! Every caller of `iptables` shares these tables. So a change is conditional on the generation of the packet
+//! filter in which it was decided, as in `iptables-nft` itself, and rules are deleted by their handle.
 
 use std::collections::BTreeSet;
 
@@ -17,30 +18,30 @@ use super::{Family, NESTED, attribute, attribute_in, dump, find, name, text};
 pub use super::expression::Version;
 pub use super::filter_rule::{Ask, Rule, Verdict};
 
-/// The name of the table.
+/// Name of the table.
 pub const TABLE: &str = "filter";
 
-/// The chain of packets that the node forwards.
+/// Chain of the packets that the node forwards.
 pub const FORWARD: &str = "FORWARD";
 
 const NAME: &str = "NFT_MSG_NEWRULE";
 /// `enum nf_tables_msg_types`.
 const DELETE_RULE: u16 = 8;
-/// Names of tables and chains.
+/// Attributes with the names of tables and chains.
 const TABLE_NAME: u16 = 1;
 const CHAIN_NAME: u16 = 3;
-/// Of rules.
+/// Attributes of rules.
 const RULE_CHAIN: u16 = 2;
 const HANDLE: u16 = 3;
 
-/// A rule in its chain.
+/// A rule and its chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
     /// The chain.
     pub chain: String,
-    /// Its number in the table.
+    /// Handle of the rule in the table.
     pub handle: u64,
-    /// `None`: it is of a form that netattach does not write.
+    /// The rule; `None`: the rule is not of the form that netattach writes.
     pub rule: Option<Rule>,
 }
 
@@ -49,20 +50,20 @@ pub struct Placed {
 pub struct Filter {
     /// The version.
     pub version: Version,
-    /// Whether there is the table.
+    /// Whether the table exists.
     pub is_there: bool,
-    /// Which chains it has of those that were asked for.
+    /// Those of the requested chains that exist.
     pub chains: BTreeSet<String>,
-    /// The rules of the chains that were looked into, in their order.
+    /// The rules of the chains that were read, in their order.
     pub rules: Vec<Placed>,
 }
 
 /// The tables as they were read.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// The packet filter's generation before they were read.
+    /// The packet filter's generation before the tables were read.
     generation: u32,
-    /// Of IPv4 and of IPv6.
+    /// The tables of IPv4 and of IPv6.
     pub filters: [Filter; 2],
 }
 
@@ -72,42 +73,42 @@ impl View {
         self.generation
     }
 
-    /// Tables that nobody has read, for tests.
+    /// Tables for tests, which were not read from the kernel.
     #[cfg(test)]
     pub(crate) fn of(filters: [Filter; 2]) -> Self {
         Self { generation: 0, filters }
     }
 }
 
-/// What is to be done to a table.
+/// A change of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// The table is made.
+    /// Create the table.
     MakeTable,
-    /// A chain is made; [`FORWARD`] as iptables makes it, which lets everything pass.
+    /// Create a chain; [`FORWARD`] is created as iptables creates it, with the policy accept.
     MakeChain(String),
-    /// The rule of that number goes.
+    /// Delete the rule with that handle.
     Remove {
-        /// Its chain.
+        /// Chain of the rule.
         chain: String,
-        /// Its number.
+        /// Handle of the rule.
         handle: u64,
     },
-    /// A rule comes before all others of a chain.
+    /// Insert a rule before all others of a chain.
     First(String, Rule),
-    /// A rule comes behind all others of a chain.
+    /// Append a rule after all others of a chain.
     Last(String, Rule),
 }
 
-/// Reads the tables: the rules of the chains to look `into`, and which of the `others` there are.
+/// Reads the tables: the rules of the chains `into`, and which of the chains `others` exist.
 ///
 /// # Errors
-/// The kernel does not answer, or something in the packet filter changed while the tables were read. Without nftables there are
-/// no tables.
+/// The kernel does not answer, or the packet filter changed while the tables were read. Without nftables
+/// there are no tables.
 pub fn view(into: &[&str], others: &BTreeSet<&str>) -> Result<View, Error> {
     let generation = generation_if_any()?;
     let filters = [filter(Version::V4, into, others)?, filter(Version::V6, into, others)?];
-    // Each part was asked for by itself: nothing else tells that they belong together.
+    // Each part was a separate request: only an unchanged generation shows that the parts belong together.
     match generation_if_any()? == generation {
         true => Ok(View { generation, filters }),
         false => Err(Error::Interrupted("NFT_MSG_GETGEN")),
@@ -139,7 +140,7 @@ fn filter(version: Version, into: &[&str], others: &BTreeSet<&str>) -> Result<Fi
     Ok(Filter { version, is_there, chains, rules })
 }
 
-/// Whether there is a table of that name in a family.
+/// Whether a table of that name exists in a family.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -148,7 +149,7 @@ pub fn has_table(family: Family, wanted: &str) -> Result<bool, Error> {
     Ok(find("NFT_MSG_GETTABLE", kinds(GET_TABLE, NEW_TABLE), family, &named)?.is_some())
 }
 
-/// Whether the table of a family has a chain of that name.
+/// Whether the table `filter` of a family has a chain of that name.
 fn has_chain(family: Family, wanted: &str) -> Result<bool, Error> {
     let named = [attribute(TABLE_NAME, &text(TABLE)), attribute(CHAIN_NAME, &text(wanted))].concat();
     Ok(find("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), family, &named)?.is_some())
@@ -177,8 +178,8 @@ fn family(version: Version) -> Family {
     }
 }
 
-/// Carries out changes of both tables, all of them or none. `false`: something in the packet filter has changed since the
-/// tables were read, and nothing was done.
+/// Carries out changes of both tables, all of them or none. Returns `false` if the packet filter has changed
+/// since the tables were read; nothing was done then.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_compat` or `xt_conntrack`.
@@ -206,7 +207,7 @@ fn message(version: Version, change: &Change) -> Vec<u8> {
     object_in(family(version), kind, flags, &attributes)
 }
 
-/// The attributes of a chain, in its table.
+/// The attributes of a chain of the table.
 fn described(chain: &str) -> Vec<u8> {
     /// `NF_INET_FORWARD`, `NF_IP_PRI_FILTER`, `NF_ACCEPT`.
     const HOOK: u32 = 2;
@@ -243,7 +244,7 @@ mod tests {
             assert_eq!(v4, nothing.filters[0]);
             let chains = BTreeSet::from([FORWARD, "CNI-ADMIN"].map(str::to_owned));
             assert_eq!(v6, Filter { version: Version::V6, is_there: true, chains, rules: Vec::new() });
-            // Changes decided before are not carried out.
+            // Changes that were decided before that are not carried out.
             assert!(!change(&nothing, &changes).unwrap());
         })
         .unwrap();

@@ -1,9 +1,11 @@
-//! The rules that netattach writes in tables of `iptables-nft`, and how they are read again. Pure but for the bytes.
+//! The rules that netattach writes in tables of `iptables-nft`, and the parser that reads them back. Pure
+//! apart from the encoding.
 //!
-//! `iptables-nft` reads a rule only in the form that it writes itself: addresses and devices as expressions of nftables,
-//! everything else as extensions of iptables (`match`), a counter before the verdict. Any other expression makes it refuse
-//! to list the table. The comment is user data of the rule here, which it reads as well as its extension `comment`, and
-//! which costs packets nothing. A rule that somebody has saved and restored has the extension.
+//! `iptables-nft` reads a rule only in the form that it writes itself: addresses and devices as nftables
+//! expressions, everything else as iptables extensions (`match`), and a counter before the verdict. If a rule
+//! has any other expression, `iptables-nft` refuses to list the table. Here the comment is user data of the
+//! rule: `iptables-nft` reads user data as well as its extension `comment`, and user data costs nothing per
+//! packet. A rule that was saved and restored has the extension.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -30,7 +32,8 @@ const CONNTRACK: &str = "conntrack";
 const CONNTRACK_REVISION: u32 = 3;
 /// Length of `struct xt_conntrack_mtinfo3` (`linux/netfilter/xt_conntrack.h`), as the kernel aligns it.
 const CONNTRACK_LENGTH: usize = 168;
-/// Where it has `match_flags`, `invert_flags` and `state_mask`, each of two bytes in the byte order of the machine.
+/// Offsets of `match_flags`, `invert_flags` and `state_mask`, each of two bytes in the byte order of the
+/// machine.
 const MATCH_FLAGS: usize = 146;
 const INVERT_FLAGS: usize = 148;
 const STATE_MASK: usize = 150;
@@ -39,57 +42,57 @@ const BY_STATE: u16 = 1;
 /// `XT_CONNTRACK_STATE_BIT` of `IP_CT_ESTABLISHED` and of `IP_CT_RELATED`.
 const ESTABLISHED_OR_RELATED: u16 = 1 << 1 | 1 << 2;
 
-/// What a rule asks of a packet.
+/// A condition of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ask {
-    /// This source.
+    /// The source address equals this one.
     Source(IpAddr),
-    /// This destination.
+    /// The destination address equals this one.
     Destination(IpAddr),
-    /// That it came by a device of that name, or by another one.
+    /// The packet came in by the device of that name (`true`), or by another one (`false`).
     In(String, bool),
-    /// That it leaves by a device of that name, or by another one.
+    /// The packet leaves by the device of that name (`true`), or by another one (`false`).
     Out(String, bool),
-    /// That it is of a connection which has been seen in both directions, or belongs to one.
+    /// The packet belongs or relates to an established connection.
     Established,
 }
 
-/// What becomes of a packet.
+/// The verdict of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It passes this table.
+    /// Accept the packet in this table.
     Accept,
-    /// It is dropped.
+    /// Drop the packet.
     Drop,
-    /// The chain that led here goes on.
+    /// Return to the calling chain.
     Return,
-    /// That chain is asked.
+    /// Jump to that chain.
     Jump(String),
 }
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rule {
-    /// In the order in which `iptables` has them: devices, addresses, extensions.
+    /// Conditions in the order of `iptables`: devices, addresses, extensions.
     pub asks: Vec<Ask>,
-    /// What becomes of packets for which all of that is so.
+    /// The verdict on packets that meet all conditions.
     pub verdict: Verdict,
-    /// Its comment; at most 254 bytes, empty: none.
+    /// Comment of at most 254 bytes; empty: no comment.
     pub comment: String,
 }
 
 impl Rule {
-    /// A jump that asks nothing.
+    /// A jump without conditions.
     pub fn jump(chain: &str, comment: &str) -> Self {
         Self { asks: Vec::new(), verdict: Verdict::Jump(chain.to_owned()), comment: comment.to_owned() }
     }
 
-    /// Whether every packet is led to that chain.
+    /// Whether the rule sends every packet to that chain.
     pub fn leads_to(&self, chain: &str) -> bool {
         self.asks.is_empty() && matches!(&self.verdict, Verdict::Jump(to) if to == chain)
     }
 
-    /// The attributes of a message that makes the rule, but for its place.
+    /// The attributes of a message that creates the rule, except its position.
     pub(super) fn written(&self) -> Vec<u8> {
         let mut expressions: Vec<u8> = self.asks.iter().flat_map(asked).collect();
         expressions.extend(count());
@@ -106,7 +109,7 @@ impl Rule {
         attributes
     }
 
-    /// The rule that has these attributes; `None`: it is none of this form.
+    /// Parses a rule; `None`: the rule is not of the form that netattach writes.
     pub(super) fn read(attributes: &[u8], version: Version) -> Option<Self> {
         let mut rule = Reading::of(version);
         for (_, expression) in attributes_of(attribute_in(attributes, EXPRESSIONS)?) {
@@ -115,7 +118,7 @@ impl Rule {
         }
         let of_data = attribute_in(attributes, RULE_DATA).and_then(comment_of_data);
         let comment = rule.comment.or(of_data).unwrap_or_default();
-        // What is loaded and not compared asks nothing, and nobody writes it.
+        // An expression that loads a value without comparing it has no effect; netattach never writes one.
         rule.verdict.filter(|_| rule.loaded.is_none()).map(|verdict| Self {
             asks: rule.asks,
             verdict,
@@ -124,7 +127,7 @@ impl Rule {
     }
 }
 
-/// As arguments of `iptables`, but for the comment.
+/// Formats the rule as arguments of `iptables`, without the comment.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for ask in &self.asks {
@@ -147,7 +150,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The expressions that ask it.
+/// The expressions of a condition.
 fn asked(ask: &Ask) -> Vec<u8> {
     let address = |which: Address, address: &IpAddr| {
         let (version, bytes) = match address {
@@ -158,7 +161,7 @@ fn asked(ask: &Ask) -> Vec<u8> {
     };
     let device = |which: Meta, device: &str, is: bool| {
         let how = if is { Is::Equal } else { Is::Not };
-        // With its end: the whole name.
+        // The terminating zero is compared too, so that the whole name has to match.
         [load_meta(which, 0), compare(how, 0, &super::text(device))].concat()
     };
     match ask {
@@ -178,7 +181,7 @@ fn established() -> [u8; CONNTRACK_LENGTH] {
     told
 }
 
-/// A rule that is being read, expression by expression.
+/// The state of a rule that is being parsed, expression by expression.
 struct Reading {
     version: Version,
     loaded: Option<Loaded>,
@@ -198,7 +201,7 @@ impl Reading {
         Self { version, loaded: None, asks: Vec::new(), verdict: None, comment: None }
     }
 
-    /// `None`: the rule is none of ours.
+    /// Takes one expression in; `None`: the rule is not of the form that netattach writes.
     fn take(&mut self, expression: &str, told: &[u8]) -> Option<()> {
         let number = |kind| attribute_in(told, kind)?.try_into().ok().map(u32::from_be_bytes);
         if self.verdict.is_some() {
@@ -267,7 +270,7 @@ fn compared(loaded: Loaded, how: u32, value: &[u8]) -> Option<Ask> {
             }
         }
         Loaded::Device(which) => {
-            // Without its end it would be the start of names.
+            // Without the terminating zero the comparison would match a prefix of names.
             let device = name(value).filter(|_| value.last() == Some(&0))?;
             match which {
                 Meta::InName => Ask::In(device, is),
@@ -363,7 +366,7 @@ mod tests {
         assert!(asks(Vec::new()).is_some());
         assert_eq!(asks(if_match("tcp", 0, &[0; 16])), None);
         assert_eq!(asks(super::super::expression::masquerade()), None);
-        // The start of a name, as `-i br+` asks for it, and an address that a packet must not have.
+        // A prefix of a name, as `-i br+` matches it, and an address that a packet must not have.
         assert_eq!(asks([load_meta(Meta::InName, 0), compare(Is::Equal, 0, b"br")].concat()), None);
         let not = [load_address(Version::V4, Address::Source, 0), compare(Is::Not, 0, &[10, 1, 0, 2])];
         assert_eq!(asks(not.concat()), None);

@@ -1,9 +1,10 @@
-//! Sockets of the packet filter that are used again.
+//! A pool of netfilter sockets that are reused.
 //!
-//! The kernel tells nftables of every socket of `NETLINK_NETFILTER` that is closed (`nft_rcv_nl_event`), which then waits, with
-//! transactions of the namespace locked out, until what earlier ones have removed is freed: a grace period, some ten
-//! milliseconds, in an ADD or a DEL. So a socket of the process's own namespace is not closed but lent again. Those of other
-//! namespaces are closed: a socket keeps its namespace alive.
+//! When a `NETLINK_NETFILTER` socket is closed, the kernel notifies nftables (`nft_rcv_nl_event`). nftables
+//! then waits, with transactions of the namespace locked out, until the objects that earlier transactions
+//! deleted have been freed. That is a grace period, some ten milliseconds, in an ADD or a DEL. So a socket of
+//! the process's own namespace is kept and lent again instead of closed. Sockets of other namespaces are
+//! closed, because a socket keeps its namespace alive.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,23 +13,24 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
 use super::super::Error;
 use crate::netns::{self, NetnsId};
 
-/// Sockets that are kept, at most: as many as are used at once, but in a burst.
+/// Most sockets that are kept: as many as are in use at once, except in a burst.
 const MOST: usize = 4;
 
 static KEPT: Kept<RawSocket> = Kept::new();
 
-/// A socket that waits for its answers. Unless it is given back it is closed, with the answers that nobody has read.
+/// A blocking socket lent from the pool. Unless it is given back, dropping it closes the socket and discards
+/// unread answers.
 pub(in crate::netlink) struct Lent {
     pub(in crate::netlink) socket: RawSocket,
-    /// `None`: it is not to be kept.
+    /// Namespace for which the socket is kept; `None`: the socket is not kept.
     of: Option<NetnsId>,
 }
 
 impl Lent {
-    /// A socket of the calling thread's namespace that has nothing to read and whose reads wait.
+    /// Returns a blocking socket of the calling thread's namespace that has no unread answers.
     ///
     /// # Errors
-    /// None is kept and none can be opened.
+    /// No socket is kept and none can be opened.
     pub(in crate::netlink) fn take() -> Result<Self, Error> {
         let of = netns::of_process();
         let socket = match of.and_then(|of| KEPT.take(of)) {
@@ -42,7 +44,7 @@ impl Lent {
         Ok(Self { socket, of })
     }
 
-    /// Keeps the socket for the next. To be called when all answers have been read.
+    /// Returns the socket to the pool. Call this only after all answers have been read.
     pub(in crate::netlink) fn give_back(self) {
         if let Some(of) = self.of
             && self.socket.set_non_blocking(false).is_ok()
@@ -52,7 +54,7 @@ impl Lent {
     }
 }
 
-/// What is lent and given back, each of a namespace.
+/// Values to lend, each with its namespace.
 struct Kept<T>(Mutex<Vec<(NetnsId, T)>>);
 
 impl<T> Kept<T> {
@@ -67,7 +69,8 @@ impl<T> Kept<T> {
         Some(kept.swap_remove(at).1)
     }
 
-    /// Beyond [`MOST`] it is dropped, with the lock free: that is what takes long.
+    /// Returns a value. If [`MOST`] are already kept, drops the value after the lock is released, because
+    /// dropping takes long.
     fn give_back(&self, of: NetnsId, one: T) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() < MOST {

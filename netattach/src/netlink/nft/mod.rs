@@ -1,15 +1,15 @@
-//! nftables: which hooks of the packet path have chains, and the agent's own tables.
+//! nftables: which hooks of the packet path have chains, and the tables that netattach writes.
 //!
-//! `iptables-nft` and `ebtables-nft` write such chains too.
+//! `iptables-nft` and `ebtables-nft` create nftables chains too.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `batch` | messages of nftables, and transactions |
 //! | `expression` | the expressions of rules |
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
-//! | `noted` | the same table as processes without an agent share it: elements say whose they are |
-//! | `kept` | sockets that are used again |
-//! | `senders` | who may send by which port of a bridge, for processes without an agent |
+//! | `noted` | the same table for processes without an agent, which share it: comments of elements name their owner |
+//! | `kept` | a pool of netfilter sockets |
+//! | `senders` | the Ethernet addresses that may be sent from a bridge port, for processes without an agent |
 //! | `filter`, `filter_rule` | the tables `filter` of `iptables-nft`, whose rules have another form |
 
 mod batch;
@@ -35,7 +35,7 @@ pub(super) use kept::Lent;
 pub(super) use nat_table::{comment_of, is_of_agent, named};
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
-/// `NFNL_SUBSYS_NFTABLES` and the message within it.
+/// `NFNL_SUBSYS_NFTABLES` in the upper byte, and the message type in the lower.
 const GET_CHAIN: u16 = 10 << 8 | 4;
 const NEW_CHAIN: u16 = 10 << 8 | 3;
 /// `NFT_MSG_GETGEN` and its answer.
@@ -86,12 +86,13 @@ pub struct HookedChains {
     pub count: usize,
     /// Whether any of them translates addresses and ports.
     pub nat: bool,
-    /// The devices that they name; a name that ends in `*` is a prefix.
+    /// Devices that these chains name; a name that ends in `*` is a prefix.
     pub devices: BTreeSet<String>,
 }
 
-/// The chains of a family that are attached to a hook, in the calling thread's namespace, but for those of our own tables that
-/// leave alone what an agent's programs judge. A kernel without nftables has none.
+/// Returns the chains of a family that are attached to a hook, in the calling thread's namespace. Leaves out
+/// netattach's own tables that do not affect packets that an agent's programs judge. A kernel without
+/// nftables has no chains.
 ///
 /// # Errors
 /// The kernel did not answer, or the chains kept changing while they were listed.
@@ -109,7 +110,7 @@ fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
     let own = match family {
         Family::Inet => guard::is_of_agent()?.then_some(guard::TABLE),
         Family::Bridge => match senders::is_as_made() {
-            // It changed meanwhile.
+            // The table changed while it was read.
             Err(Error::Interrupted(_)) => return Ok(None),
             is_as_made => is_as_made?.then_some(senders::TABLE),
         },
@@ -119,9 +120,9 @@ fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
     Ok(whole.then_some(found))
 }
 
-/// Lists all objects of a kind: `kinds` are the message types of the request and of its answers, `only` the attributes
-/// that restrict it. The attributes of each answer are passed to `each`. `false`: there were changes during the
-/// listing. A kernel without nftables has no objects.
+/// Dumps all objects of a kind: `kinds` are the message types of the request and of its answers, `only` the
+/// attributes that restrict the dump. Passes the attributes of each answer to `each`. Returns `false` if
+/// objects changed during the dump. A kernel without nftables has no objects.
 pub(super) fn dump(
     request_name: &'static str,
     kinds: [u16; 2],
@@ -139,13 +140,13 @@ pub(super) fn dump(
         for message in messages(receiver.answer(&lent.socket, request_name)?) {
             interrupted |= message.flags & DUMP_INTERRUPTED != 0;
             match message.kind {
-                // Either is the last of all answers.
+                // Either message is the last answer.
                 NLMSG_DONE => {
                     lent.give_back();
                     let end = |what| Error::Malformed { request: request_name, what };
                     return match end_of_list(message.body).map_err(end)? {
                         0 => Ok(!interrupted),
-                        // What was listed has gone meanwhile (`nf_tables_dump_set`): that is a change.
+                        // An object of the dump was deleted meanwhile (`nf_tables_dump_set`): that is a change.
                         libc::ENOENT => Ok(false),
                         _ => refused(request_name, message.body).map(|()| !interrupted),
                     };
@@ -161,8 +162,8 @@ pub(super) fn dump(
     }
 }
 
-/// Looks one object up: `kinds` as for [`dump`], `named` the attributes that name it. `None`: there is none. Costs the same
-/// however many others there are.
+/// Looks one object up: `kinds` as for [`dump`], `named` the attributes that name the object. Returns `None`
+/// if there is no such object. The cost does not depend on the number of other objects.
 pub(super) fn find(
     request_name: &'static str,
     kinds: [u16; 2],
@@ -175,7 +176,7 @@ pub(super) fn find(
     lent.socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut receiver = Receiver::new();
     let answer = receiver.answer(&lent.socket, request_name)?;
-    // One answer is all there is to a request without an acknowledgement.
+    // A request without an acknowledgement gets exactly one answer.
     lent.give_back();
     for message in messages(answer) {
         match message.kind {
@@ -189,7 +190,7 @@ pub(super) fn find(
     Err(Error::Malformed { request: request_name, what: "no object" })
 }
 
-/// A socket to the packet filter; `None`: the kernel has none.
+/// A socket to the packet filter; `None`: the kernel does not support it.
 fn lent_if_any() -> Result<Option<Lent>, Error> {
     match Lent::take() {
         Err(Error::Open(error)) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(None),
@@ -207,7 +208,7 @@ pub fn filter_generation() -> Result<u32, Error> {
     lent.socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
     let mut receiver = Receiver::new();
     let answer = receiver.answer(&lent.socket, GENERATION)?;
-    // There is one answer.
+    // The request gets one answer.
     lent.give_back();
     let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
     let answer = match messages(answer).next() {
@@ -222,13 +223,14 @@ pub fn filter_generation() -> Result<u32, Error> {
     number.map(u32::from_be_bytes).ok_or(malformed)
 }
 
-/// Converts the errno of an answer to a result: there are no objects if the table does not exist, or the kernel lacks
-/// the family or nftables.
+/// Converts the errno of an answer to a result. A missing table, a missing family and missing nftables all
+/// mean that there are no objects.
 pub(super) fn refused(request: &'static str, body: &[u8]) -> Result<(), Error> {
     let errno = errno(body);
     let is_empty = match errno {
         libc::EOPNOTSUPP | libc::ENOENT => true,
-        // Of every request, if nftables is not there (`nfnetlink_rcv_msg`); else of a request that is wrong.
+        // The kernel returns EINVAL for every request if nftables is missing (`nfnetlink_rcv_msg`), otherwise
+        // only for a malformed request.
         libc::EINVAL => filter_generation().is_err_and(|error| error.errno() == Some(Errno::INVAL)),
         _ => false,
     };
@@ -245,7 +247,7 @@ pub(super) fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) 
     request_of(kind, flags, [family as u8, 0, 0, 0], attributes)
 }
 
-/// A request of any protocol whose messages begin with four bytes of its own.
+/// A request of any netfilter protocol whose messages begin with a four-byte header.
 pub(super) fn request_of(kind: u16, flags: u16, general: [u8; GENERAL_LEN], attributes: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + GENERAL_LEN + attributes.len();
     let mut request = Vec::with_capacity(length);
@@ -259,8 +261,8 @@ pub(super) fn request_of(kind: u16, flags: u16, general: [u8; GENERAL_LEN], attr
 }
 
 impl HookedChains {
-    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips those of the table `own`, ours, which
-    /// do nothing to packets that are judged elsewhere.
+    /// Counts a chain if it is attached to a hook; other chains are only jump targets. Skips chains of the
+    /// table `own`, which is netattach's and does not affect packets that are judged elsewhere.
     fn add(&mut self, attributes: &[u8], own: Option<&str>) {
         let table = attribute_in(attributes, NFTA_CHAIN_TABLE).and_then(name);
         if table.is_some() && table.as_deref() == own {
@@ -315,7 +317,7 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The value of the first attribute of that kind.
+/// Returns the value of the first attribute of that kind.
 pub(super) fn attribute_in(attributes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes_of(attributes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
@@ -324,7 +326,7 @@ pub(super) fn attributes_of(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8
     std::iter::from_fn(move || {
         let header = bytes.get(..4)?;
         let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
-        // Without the bits for nesting and byte order.
+        // The upper two bits mark nesting and byte order.
         let kind = u16::from_ne_bytes([header[2], header[3]]) & 0x3fff;
         let value = bytes.get(4..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
@@ -359,7 +361,7 @@ mod tests {
         let own = [attribute(1, b"netattach\0"), attribute(4, &attribute(2, &[0; 4]))].concat();
         found.add(&own, Some("netattach"));
         assert_eq!(found, HookedChains { count: 3, nat: true, devices: devices.clone() });
-        // Somebody else's table of that name.
+        // Another program's table of that name.
         found.add(&own, None);
         assert_eq!(found, HookedChains { count: 4, nat: true, devices });
     }

@@ -1,7 +1,7 @@
-//! The nftables table that masquerades pods and leads ports of the node to them.
+//! The nftables table that masquerades pods and forwards ports of the node to them.
 //!
-//! Its rules never change; one transaction adds and removes elements of its sets. See the table of sets in
-//! `nft::nat_table`.
+//! The table's rules never change; one transaction adds and deletes elements of its sets. `nft::nat_table`
+//! documents the sets.
 
 use std::collections::BTreeSet;
 
@@ -21,13 +21,14 @@ const NAME: &str = "NFT_MSG_NEWSETELEM";
 pub(super) const NEW_ELEMENT: u16 = 12;
 const GET_ELEMENT: u16 = 13;
 pub(super) const DELETE_ELEMENT: u16 = 14;
-/// A zero, and the name of a list of prefixes in whole words.
+/// Length of a zero word and the name of a list of prefixes, padded to whole words.
 const LIST_LENGTH: usize = 12;
-/// Elements in one message: all of them are one attribute.
+/// Most elements in one message, which contains all of them in one attribute.
 const AT_ONCE: usize = 256;
-/// Bytes of the longest key: an IPv6 address, a protocol and two ports. No value and no end of a range is longer.
+/// Bytes of the longest key: an IPv6 address, a protocol and two ports. No value and no end of a range is
+/// longer.
 const LONGEST_KEY: usize = 16 + 3 * 4;
-/// Bytes of the largest element, with all of these and a comment.
+/// Bytes of the largest element: key, end, value and comment.
 const LARGEST: usize = {
     let values = 3 * attribute_length(attribute_length(LONGEST_KEY));
     attribute_length(values + attribute_length(2 + MOST_NOTE + 1))
@@ -37,22 +38,22 @@ const _: () = assert!(AT_ONCE * LARGEST <= MOST_VALUE);
 /// An element of a set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Element {
-    /// Its set.
+    /// The set that contains the element.
     pub set: Set,
-    /// The key, with each part in words of its own.
+    /// The key, with each part padded to whole words.
     pub key: Vec<u8>,
-    /// The end of a range.
+    /// The end of a range, in sets of ranges.
     pub end: Option<Vec<u8>>,
-    /// The value, of a map.
+    /// The value, in maps.
     pub value: Vec<u8>,
 }
 
-/// The chains and rules of the table, as the kernel shows them.
+/// The chains and rules of the table, as the kernel lists them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shape(Vec<Vec<u8>>);
 
-/// Makes the table with these elements, in place of any of the same name. `owner`: the state directory of the agent,
-/// which the table's comment says.
+/// Creates the table with these elements and replaces any table of the same name. `owner` is the state
+/// directory of the agent, which the table's comment contains.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_nat`, `nft_masq`, `nft_ct` or `nft_fib_inet`.
@@ -63,32 +64,32 @@ pub fn install<'e>(owner: &str, elements: impl IntoIterator<Item = &'e Element>)
     Ok(())
 }
 
-/// The comment of the table, if there is the table, and another than that of this owner.
+/// Returns the table's comment if the table exists and belongs to another owner.
 ///
 /// # Errors
 /// The kernel does not answer.
 pub fn comment_of_another(owner: &str) -> Result<Option<String>, Error> {
-    // An earlier version wrote none.
+    // An earlier version wrote no comment.
     Ok(comment(TABLE)?.filter(|found| *found != nat_table::comment_of(owner)))
 }
 
-/// The comment of a table, if there is the table and it has one.
+/// The comment of a table; `None`: there is no such table, or it has no comment.
 pub(in crate::netlink) fn comment(table: &str) -> Result<Option<String>, Error> {
     comment_in_family(Family::Inet, table)
 }
 
-/// As [`comment`], of a table of that family.
+/// As [`comment`], for a table of that family.
 pub(super) fn comment_in_family(family: Family, table: &str) -> Result<Option<String>, Error> {
     Ok(look_at(family, table)?.as_deref().and_then(nat_table::comment_in))
 }
 
-/// What the kernel says of a table; `None`: there is none.
+/// The attributes of a table; `None`: there is no such table.
 fn look_at(family: Family, table: &str) -> Result<Option<Vec<u8>>, Error> {
     find("NFT_MSG_GETTABLE", kinds(GET_TABLE, NEW_TABLE), family, &attribute(1, &text(table)))
 }
 
-/// Whether there is a table of that name and it is dormant: the kernel lists its chains and rules as those of any other, and runs
-/// none of them.
+/// Whether a table of that name exists and is dormant: the kernel lists the chains and rules of a dormant
+/// table like those of any other, but runs none of them.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -102,10 +103,11 @@ pub(in crate::netlink) fn is_dormant(family: Family, table: &str) -> Result<bool
     Ok(flags & DORMANT != 0)
 }
 
-/// Adds elements to the table and removes others, first those. An element that is there already stays.
+/// Deletes elements from the table, then adds others. An element that exists already stays.
 ///
 /// # Errors
-/// The kernel refuses: the table is not there, an element to remove is not, or one of the same key has another value.
+/// The kernel refuses: the table is missing, an element to delete is missing, or an element with the same key
+/// has another value.
 pub fn change<'e>(
     gone: impl IntoIterator<Item = &'e Element>,
     new: impl IntoIterator<Item = &'e Element>,
@@ -126,7 +128,7 @@ pub fn uninstall() -> Result<(), Error> {
     Ok(())
 }
 
-/// The chains and rules that the kernel has of the table; empty where there is none.
+/// Reads the table's chains and rules from the kernel; empty if there is no table.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -134,21 +136,21 @@ pub fn shape() -> Result<Shape, Error> {
     shape_of(TABLE)
 }
 
-/// As [`shape`], of the table of that name.
+/// As [`shape`], for the table of that name.
 pub(super) fn shape_of(table: &str) -> Result<Shape, Error> {
     shape_in_family(Family::Inet, table)
 }
 
-/// As [`shape`], of the table of that name in that family.
+/// As [`shape`], for the table of that name in that family.
 pub(super) fn shape_in_family(family: Family, table: &str) -> Result<Shape, Error> {
     let mut shape = Vec::new();
     let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), family, &[], &mut |chain| {
         if is_of(chain, table) {
-            // Name, hook with its priority, and kind: not the counts of users, nor the number.
+            // Name, hook with priority, and type, but not the use count and the handle.
             shape.push(only(chain, &[3, 4, 7]));
         }
     })?;
-    // Whose chains are all there, and on no hook.
+    // A dormant table has all its chains, but on no hook.
     shape.extend(is_dormant(family, table)?.then(|| b"dormant".to_vec()));
     let only_its = attribute(1, &text(table));
     let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), family, &only_its, &mut |rule| {
@@ -160,18 +162,18 @@ pub(super) fn shape_in_family(family: Family, table: &str) -> Result<Shape, Erro
 }
 
 impl Shape {
-    /// Whether there is nothing.
+    /// Whether there are no chains and rules.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many chains and rules there are.
+    /// Number of chains and rules.
     pub(super) fn parts(&self) -> usize {
         self.0.len()
     }
 }
 
-/// The elements that the kernel has of a set; none where there is no table.
+/// Reads the elements of a set from the kernel; empty if there is no table.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -179,7 +181,7 @@ pub fn elements(set: Set) -> Result<BTreeSet<Element>, Error> {
     elements_of(TABLE, set)
 }
 
-/// As [`elements`], of the table of that name.
+/// As [`elements`], for the table of that name.
 ///
 /// # Errors
 /// As [`elements`].
@@ -189,12 +191,12 @@ pub fn elements_of(table: &str, set: Set) -> Result<BTreeSet<Element>, Error> {
     Ok(found)
 }
 
-/// Passes the attributes of each element that the kernel has of a table's set.
+/// Passes the attributes of each element of a table's set to `each`.
 pub(super) fn each_element(table: &str, set: Set, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
     each_element_of((Family::Inet, table, set.name()), each)
 }
 
-/// As [`each_element`], of a set of a table of that family.
+/// As [`each_element`], for a set of a table of that family.
 pub(super) fn each_element_of(
     (family, table, set): (Family, &str, &str),
     each: &mut dyn FnMut(&[u8]),
@@ -208,7 +210,7 @@ pub(super) fn each_element_of(
     if whole { Ok(()) } else { Err(Error::Interrupted("NFT_MSG_GETSETELEM")) }
 }
 
-/// All elements that the kernel has of the table.
+/// Reads all elements of the table from the kernel.
 ///
 /// # Errors
 /// As [`elements`].
@@ -241,7 +243,7 @@ fn messages_of<'e>(kind: u16, flags: u16, elements: impl IntoIterator<Item = &'e
     messages_about((TABLE, kind, flags), noted)
 }
 
-/// The messages that tell of elements of a table, each with its comment, if it has one.
+/// The messages that add or delete elements of a table, each with its comment, if it has one.
 pub(super) fn messages_about<'e>(
     (table, kind, flags): (&str, u16, u16),
     elements: impl IntoIterator<Item = (&'e Element, &'e str)>,
@@ -260,7 +262,7 @@ pub(super) fn messages_about<'e>(
         .collect()
 }
 
-/// An element as an item of a list.
+/// An element as a list item.
 fn written(element: &Element, note: &str) -> Vec<u8> {
     let value = |kind, bytes: &[u8]| nested(kind, &[attribute(1, bytes)]);
     let mut attributes = vec![value(1, &element.key)];
@@ -281,7 +283,7 @@ pub(super) fn read(set: Set, attributes: &[u8]) -> Option<Element> {
     };
     let mut value = bytes(2).unwrap_or_default();
     if set.has_list() && value.len() < LIST_LENGTH {
-        // An earlier version had the name of the list alone.
+        // An earlier version wrote only the name of the list.
         value.splice(..0, [0; 4]);
         value.resize(LIST_LENGTH, 0);
     }
@@ -306,7 +308,7 @@ mod tests {
             let (_, attributes) = attributes_of(&item).next().unwrap();
             assert_eq!(read(wanted.set, attributes), Some(wanted));
         }
-        // As an earlier version wrote it.
+        // In the form that an earlier version wrote.
         let earlier = Element { value: vec![9; 6], ..element(Set::Mapped6, 7) };
         let item = written(&earlier, "whose");
         let (_, attributes) = attributes_of(&item).next().unwrap();

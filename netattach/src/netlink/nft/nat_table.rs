@@ -1,17 +1,18 @@
-//! What the table that translates addresses consists of: its sets, chains and rules.
+//! The sets, chains and rules of the table that translates addresses.
 //!
-//! The rules never change. What they do is said by the elements of the sets:
+//! The rules never change. The elements of the sets say what the rules do:
 //!
 //! | set | key | value |
 //! |---|---|---|
 //! | `ports4`, `ports6` | address of the node (0: any), protocol, port | address and port of a pod |
-//! | `mapped4`, `mapped6` | address of a pod, protocol, its port, port of the node | a zero, and a list of prefixes: who would be answered past the node |
+//! | `mapped4`, `mapped6` | address of a pod, protocol, its port, port of the node | a zero, and a list of prefixes: senders that the pod would answer past the node |
 //! | `masquerade4`, `masquerade6` | address of a pod | a zero, and a list of prefixes: destinations that see the pod's own address |
 //! | `prefixes4`, `prefixes6` | list and range of addresses | |
 //! | `devices` | name of a device | |
 //!
-//! A list of prefixes goes by a name of six bytes, since a rule cannot name a set that a map gives it. `devices` are
-//! those with `route_localnet`, which the kernel otherwise protects from addresses of loopback.
+//! A list of prefixes is identified by a name of six bytes, since a rule cannot look up a set whose name
+//! comes from a map. `devices` are those with `route_localnet`, on which the kernel no longer drops packets
+//! with loopback addresses by itself.
 
 use sha2::{Digest, Sha256};
 
@@ -23,20 +24,21 @@ use super::expression::{
 };
 use super::{attribute_in, name};
 
-/// The name of the agent's table, in the family that covers both versions of IP.
+/// Name of the agent's table, in the family `inet`, which covers both versions of IP.
 pub const TABLE: &str = "netattach-nat";
 
-/// The name of the table that the plain executables share.
+/// Name of the table that plain executables share.
 pub const SHARED_TABLE: &str = "netattach-cni";
 
-/// What the comment of that table says: what the comments of its elements are. Another one is of another version.
+/// Comment of the shared table, which describes the comments of its elements. A table with another comment is
+/// of another version.
 pub(super) const SHARED_COMMENT: &str = "netattach-cni 1: plugin, network, container, interface, device";
 
-/// What the comment of the table begins with; the agent's state directory follows.
+/// Prefix of the comment of an agent's table; the agent's state directory follows.
 const COMMENT_START: &str = "netattach, state in ";
-/// `NFTNL_UDATA_COMMENT_MAXLEN` of `nft`, its end included.
+/// `NFTNL_UDATA_COMMENT_MAXLEN` of `nft`, including the terminating zero.
 pub(super) const MOST_COMMENT: usize = 128;
-/// `NFTA_TABLE_USERDATA` and `NFTA_SET_ELEM_USERDATA`, and the comment in them.
+/// `NFTA_TABLE_USERDATA` and `NFTA_SET_ELEM_USERDATA`, and the type of a comment in user data.
 pub(super) const USER_DATA: u16 = 6;
 const COMMENT: u8 = 0;
 
@@ -51,7 +53,7 @@ pub enum Set {
     Ports4,
     /// The same of IPv6.
     Ports6,
-    /// Ports of pods that a port of the node leads to.
+    /// Ports of pods to which a port of the node leads.
     Mapped4,
     /// The same of IPv6.
     Mapped6,
@@ -63,11 +65,11 @@ pub enum Set {
     Prefixes4,
     /// The same of IPv6.
     Prefixes6,
-    /// Devices that addresses of loopback may leave by.
+    /// Devices by which packets with loopback addresses may leave.
     Devices,
 }
 
-/// The types of `nft`, which say no more to the kernel than their length: for whoever lists the table.
+/// Data types of `nft`. The kernel uses only their length; they matter to programs that list the table.
 #[derive(Debug, Clone, Copy)]
 enum Type {
     Ipv4 = 7,
@@ -77,7 +79,7 @@ enum Type {
     Protocol = 12,
     Port = 13,
     Device = 41,
-    /// A mark: a number that is written as one.
+    /// A packet mark: `nft` prints it as a number.
     Zero = 19,
 }
 
@@ -107,7 +109,7 @@ impl Set {
         Self::Devices,
     ];
 
-    /// Its name in the table.
+    /// Name of the set in the table.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ports4 => "ports4",
@@ -148,7 +150,7 @@ impl Set {
         }
     }
 
-    /// Whether its values end with the name of a list of prefixes.
+    /// Whether the set's values end with the name of a list of prefixes.
     pub(super) fn has_list(self) -> bool {
         self.value().last().is_some_and(|last| matches!(last, Type::List))
     }
@@ -180,18 +182,18 @@ impl Set {
             let fields: Vec<_> = key.iter().map(|field| nested(1, &[number(1, field.length())])).collect();
             attributes.push(nested(9, &[nested(2, &fields)]));
         }
-        // Within the transaction only.
+        // The number is only valid within the transaction.
         attributes.push(number(10, self as u32 + 1));
         object(NEW_SET, CREATE, &attributes.concat())
     }
 }
 
-/// The type of several values in a row, as `nft` counts: six bits each.
+/// The type of a concatenation in the encoding of `nft`: six bits for each component.
 fn type_of(types: &[Type]) -> u32 {
     types.iter().fold(0, |number, one| number << 6 | *one as u32)
 }
 
-/// Length of several values in a row, each beginning in a register of its own.
+/// Length of a concatenation, whose components each begin in a register of their own.
 fn length_of(types: &[Type]) -> u32 {
     match types {
         [one] => one.length(),
@@ -209,8 +211,8 @@ struct Chain {
     priority: i32,
 }
 
-/// Others translate at -100 and 100: what they translate, such as Services, is not asked for here any more. Addresses
-/// of loopback are looked at before anybody translates.
+/// Other programs translate at -100 and 100, so a connection that they have already translated, such as to a
+/// Service, is not looked up here. Packets with loopback addresses are dropped before any program translates.
 const CHAINS: [Chain; 4] = [
     Chain { name: "loopback", kind: "filter", hook: 0, priority: -310 },
     Chain { name: "prerouting", kind: "nat", hook: 0, priority: -90 },
@@ -218,13 +220,13 @@ const CHAINS: [Chain; 4] = [
     Chain { name: "postrouting", kind: "nat", hook: 4, priority: 110 },
 ];
 
-/// First byte of the addresses of loopback.
+/// First byte of the loopback addresses.
 const LOOPBACK: u8 = 127;
 
-/// The rules: chain and expressions.
+/// The rules: name of the chain, and expressions.
 fn rules() -> Vec<(&'static str, Vec<u8>)> {
     let mut rules = Vec::new();
-    // What `route_localnet` would otherwise let in.
+    // Drops packets that `route_localnet` would otherwise let in.
     for address in [Address::Destination, Address::Source] {
         let rule = [
             if_version(Version::V4),
@@ -260,7 +262,8 @@ fn rules() -> Vec<(&'static str, Vec<u8>)> {
     rules
 }
 
-/// Leads a port of the node to a pod: one of this address of the node, or of `any`.
+/// Translates a port of the node to a pod: for packets to this port at the given address of the node, or at
+/// `any` address.
 fn port_rule(version: Version, any: bool) -> Vec<u8> {
     let set = match version {
         Version::V4 => Set::Ports4,
@@ -269,7 +272,7 @@ fn port_rule(version: Version, any: bool) -> Vec<u8> {
     let words = version.words();
     let mut rule = if_version(version);
     if version == Version::V6 {
-        // The kernel routes no packets from ::1 to another device.
+        // The kernel does not route packets from ::1 to another device.
         let mut loopback = [0; 16];
         loopback[15] = 1;
         rule.extend(load_address(version, Address::Destination, 0));
@@ -284,7 +287,8 @@ fn port_rule(version: Version, any: bool) -> Vec<u8> {
     rule
 }
 
-/// Masquerades who comes to a pod by a port of the node, and would be answered past the node.
+/// Masquerades senders that reach a pod by a port of the node and that the pod would otherwise answer past
+/// the node.
 fn hairpin_rule(version: Version) -> Vec<u8> {
     let (mapped, prefixes) = match version {
         Version::V4 => (Set::Mapped4, Set::Prefixes4),
@@ -307,7 +311,7 @@ fn hairpin_rule(version: Version) -> Vec<u8> {
     .concat()
 }
 
-/// Masquerades pods, but to the destinations of their list.
+/// Masquerades pods, except to the destinations of their list.
 fn masquerade_rule(version: Version) -> Vec<u8> {
     let (sources, prefixes) = match version {
         Version::V4 => (Set::Masquerade4, Set::Prefixes4),
@@ -325,14 +329,15 @@ fn masquerade_rule(version: Version) -> Vec<u8> {
     .concat()
 }
 
-/// The register in which the name of a list is after a look into a map: behind a zero. `nft` ends by an assertion where
-/// what a map gives is part of a key (seen with 1.0.6, and then for every listing of the node's rules). It goes by the
-/// register where a value begins, so it takes what was loaded into this one before for the part of the key.
+/// The register in which a map lookup puts the name of a list, which follows a zero word. `nft` fails an assertion
+/// if the value of a map lookup is part of a key (seen with 1.0.6; from then on each listing of the node's rules
+/// fails). `nft` identifies a value by the register where it begins. The result of the lookup begins in the register
+/// before, so `nft` takes what was loaded into this register earlier for the part of the key.
 const LIST: u32 = 1;
-/// The register behind the name.
+/// The register after the name.
 const BEHIND_LIST: u32 = LIST + 2;
 
-/// What the table of an agent says to whom it belongs, as its comment. `nft` shows it.
+/// Comment of an agent's table, which names the owner. `nft` shows it.
 pub(in crate::netlink) fn comment_of(owner: &str) -> String {
     let said = format!("{COMMENT_START}{owner}");
     if said.len() < MOST_COMMENT {
@@ -343,22 +348,23 @@ pub(in crate::netlink) fn comment_of(owner: &str) -> String {
     format!("{COMMENT_START}sha256:{digits}")
 }
 
-/// Whether a table with that comment is an agent's, whichever's.
+/// Whether a table with that comment belongs to an agent, whichever one.
 pub(in crate::netlink) fn is_of_agent(comment: &str) -> bool {
     comment.starts_with(COMMENT_START)
 }
 
-/// The attributes of a table of that name and comment.
+/// The attributes of a table with that name and comment.
 pub(in crate::netlink) fn named(table: &str, comment: &str) -> Vec<u8> {
     [attribute(1, &text(table)), attribute(USER_DATA, &user_data(comment))].concat()
 }
 
-/// Reads the comment of a table, or of an element, from its attributes: both have their user data by the same number.
+/// Reads the comment of a table or of an element from its attributes: both use the same attribute number for
+/// user data.
 pub(super) fn comment_in(attributes: &[u8]) -> Option<String> {
     comment_of_data(attribute_in(attributes, USER_DATA)?)
 }
 
-/// Reads the comment from user data. That of rules has another number, and the same form.
+/// Reads the comment from user data. Rules have another attribute number and the same format.
 pub(super) fn comment_of_data(mut data: &[u8]) -> Option<String> {
     // Type, length, value.
     while let [kind, length, rest @ ..] = data {
@@ -371,18 +377,19 @@ pub(super) fn comment_of_data(mut data: &[u8]) -> Option<String> {
     None
 }
 
-/// The user data that says a comment of at most 254 bytes. `nft` writes comments of less than [`MOST_COMMENT`].
+/// User data with a comment of at most 254 bytes. `nft` itself writes comments shorter than [`MOST_COMMENT`].
 pub(super) fn user_data(comment: &str) -> Vec<u8> {
     let comment = text(comment);
     [&[COMMENT, comment.len() as u8][..], &comment].concat()
 }
 
-/// How many chains and rules the table has.
+/// Number of chains and rules of the table.
 pub(super) fn parts() -> usize {
     CHAINS.len() + rules().len()
 }
 
-/// The messages that create a table of that name and comment with everything but its elements.
+/// The messages that create a table of that name and comment with its sets, chains and rules, without
+/// elements.
 pub(super) fn create(table: &str, comment: &str) -> Vec<Vec<u8>> {
     let mut messages = vec![object(NEW_TABLE, CREATE, &named(table, comment))];
     messages.extend(Set::ALL.map(|set| set.message(table)));
@@ -407,7 +414,7 @@ pub(super) fn create(table: &str, comment: &str) -> Vec<Vec<u8>> {
     messages
 }
 
-/// The messages that remove a table, whether or not it exists.
+/// The messages that delete a table, whether or not it exists.
 pub(super) fn remove(table: &str) -> Vec<Vec<u8>> {
     let table = attribute(1, &text(table));
     vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
@@ -422,7 +429,7 @@ mod tests {
         let long = format!("/{}", "d".repeat(200));
         for owner in ["/var/lib/netattach", &long] {
             let table = create(TABLE, &comment_of(owner)).swap_remove(0);
-            // Behind `struct nlmsghdr` and `struct nfgenmsg`.
+            // The attributes begin after `struct nlmsghdr` and `struct nfgenmsg`.
             assert_eq!(comment_in(&table[20..]), Some(comment_of(owner)));
             assert!(comment_of(owner).len() < MOST_COMMENT);
         }

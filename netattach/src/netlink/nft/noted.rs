@@ -1,6 +1,7 @@
-//! The table by which plain executables translate addresses. It is the agent's by another name, with two differences that
-//! processes need which share it and know nothing of each other: each element says in its comment whose it is, and a
-//! change takes effect only if nobody has changed anything since the table was read.
+//! The table by which plain executables translate addresses. It equals the agent's table except for its name
+//! and two additions for processes that share it without knowing each other: the comment of each element
+//! names its owner, and a change takes effect only if the packet filter has not changed since the table was
+//! read.
 
 use super::super::Error;
 use super::batch::{CREATE, transact_at};
@@ -15,23 +16,23 @@ const NAME: &str = "NFT_MSG_NEWSETELEM";
 /// Most bytes of the comment of an element.
 pub const MOST_NOTE: usize = nat_table::MOST_COMMENT - 1;
 
-/// An element, and whose it is.
+/// An element and the comment that names its owner.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Noted {
     /// The element.
     pub element: Element,
-    /// Its comment; empty: it has none. At most [`MOST_NOTE`] bytes.
+    /// Comment of the element, at most [`MOST_NOTE`] bytes; empty: no comment.
     pub note: String,
 }
 
 /// The table as it was read.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// The packet filter's generation before it was read.
+    /// The packet filter's generation before the table was read.
     generation: u32,
-    /// Whether there is a table of that name.
+    /// Whether a table of that name exists.
     is_there: bool,
-    /// Whether it has the chains and rules that it should have.
+    /// Whether the table has its chains and rules.
     is_whole: bool,
     elements: Vec<Noted>,
 }
@@ -51,12 +52,12 @@ impl View {
 /// Checks that the kernel has a packet filter for the table.
 ///
 /// # Errors
-/// It has none.
+/// The kernel has no packet filter.
 pub fn check_table_possible() -> Result<(), Error> {
     filter_generation().map(drop)
 }
 
-/// Reads the table. Without nftables there is none.
+/// Reads the table. Without nftables there is no table.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -76,7 +77,8 @@ pub fn view() -> Result<View, Error> {
     Ok(View { generation, is_there, is_whole, elements })
 }
 
-/// The packet filter's generation; 0: the kernel has no nftables, and refuses whatever is asked of it.
+/// Returns the packet filter's generation; 0 if the kernel has no nftables, in which case it refuses every
+/// request.
 ///
 /// # Errors
 /// The kernel did not answer.
@@ -94,9 +96,9 @@ fn is_without_nftables(error: &Error) -> bool {
     of_socket || error.errno() == Some(Errno::INVAL)
 }
 
-/// Removes elements from the table and adds others, in one transaction; makes the table for the first element, and
-/// removes it with the last. A table that lacks chains or rules is made anew, with its elements. `false`: something in
-/// the packet filter has changed since the table was read, and nothing was done.
+/// Deletes elements from the table and adds others, in one transaction. Creates the table with the first
+/// element and deletes it with the last. A table that lacks chains or rules is recreated with its elements.
+/// Returns `false` if the packet filter has changed since the table was read; nothing was done then.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_nat`, `nft_masq`, `nft_ct` or `nft_fib_inet`.

@@ -1,15 +1,16 @@
-//! The table by which bridges drop what pods send by another Ethernet address than theirs, for plain executables: they have no
-//! programs that could judge a frame.
+//! The table by which bridges drop frames that pods send by another Ethernet address than their own. Plain
+//! executables use it, since they have no BPF programs that could judge a frame.
 //!
-//! Its one rule never changes. Whom it is for is said by the elements of two sets, whose comments say whose they are:
+//! The table's one rule never changes. The elements of two sets say which ports it applies to; their comments
+//! name the owner:
 //!
 //! | set | element |
 //! |---|---|
-//! | `ports` | name of a port of a bridge: only what `senders` has may come by it |
-//! | `senders` | name of a port, and an Ethernet address that may be sent by |
+//! | `ports` | name of a bridge port: only addresses that `senders` lists for it may come in by this port |
+//! | `senders` | name of a bridge port, and an Ethernet address that may be sent from it |
 //!
-//! The cost of a frame does not grow with the number of pods. A change takes effect only if nobody has changed anything since the
-//! table was read.
+//! The cost per frame does not grow with the number of pods. A change takes effect only if the packet filter
+//! has not changed since the table was read.
 
 use super::super::Error;
 use super::batch::{
@@ -25,27 +26,28 @@ use super::noted::generation_if_any;
 use super::{Family, NESTED, attribute_in, attributes_of, dump, name};
 use crate::mac::Mac;
 
-/// The name of the table, in the family of bridges.
+/// Name of the table, in the family `bridge`.
 pub const TABLE: &str = "netattach-cni";
 
-/// A table that is never there: see [`check_possible`].
+/// Name of a table that never stays: see [`check_possible`].
 const PROBE: &str = "netattach-probe";
 
-/// What the comment of the table says: what the comments of its elements are. Another one is of another version.
+/// Comment of the table, which describes the comments of its elements. A table with another comment is of
+/// another version.
 const COMMENT: &str = "netattach-cni 1: owner, network, container, interface";
 
 const NAME: &str = "NFT_MSG_NEWSETELEM";
 const CHAIN: &str = "prerouting";
-/// A chain, and its rule.
+/// Number of chains and rules: one each.
 const PARTS: usize = 2;
 const PORTS: &str = "ports";
 const SENDERS: &str = "senders";
-/// Length of the name of a device, padded with zeros, and of an Ethernet address in whole words.
+/// Length of a device name, padded with zeros, and of an Ethernet address, padded to whole words.
 const PORT_LENGTH: usize = 16;
 const MAC_LENGTH: usize = 8;
-/// Elements in one message: all of them are one attribute.
+/// Most elements in one message, which contains all of them in one attribute.
 const AT_ONCE: usize = 256;
-/// Bytes of the largest element: its key and its comment.
+/// Bytes of the largest element: key and comment.
 const LARGEST: usize = {
     let key = attribute_length(attribute_length(PORT_LENGTH + MAC_LENGTH));
     attribute_length(key + attribute_length(2 + MOST_NOTE + 1))
@@ -57,7 +59,8 @@ const _: () = assert!(AT_ONCE * LARGEST <= MOST_VALUE);
 pub struct Element {
     /// The port.
     pub port: String,
-    /// Who may send by it; `None`: that only those may who are listed.
+    /// The Ethernet address that may be sent from the port; `None`: the element restricts the port to the
+    /// listed addresses.
     pub sender: Option<Mac>,
     /// The comment: at most [`super::nat::MOST_NOTE`] bytes.
     pub note: String,
@@ -66,11 +69,11 @@ pub struct Element {
 /// The table as it was read.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// The packet filter's generation before it was read.
+    /// The packet filter's generation before the table was read.
     generation: u32,
-    /// Whether there is a table of that name.
+    /// Whether a table of that name exists.
     is_there: bool,
-    /// Whether it has the chain and the rule that it should have.
+    /// Whether the table has its chain and its rule.
     is_whole: bool,
     elements: Vec<Element>,
 }
@@ -87,15 +90,16 @@ impl View {
     }
 }
 
-/// Checks that the kernel has what the table needs. Makes one of another name and removes it, in one transaction: nobody sees it.
+/// Checks that the kernel has what the table needs. Creates a table of another name and deletes it in one
+/// transaction, so no other process sees it.
 ///
 /// # Errors
-/// The kernel refuses: it may lack nftables, its family of bridges, or `nft_meta_bridge`.
+/// The kernel refuses: it may lack nftables, the family `bridge`, or `nft_meta_bridge`.
 pub fn check_possible() -> Result<(), Error> {
     transact("NFT_MSG_NEWTABLE", &[create(PROBE), vec![delete(PROBE)]].concat())
 }
 
-/// Reads the table. Without nftables there is none.
+/// Reads the table. Without nftables there is no table.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -112,9 +116,10 @@ pub fn view() -> Result<View, Error> {
     Ok(View { generation, is_there, is_whole, elements })
 }
 
-/// Whether the table is there and has no more than its chain and its rule. It judges nothing then but what comes by the ports that
-/// it lists. Those are ports of executables alone: nothing that takes the fast path of an agent comes by one, as an interface that
-/// an agent has had executed takes none.
+/// Whether the table exists and has no more than its chain and its rule. In that case it judges only frames
+/// that come in by the ports that it lists. Those are ports of executables: no packet that takes the fast
+/// path of an agent comes in by them, because an interface made by a plugin that an agent executed never uses
+/// the fast path.
 ///
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
@@ -123,9 +128,10 @@ pub(super) fn is_as_made() -> Result<bool, Error> {
         && shape_in_family(Family::Bridge, TABLE)?.parts() == PARTS)
 }
 
-/// Removes elements from the table and adds others, in one transaction; makes the table for the first element, and removes it with
-/// the last. A table that lacks its chain or its rule is made anew, with its elements. `false`: something in the packet filter
-/// has changed since the table was read, and nothing was done.
+/// Deletes elements from the table and adds others, in one transaction. Creates the table with the first
+/// element and deletes it with the last. A table that lacks its chain or its rule is recreated with its
+/// elements. Returns `false` if the packet filter has changed since the table was read; nothing was done
+/// then.
 ///
 /// # Errors
 /// The kernel refuses, as in [`check_possible`].
@@ -145,12 +151,12 @@ pub fn change(view: &View, gone: &[Element], new: &[Element]) -> Result<bool, Er
     Ok(done)
 }
 
-/// The messages that create a table of that name with everything but its elements.
+/// The messages that create a table of that name with its sets, chain and rule, without elements.
 fn create(table: &str) -> Vec<Vec<u8>> {
-    /// The types of `nft`: name of a device, Ethernet address; in a row they have six bits each.
+    /// Types of `nft`: device name, Ethernet address; in a concatenation they have six bits each.
     const DEVICE: u32 = 41;
     const ETHERNET: u32 = 9;
-    /// `NF_BR_PRE_ROUTING`, and `NF_BR_PRI_NAT_DST_BRIDGED`: before anything else looks at a frame.
+    /// `NF_BR_PRE_ROUTING`, and `NF_BR_PRI_NAT_DST_BRIDGED`: before other hooks see the frame.
     const HOOK: u32 = 0;
     const PRIORITY: i32 = -300;
     let its = || attribute(1, &text(table));
@@ -161,7 +167,7 @@ fn create(table: &str) -> Vec<Vec<u8>> {
             number(3, 0),
             number(4, kind),
             number(5, length as u32),
-            // Within the transaction only.
+            // The number is only valid within the transaction.
             number(10, number_of),
         ];
         object_in(Family::Bridge, NEW_SET, CREATE, &described.concat())
@@ -179,9 +185,9 @@ fn create(table: &str) -> Vec<Vec<u8>> {
     ]
 }
 
-/// Drops what comes by one of the ports from somebody who may not send by it.
+/// Drops frames that come in by a listed port from an address that may not be sent from that port.
 fn rule() -> Vec<u8> {
-    /// The register behind the name of a port, in words.
+    /// The register after the port name, in words.
     const BEHIND_PORT: u32 = PORT_LENGTH as u32 / 4;
     [load_meta(Meta::InName, 0), if_in(PORTS, 0), load_sender(BEHIND_PORT), if_not_in(SENDERS, 0), drop_it()]
         .concat()
@@ -191,12 +197,12 @@ fn delete(table: &str) -> Vec<u8> {
     object_in(Family::Bridge, DELETE_TABLE, 0, &attribute(1, &text(table)))
 }
 
-/// The messages that remove the table, whether or not it exists.
+/// The messages that delete the table, whether or not it exists.
 fn remove() -> Vec<Vec<u8>> {
     vec![object_in(Family::Bridge, NEW_TABLE, CREATE, &attribute(1, &text(TABLE))), delete(TABLE)]
 }
 
-/// The messages that tell of elements.
+/// The messages that add or delete elements.
 fn about<'e>(kind: u16, flags: u16, elements: impl Iterator<Item = &'e Element>) -> Vec<Vec<u8>> {
     let (senders, ports): (Vec<&Element>, Vec<&Element>) =
         elements.partition(|element| element.sender.is_some());
@@ -211,13 +217,13 @@ fn about<'e>(kind: u16, flags: u16, elements: impl Iterator<Item = &'e Element>)
     [chunks(SENDERS, &senders), chunks(PORTS, &ports)].concat()
 }
 
-/// An element as an item of a list.
+/// An element as a list item.
 fn written(element: &Element) -> Vec<u8> {
     let key = nested(1, &[attribute(1, &key(element))]);
     nested(1, &[key, attribute(USER_DATA, &user_data(&element.note))])
 }
 
-/// The key, with each part in words of its own. A name is shorter than its place.
+/// The key, with each part padded to whole words. A name is shorter than `PORT_LENGTH`.
 fn key(element: &Element) -> Vec<u8> {
     let mut key = element.port.as_bytes().to_vec();
     key.resize(PORT_LENGTH, 0);
@@ -239,26 +245,27 @@ fn read(attributes: &[u8]) -> Option<Element> {
     Some(Element { port: name(port)?, sender, note: comment_in(attributes).unwrap_or_default() })
 }
 
-/// The chains and the rule that the reference plugin has made for an interface, all of them named after it.
+/// The chains and rules that the reference plugin has made for an interface; their names derive from the
+/// interface.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct OfReference {
-    /// Numbers of the rules that lead to its chains.
+    /// Handles of the rules that jump to its chains.
     rules: Vec<u64>,
     /// Its chains.
     chains: Vec<String>,
 }
 
-/// The table of the reference plugin, and its chain that frames come by.
+/// The table of the reference plugin, and its base chain for incoming frames.
 const OTHER_TABLE: &str = "nat";
 const OTHER_CHAIN: &str = "PREROUTING";
 
-/// Removes the rules that the reference plugin has made for an interface of a container. `false`: something in the packet filter has
-/// changed since they were read, and nothing was done.
+/// Deletes the chains and rules that the reference plugin has made for a container's interface. Returns
+/// `false` if the packet filter has changed since they were read; nothing was done then.
 ///
 /// # Errors
 /// The kernel does not answer, or refuses.
 pub fn remove_of_reference(container: &str, ifname: &str) -> Result<bool, Error> {
-    /// Names of a rule's chain, and its number.
+    /// Attributes of a rule: the name of its chain, and its handle.
     const RULE_CHAIN: u16 = 2;
     const HANDLE: u16 = 3;
     /// `enum nf_tables_msg_types`.
@@ -291,7 +298,7 @@ fn of_reference(container: &str, ifname: &str) -> Result<OfReference, Error> {
         attribute_in(attributes, kind).and_then(name).as_deref() == Some(wanted)
     };
     let own_chain = format!("cni-br-iface-{container}-{ifname}");
-    // In this order: the first leads to the second, and a chain that something leads to cannot go.
+    // In this order: the first chain jumps to the second, and a chain that a rule jumps to cannot be deleted.
     let names = [own_chain.clone(), format!("{own_chain}-mac")];
     let mut there = [false; 2];
     let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Bridge, &[], &mut |chain| {
@@ -326,7 +333,7 @@ mod tests {
     #[test]
     fn elements_are_read_as_they_are_written() {
         let mac = Mac([2, 0, 0, 0, 0, 7]);
-        // A name may be as long as there is room for, but for its end.
+        // A name may be as long as its field, except for the terminating zero.
         for wanted in [element("na0123456789abc", None), element("na0123456789abc", Some(mac))] {
             let item = written(&wanted);
             let (_, attributes) = attributes_of(&item).next().unwrap();
