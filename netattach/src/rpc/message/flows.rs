@@ -51,7 +51,7 @@ pub struct AttachmentStats {
     /// Flows that were ever entered at the attachment.
     #[serde(default)]
     pub new_flows: u64,
-    /// Flows evicted early, because the attachment opened more flows than its share of the table.
+    /// Flows evicted early, because the attachment entered more flows than its share of the table.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub flows_displaced: u64,
 }
@@ -111,7 +111,7 @@ pub struct FlowRecord {
     /// `allowed`, `dropped` or `ended`.
     pub verdict: String,
     /// Why the packet was dropped. For an ended flow: `closed`, `reset`, `timeout`, `detached` (one of its
-    /// ends), or `displaced` if its attachment opened more flows than its share of the table.
+    /// ends), or `displaced` if its attachment entered more flows than its share of the table.
     pub reason: Option<String>,
     /// `from-pod` or `to-pod`.
     pub direction: String,
