@@ -21,7 +21,7 @@ pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 /// The state at the last read.
 #[derive(Debug, Default)]
 pub(super) struct DiskLook {
-    /// Time of the last look; `None` before the first.
+    /// Time of the last read; `None` before the first.
     taken: Option<Instant>,
     definitions: Identity<NetworkRef, Arc<Definition>>,
     /// `None`: the files may change without a change of their versions.

@@ -59,16 +59,16 @@ const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
 /// A check that takes longer counts as hanging, and its previous result expires. Calls to other plugins may
 /// use all of this time.
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
-/// The same limit for a look that makes only a few system calls.
+/// The same limit for a check that makes only a few system calls.
 const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
 /// How often networks are checked one by one.
 const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
-/// A look that takes a while and is taken again because definitions change, or because somebody wants it, pauses for this many
-/// times as long; for the latter at most [`INTERVAL`].
+/// After a check that is repeated because definitions have changed, or because of a request, the next one
+/// is delayed by this many times its duration; after a requested one by at most [`INTERVAL`].
 const PAUSE: u32 = 9;
-/// Of the time of a look that asks other plugins, one part in so many counts as work.
+/// Of the duration of a check that calls other plugins, one part in this many counts as work.
 const OTHERS: u32 = 6;
-/// Most troubles that are kept of each kind.
+/// Most problems that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
 /// Most pools whose use is kept.
 const MOST_POOLS: usize = 1024;
