@@ -1,5 +1,6 @@
-//! Evicts one pod: it is read from the server first, so that who it is and who owns it is decided on its newest form, and
-//! evicted as that pod alone, by its uid. The server honours PodDisruptionBudgets: it answers 429 while one forbids it.
+//! Evicts one pod. It is read from the server first, so that its identity and owner are taken from its
+//! newest version, and evicted by its uid. The server honours PodDisruptionBudgets: it answers 429 while
+//! one forbids the eviction.
 
 use std::time::Duration;
 

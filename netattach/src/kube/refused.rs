@@ -1,41 +1,41 @@
-//! What exceeds the bound of its kind: remembered by name and size, so that the kind is listed again only when something of
-//! it may fit. Pure.
+//! Remembers objects beyond the bound of their kind by name and size, so that the kind is listed again only
+//! when one of them may fit. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::objects::ObjectName;
 
-/// Objects beyond the bound of their kind that are remembered, to count them.
+/// Most refused objects that are remembered, to count them.
 pub(super) const REMEMBERED: usize = 16 << 10;
 
-/// The objects of a kind that were refused, each with the bytes that it would take; 0 where they do not decide.
+/// The refused objects of a kind, each with its size in bytes; 0 if the size does not matter.
 #[derive(Debug, Default)]
 pub(super) struct Refused(BTreeMap<ObjectName, usize>);
 
 impl Refused {
-    /// An object is refused. Of very many the first are remembered.
+    /// Records a refused object. Only the first of very many are kept.
     pub(super) fn put(&mut self, name: &ObjectName, bytes: usize) {
         if self.0.len() < REMEMBERED || self.0.contains_key(name) {
             self.0.insert(name.clone(), bytes);
         }
     }
 
-    /// An object is kept, or gone. Returns whether it had been refused.
+    /// Removes an object that is kept now, or deleted. Returns whether it had been refused.
     pub(super) fn remove(&mut self, name: &ObjectName) -> bool {
         self.0.remove(name).is_some()
     }
 
-    /// In the order of their names.
+    /// Returns the names, sorted.
     pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
         self.0.keys()
     }
 
-    /// How many there are.
+    /// Returns the number of objects.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// The one that takes least, and the one of a namespace that does: what has to fit so that any does.
+    /// Returns the smallest object, and the smallest one of a namespace: if neither fits, no object does.
     pub(super) fn smallest(&self, namespace: &str) -> impl Iterator<Item = (&ObjectName, usize)> {
         let of_namespace = self.0.iter().filter(move |(name, _)| name.namespace == namespace);
         let least =

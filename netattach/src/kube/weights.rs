@@ -1,7 +1,9 @@
-//! The bytes that are kept of each definition and policy, and who gives way when all of a kind would be too many. Pure.
+//! The bytes kept of each definition and policy, and which objects are removed when a kind exceeds its
+//! bound. Pure.
 //!
-//! The bound is one for the whole cluster. Where it is reached, who has most of the kind gives way to those who have less:
-//! the author of many large objects in one namespace takes nobody else's place.
+//! The bound is one for the whole cluster. At the bound, the namespace with the most bytes of the kind
+//! gives way to those with fewer: an author of many large objects in one namespace does not displace those
+//! of others.
 
 use std::collections::BTreeMap;
 
