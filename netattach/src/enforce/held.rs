@@ -1,8 +1,10 @@
-//! What attachments keep of an earlier agent while the source does not know all that policies depend on.
+//! Decides which policies of an earlier agent attachments keep while the source does not know everything
+//! that policies depend on.
 //!
-//! An agent that has just started may have to do with half of the peers: what it compiles then would cut connections that its
-//! predecessor's tables allow. So an attachment that these isolate keeps them until the peers have all been read once. One that
-//! they leave open in a direction in which a policy isolates it now is decided at once: it is closed rather too much than not.
+//! An agent that has just started may know only some of the peers: its compiled policies would cut
+//! connections that its predecessor's tables allow. So an attachment that these tables isolate keeps them
+//! until all peers have been read once. An attachment that they leave open in a direction in which a policy
+//! isolates it now is decided at once: isolating too much is preferred to too little.
 
 use std::collections::BTreeSet;
 
@@ -12,36 +14,37 @@ use crate::objects::policy::{Direction, Peer, Peers, PolicyKind, PolicyName};
 use crate::objects::{Objects, Unknown};
 use crate::policy::desired::{Desired, EndpointPolicy};
 
-/// Attachments for which nothing has been decided since they were adopted.
+/// Adopted attachments that have not been decided yet.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     adopted: BTreeSet<u32>,
-    /// Some are held back by what the source does not know.
+    /// Whether some are held because the source does not know enough.
     awaits: bool,
 }
 
 impl Held {
-    /// With these, whose policies are an earlier agent's.
+    /// Adds these attachments, whose policies are an earlier agent's.
     pub(super) fn adopt(&mut self, attachments: impl IntoIterator<Item = u32>) {
         self.adopted.extend(attachments);
     }
 
-    /// The attachment has ended, or another has its number.
+    /// Removes an attachment: it has ended, or its number belongs to another one.
     pub(super) fn forget(&mut self, id: u32) {
         self.adopted.remove(&id);
     }
 
-    /// Whether some keep what they have because the source does not know enough.
+    /// Whether some keep their policies because the source does not know enough.
     pub(super) fn awaits(&self) -> bool {
         self.awaits
     }
 
-    /// Leaves undecided what has to wait for the source.
+    /// Leaves attachments undecided that have to wait for the source.
     pub(super) fn hold(&mut self, desired: &mut Desired, maps: &PolicyMaps, objects: &Objects) {
         self.awaits = false;
         let Unknown { remote_pods, kinds } = objects.unknown;
         if kinds && self.adopted.iter().any(|id| opens(*id, desired, maps)) {
-            // There were policies that the server does not know. Who has none yet may be selected by them.
+            // There were policies of a kind that the server does not report now. An attachment without
+            // policies may be selected by them.
             let undecided = std::mem::take(&mut desired.endpoints);
             desired.undecided.extend(undecided.into_keys());
             self.awaits = true;
@@ -55,13 +58,13 @@ impl Held {
         }
     }
 
-    /// The policies of adopted attachments that are decided for the first time.
+    /// Returns the policies of adopted attachments that are decided for the first time.
     pub(super) fn decided(&self, desired: &Desired) -> Desired {
         let decided = self.adopted.iter().filter_map(|id| Some((*id, desired.endpoints.get(id)?.clone())));
         Desired { endpoints: decided.collect(), ..Desired::default() }
     }
 
-    /// Those that are decided are this agent's.
+    /// Removes the decided attachments, whose policies are this agent's.
     pub(super) fn release(&mut self, desired: &Desired) {
         self.adopted.retain(|id| !desired.endpoints.contains_key(id));
     }

@@ -73,7 +73,7 @@ pub struct FlowsCall {
 pub struct FlowsReport {
     /// Oldest first.
     pub records: Vec<FlowRecord>,
-    /// [`FlowsCall::from`] of the next request.
+    /// The value of `from` for the next request.
     pub next: u64,
     /// How many records before these the agent no longer holds.
     pub missed: u64,
