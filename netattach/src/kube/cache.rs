@@ -384,7 +384,7 @@ impl Cache {
         }
     }
 
-    /// An object is gone.
+    /// Removes a deleted object.
     pub(super) fn remove(&mut self, kind: Kind, json: &RawValue) {
         let Some((key, uid)) = key(kind, json) else { return };
         if kind == Kind::Pod {
@@ -403,7 +403,7 @@ impl Cache {
         self.remove_key(kind, &key);
     }
 
-    /// Whether an event that lags is of an earlier pod than the one of that name which was asked for.
+    /// Whether a delayed event concerns an earlier pod than the one of that name that was read by name.
     fn is_of_earlier(&self, name: &ObjectName, uid: Option<&str>, version: Option<&str>) -> bool {
         let Some(Fetched { version: Some(fetched), .. }) = self.fetched.get(name) else { return false };
         let is_another = self.objects.pods.get(name).is_some_and(|pod| pod.uid.as_deref() != uid);
@@ -424,7 +424,7 @@ impl Cache {
         self.forget(key);
     }
 
-    /// An object is kept, which may have been refused or unreadable before.
+    /// Records that an object is kept, which may have been refused or unreadable before.
     fn is_kept(&mut self, kind: Kind, key: &Key, was_kept: bool) {
         let content = Content::Objects(kind);
         if self.fits(content, &key.name) {
@@ -435,11 +435,11 @@ impl Cache {
         }
     }
 
-    /// Nothing has to stand for a policy any more.
+    /// Removes the stand-in of a policy, which is not needed any more.
     fn need_not_isolate(&mut self, content: Content, key: &Key) {
         self.stand_ins.remove(key);
         if self.stand_ins.has_all_of(key) {
-            // Whether its namespace still has to be isolated as a whole, only a list says.
+            // Only a list shows whether its namespace must still be isolated as a whole.
             self.room.insert(content);
         }
     }
@@ -450,7 +450,7 @@ impl Cache {
         self.is_changed |= merge::remove(&mut self.objects, key);
     }
 
-    /// An object gives way to another of its kind: as if it had been refused.
+    /// Removes an object in favour of another one of its kind, as if it had been refused.
     fn give_way(&mut self, kind: Kind, key: &Key) {
         let bytes = self.weights.remove(key).unwrap_or_default();
         self.refuse(Content::Objects(kind), &key.name, bytes);
@@ -461,7 +461,7 @@ impl Cache {
         };
         let isolating = isolating.and_then(|policy| merge::isolating(&Object::Policy(Arc::clone(policy))));
         match isolating {
-            // First the one, then not the other: nobody is to see neither.
+            // Inserts the stand-in before removing the policy, so that no reader sees neither.
             Some(isolating) => {
                 self.with_pods.remove(key);
                 self.isolate(&isolating);
@@ -473,8 +473,8 @@ impl Cache {
         }
     }
 
-    /// After a complete list: the objects of the kind that were not in it are gone. A pod that was asked for while the
-    /// list was being read may be newer than it, and stays for its time.
+    /// Removes the objects of the kind that were not in a complete list. A pod that was read by name during
+    /// the list may be newer than it, and is kept for its time.
     pub(super) fn retain(&mut self, kind: Kind, listed: &BTreeSet<Key>) {
         let is_fetched = |key: &Key| kind == Kind::Pod && self.fetched.contains_key(&key.name);
         let mut gone = merge::keys(&self.objects, kind);
@@ -497,9 +497,9 @@ impl Cache {
         }
     }
 
-    /// A pod of this node that was asked for by name, because the watch has not shown it yet. It counts until the watch
-    /// does, and without that for [`FETCHED`] and until the watch has come to its version. A pod that is known, or was
-    /// deleted meanwhile, is not taken.
+    /// Stores a pod of this node that was read by name because the watch has not shown it yet. It is kept
+    /// until the watch shows it, and otherwise for [`FETCHED`] and until the watch has reached its version.
+    /// A pod that is known, or was deleted meanwhile, is not stored.
     pub(super) fn fetched(&mut self, json: &RawValue, now: Instant) -> Option<Arc<Pod>> {
         let Ok(Object::Pod(pod)) = api_object(Kind::Pod, json) else { return None };
         let is_deleted = pod.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));

@@ -269,7 +269,8 @@ impl Cluster {
             }
             Ok(view.change(|cache| cache.fetched(&json, Instant::now())))
         };
-        // Unlike a task alone, a set ends what is in it when it is dropped: nobody waits for the answer any more.
+        // Unlike a task, a `JoinSet` aborts its tasks when it is dropped, so that a cancelled caller
+        // leaves no request.
         let mut asked: JoinSet<Result<Option<Arc<Pod>>, RequestError>> = JoinSet::new();
         asked.spawn_on(asking, &self.runtime);
         // If there is no answer, the thread has ended.

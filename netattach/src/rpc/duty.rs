@@ -58,7 +58,8 @@ mod model {
     use crate::model::{explore, finds};
     use crate::sync::{Arc, step, thread};
 
-    /// Threads come and go; `leave` says whether one may. Somebody is always at the door.
+    /// Threads leave and return; `leave` decides whether one may. At least one is always
+    /// accepting.
     fn come_and_go(leave: impl Fn(&Duty) -> bool + Copy + Send + 'static) {
         const THREADS: usize = 3;
         let (duty, away) = (Arc::new(Duty::of(THREADS)), Arc::new(Mutex::new(0)));
