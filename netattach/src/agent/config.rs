@@ -348,7 +348,7 @@ pub enum BpfLog {
     Off,
     /// Their verdicts.
     Debug,
-    /// The result of every stage.
+    /// What every stage makes of them.
     Trace,
 }
 
