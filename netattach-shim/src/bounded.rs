@@ -1,7 +1,7 @@
-//! Reads files at paths chosen by others: as a whole, without blocking and with a size limit.
+//! Reads files at paths chosen by others: whole files, without blocking and with a size limit.
 //!
-//! Such a path may be a FIFO, which would block its reader for ever, or an endless device. So reads do not wait, only
-//! regular files are read, and only up to a limit.
+//! Such a path may be a FIFO, which blocks its reader forever, or an endless device. Therefore the file is
+//! opened without blocking, only regular files are read, and only up to the limit.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,19 +9,19 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 
-/// Reads a regular file of at most `most` bytes. A link to a regular file is followed.
+/// Reads a regular file of at most `most` bytes. Follows symbolic links.
 ///
 /// # Errors
-/// It does not exist, is not a regular file, is too long, or cannot be read.
+/// The file does not exist, is not a regular file, is too long, or cannot be read.
 pub fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
-    // Checked first: opening a device may have side effects.
+    // The type is checked before opening: opening a device may have side effects.
     check_kind(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode))?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
-    // It may have been replaced since.
+    // The file may have been replaced since `stat`.
     let stat = rustix::fs::fstat(&file)?;
     check_kind(FileType::from_raw_mode(stat.st_mode))?;
-    // It may grow meanwhile.
+    // The file may grow while it is read.
     let mut content = Vec::with_capacity(usize::try_from(stat.st_size).unwrap_or(0).min(most) + 1);
     File::from(file).take(most as u64 + 1).read_to_end(&mut content)?;
     if content.len() > most {
@@ -30,16 +30,16 @@ pub fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// As [`read`], for UTF-8 text.
+/// Reads UTF-8 text, as [`read`].
 ///
 /// # Errors
-/// As [`read`], and content that is not UTF-8.
+/// As [`read`], or the content is not UTF-8.
 pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Whether nothing can exist at a path, now or later: it does not exist, or cannot because of a part of the path or
-/// because of its name. For callers that want to remove the file.
+/// Whether the error means that the path names no file: it does not exist, or a part of the path or the
+/// name rules it out. For callers that want to remove the file.
 pub fn is_absent(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG, Errno::LOOP]

@@ -1,4 +1,5 @@
-//! Size limits of input from others that the CNI executable checks. The agent has the table of all.
+//! Size limits of input from others that the CNI executable checks. The agent has the table of all
+//! limits.
 
 // Codes of the CNI specification (section 5).
 const DECODING_FAILURE: u32 = 6;
@@ -68,6 +69,6 @@ pub const WAITING_DELS: Budget = Budget {
     code: Some(TRY_AGAIN_LATER),
 };
 
-/// One of them, with its variables, as JSON: escapes make a text longer.
+/// One of [`WAITING_DELS`], with its variables, as JSON: escapes lengthen the text.
 pub const WAITING_DEL: Budget =
     Budget { what: "a DEL that waits for an agent", most: 8 << 20, unit: "bytes", ..WAITING_DELS };

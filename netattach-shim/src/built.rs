@@ -1,18 +1,18 @@
-//! What an executable was built from, as `--version` shows it.
+//! The build information that `--version` prints.
 //!
-//! `cargo xtask build` writes the commit into the finished executables. Were it compiled in, each commit would be a
-//! reason to compile everything again, and two commits with the same sources would have different code.
+//! `cargo xtask build` writes the commit into the finished executables. If the commit were compiled in,
+//! each commit would recompile everything, and two commits with the same sources would have different code.
 
 use std::fmt::Write;
 
 use crate::message::PROTOCOL;
 
-/// Bytes of the text behind [`MARK`].
+/// Length of the text after [`MARK`], in bytes.
 const ROOM: usize = 64;
-/// Begins the section, for who writes the commit into it.
+/// Begins the section, so that `cargo xtask build` finds where to write the commit.
 const MARK: [u8; 16] = *b"netattach-commit";
 
-/// [`MARK`], then what is known of the commit as text, filled up with zeroes: nothing until it is written.
+/// [`MARK`], then the commit as text, padded with zero bytes; only zero bytes until it is written.
 #[used]
 #[unsafe(link_section = ".netattach")]
 static STAMP: Stamp = Stamp { mark: MARK, text: [0; ROOM] };
@@ -23,11 +23,11 @@ struct Stamp {
     text: [u8; ROOM],
 }
 
-/// The commit that the executable was built from, with `modified` when the sources were not those of the commit, or that it
-/// is not known: an executable of `cargo build`.
+/// Returns the commit that the executable was built from, with `modified` if the sources differed from the
+/// commit. For an executable of `cargo build` returns a text that says that the commit is not known.
 pub fn commit() -> String {
-    // SAFETY: the static is initialised, aligned and never written while the program runs. It is read as memory that
-    // changes, for its content is exchanged after the compiler has seen it.
+    // SAFETY: the static is initialised, aligned and never written while the program runs. The read is
+    // volatile because `cargo xtask build` replaces the content after compilation.
     let stamp = unsafe { (&raw const STAMP).read_volatile() };
     debug_assert_eq!(stamp.mark, MARK);
     commit_in(&stamp.text)
@@ -41,8 +41,8 @@ fn commit_in(text: &[u8; ROOM]) -> String {
     }
 }
 
-/// What all executables share: the commit, the target, and the protocol that they speak on the socket. `more` are rows that only
-/// this one has. Begins with the version, and has no newline at its end.
+/// Returns the build information of an executable: version, commit, target, and the protocol of the socket,
+/// followed by the executable's own rows `more`. Starts with the version, and does not end with a newline.
 pub fn describe(more: &[(&str, String)]) -> String {
     let rows = [
         ("commit", commit()),

@@ -17,7 +17,7 @@ use crate::message::{Answer, Hello, PROTOCOL};
 pub struct Patience {
     /// Until the agent accepts the connection; connecting is retried for that long.
     pub connect: Duration,
-    /// From then until the answer is complete.
+    /// From connection until the answer is complete.
     pub answer: Duration,
 }
 
@@ -101,7 +101,7 @@ impl ClientError {
     }
 }
 
-/// Sends one request and returns the answer, never a refusal.
+/// Sends one request and returns the answer. A refusal is returned as [`ClientError::Refused`].
 ///
 /// # Errors
 /// See [`ClientError`].
@@ -119,15 +119,15 @@ pub fn call<A: Answer>(
     let connection = Connection { stream, deadline: Instant::now() + patience.answer };
     let mut agent = Agent { connection: BufReader::new(connection), socket, patience };
     let sent = agent.connection.get_mut().write_all(&frames);
-    // Reads the greeting first, whether or not everything could be sent: an agent with another protocol reports it and
-    // closes the connection without reading on.
+    // Reads the greeting first, even if not everything could be sent: an agent with another protocol sends
+    // its greeting and closes the connection without reading the rest.
     agent.expect_our_protocol()?;
     sent.map_err(|error| agent.failed(error.into()))?;
     let answer: A = agent.receive()?;
     answer.taken().map_err(|reason| ClientError::Refused { socket: socket.to_owned(), reason })
 }
 
-/// The agent's end of the connection. Buffered, as greeting and answer usually arrive together.
+/// The agent's end of the connection. Reads are buffered, as greeting and answer usually arrive together.
 struct Agent<'a> {
     connection: BufReader<Connection>,
     socket: &'a Path,
@@ -196,7 +196,7 @@ impl Write for Connection {
     }
 }
 
-/// Retries until `deadline` while no process listens: an agent that restarts is away for a moment.
+/// Retries until `deadline` while no process listens: an agent that restarts is absent for a moment.
 fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
     let mut pause = Duration::from_millis(5);
     loop {
@@ -214,7 +214,7 @@ fn connect(socket: &Path, deadline: Instant) -> io::Result<UnixStream> {
 fn connect_once(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(socket)?;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // With a full queue connect(2) waits as long as the send timeout (unix(7)).
+    // With a full accept queue connect(2) waits as long as the send timeout (unix(7)).
     let patience = patience.max(Duration::from_millis(1));
     sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(patience))?;
     rustix::net::connect(&fd, &address)?;

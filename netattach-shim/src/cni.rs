@@ -1,4 +1,4 @@
-//! The codes and versions of the CNI specification, for the executable and the agent alike.
+//! Error codes and versions of the CNI specification, used by the executable and the agent.
 
 /// The supported versions, oldest first, as written in configurations and results.
 pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -6,7 +6,7 @@ pub const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1
 /// The newest of [`VERSIONS`].
 pub const NEWEST: &str = VERSIONS[VERSIONS.len() - 1];
 
-/// The error codes of the specification (SPEC, section "Error"), and the two that only its Go library defines.
+/// The error codes of the specification (SPEC, section "Error"), and two that only its Go library defines.
 pub mod code {
     /// The version of the configuration is not supported.
     pub const INCOMPATIBLE_VERSION: u32 = 1;

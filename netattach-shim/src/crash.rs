@@ -1,9 +1,10 @@
 //! Crashes on request, for tests of crash safety.
 //!
-//! `NETATTACH_CRASH_DIR` names a directory. The name of every point that is reached is appended to the file `log` in
-//! it. When the file `at` there changes, the log is restarted and points are counted from 0, and the process is killed
-//! at the point whose number the file holds: so a test enumerates the points of one operation, regardless of the
-//! agent's earlier work. Behind a number the word `panic` has it panic there instead.
+//! `NETATTACH_CRASH_DIR` names a directory. The name of every point that is reached is appended to the file
+//! `log` in that directory. When the content of the file `at` there changes, the log is truncated and
+//! points are counted from 0, and the process is killed at the point whose number the file holds. So a test
+//! enumerates the points of one operation, regardless of the agent's earlier work. If the word `panic`
+//! follows the number, the process panics there instead.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;

@@ -5,14 +5,15 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// What is to be done about a file system that takes no files.
+/// Advice for a file system that is full or read-only.
 pub const MAKE_ROOM: &str = "make room there, or mount it writable";
 
-/// What is to be done about a directory that this process may not write to. In an agent's pod that is root as well, without the
-/// capability by which root may write anywhere.
+/// Advice for a directory that this process may not write to. In an agent's pod that includes root, which
+/// has no `CAP_DAC_OVERRIDE` there.
 pub const MAKE_OWN: &str = "its directory has to be root's (chown root), as an agent's pod has no CAP_DAC_OVERRIDE, and SELinux has to let it";
 
-/// [`MAKE_ROOM`] or [`MAKE_OWN`] where that is the cause, as words that follow those of what failed; empty for any other error.
+/// Returns [`MAKE_ROOM`] or [`MAKE_OWN`] if the error has that cause, to be appended to a message; empty
+/// for any other error.
 pub fn remedy(error: &io::Error) -> String {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
@@ -21,18 +22,19 @@ pub fn remedy(error: &io::Error) -> String {
     }
 }
 
-/// [`MAKE_OWN`] alone.
+/// Returns [`MAKE_OWN`] if permission was denied; empty for any other error.
 pub fn not_allowed(error: &io::Error) -> String {
     let is_refused = error.raw_os_error() == Some(rustix::io::Errno::ACCESS.raw_os_error());
     if is_refused { format!(": {MAKE_OWN}") } else { String::new() }
 }
 
-/// Atomically replaces the file at `path` by `content` with permissions `mode`: written to `temporary` in the same
-/// directory, synced, renamed, and the directory synced. Readers see the old file or the new one. A temporary file that
-/// cannot be removed after a failure is left; the next call with the same name overwrites it.
+/// Atomically replaces the file at `path` by `content` with permissions `mode`: writes `temporary` in the
+/// same directory, syncs it, renames it, and syncs the directory. Readers see the old file or the new one.
+/// If the temporary file cannot be removed after a failure, it stays; the next call with the same name
+/// overwrites it.
 ///
 /// # Errors
-/// The system's error. Only the last sync can fail with the new file in place.
+/// The system's error. Only a failure of the last sync leaves the new file at `path`.
 pub fn replace(path: &Path, temporary: &str, content: &[u8], mode: u32) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let temporary = directory.join(temporary);
@@ -47,7 +49,8 @@ pub fn replace(path: &Path, temporary: &str, content: &[u8], mode: u32) -> io::R
     sync_directory(directory)
 }
 
-/// Writes a file and syncs it, with exactly these permissions. One of that name, of a writer that was killed, gives way.
+/// Writes a new file with exactly these permissions and syncs it. First removes a file of that name, left
+/// by a writer that was killed.
 ///
 /// # Errors
 /// The system's error.
@@ -57,7 +60,7 @@ pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
         _ => {}
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    // Whatever the caller's mask.
+    // Independent of the caller's umask.
     file.set_permissions(PermissionsExt::from_mode(mode))?;
     file.write_all(content)?;
     file.sync_all()

@@ -1,9 +1,9 @@
-//! Prints a whole chain of errors on one line, once, and cuts off what others have made very long.
+//! Prints a chain of errors on one line, and truncates long texts from other sources.
 
 use std::error::Error;
 use std::fmt;
 
-/// Most bytes of a problem that is kept or shown. The note of an event may have as many.
+/// Longest problem text that is kept or shown, in bytes. The note of a Kubernetes event has the same limit.
 pub const MOST_TEXT: usize = 1024;
 
 /// Displays an error followed by each of its causes, separated by `: `.
@@ -25,7 +25,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// A problem of at most [`MOST_TEXT`] bytes: of a longer one, which may repeat what others have written, the beginning.
+/// Truncates a text to [`MOST_TEXT`] bytes, as it may repeat long input from others.
 pub fn clipped(mut problem: String) -> String {
     const MORE: char = '…';
     if problem.len() > MOST_TEXT {

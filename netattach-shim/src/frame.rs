@@ -1,6 +1,7 @@
 //! A payload prefixed by its length: four bytes, big-endian, then that many bytes.
 //!
-//! Memory is allocated as bytes arrive, never by the announced length: a peer must send the bytes it wants stored.
+//! Memory is allocated as bytes arrive, not by the announced length: a peer must send the bytes that it
+//! wants stored.
 
 use std::io::{self, Read};
 
@@ -9,7 +10,7 @@ use serde::Serialize;
 /// Longest payload in bytes: twice what the CNI executable accepts on stdin, as JSON escapes lengthen text.
 pub const MAX_PAYLOAD: usize = 8 << 20;
 
-/// Length of what announces the length, in bytes.
+/// Length of the length prefix, in bytes.
 pub const HEADER: usize = size_of::<u32>();
 
 /// A frame could not be read or written.
@@ -30,7 +31,7 @@ pub enum FrameError {
     /// The connection failed.
     #[error("the connection failed")]
     Connection(#[from] io::Error),
-    /// A message has no JSON form.
+    /// A message cannot be encoded as JSON.
     #[error("encode a message")]
     Encode(#[source] serde_json::Error),
 }
@@ -56,7 +57,7 @@ pub fn read(source: &mut impl Read) -> Result<Vec<u8>, FrameError> {
 /// Appends a message as one frame.
 ///
 /// # Errors
-/// [`FrameError::TooLong`] when its JSON is; `frames` is then as it was.
+/// [`FrameError::TooLong`] when the JSON is too long; `frames` is then unchanged.
 pub fn append(frames: &mut Vec<u8>, message: &impl Serialize) -> Result<(), FrameError> {
     let payload = serde_json::to_vec(message).map_err(FrameError::Encode)?;
     let length = payload.len();
@@ -66,7 +67,7 @@ pub fn append(frames: &mut Vec<u8>, message: &impl Serialize) -> Result<(), Fram
     Ok(())
 }
 
-/// The length that a frame announces, in bytes.
+/// Decodes the length prefix of a frame, in bytes.
 ///
 /// # Errors
 /// [`FrameError::TooLong`].

@@ -58,8 +58,9 @@ pub fn check_network_name(name: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Refuses the name of an interface that is to be made: as [`check_link_name`], and one with characters that stand for bytes of
-/// names which are no text (`netattach::netlink`). The interface would have another name than it is called by.
+/// Refuses the name of an interface to be created: as [`check_link_name`], and also the characters that
+/// represent bytes of names that are not text (`netattach::netlink`), as the interface would get another
+/// name than the requested one.
 ///
 /// # Errors
 /// Code 4.
@@ -75,8 +76,8 @@ pub fn check_ifname(name: &str) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Refuses the name of a link, which there may be or have been, that the kernel would refuse (`dev_valid_name` in
-/// `net/core/dev.c`), with Unicode white space.
+/// Refuses a link name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), or that
+/// contains Unicode white space or `%`. For links that exist or may have existed.
 ///
 /// # Errors
 /// Code 4.
@@ -97,7 +98,7 @@ pub fn check_link_name(name: &str) -> Result<(), Invalid> {
             invalid("interface name contains / or : or white space").with_details(format!("{name:?}"))
         );
     }
-    // The kernel would replace it with a number (`dev_alloc_name`), so the link would get another name.
+    // The kernel would replace `%` with a number (`dev_alloc_name`), so the link would get another name.
     if name.contains('%') {
         return Err(invalid("interface name contains %").with_details(format!("{name:?}")));
     }

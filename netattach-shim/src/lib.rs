@@ -1,13 +1,14 @@
-//! netattach's CNI executable, and what the agent and the command line share with it.
+//! netattach's CNI executable, and the code that it shares with the agent and the command line.
 //!
-//! A container runtime starts the executable for every CNI call, and a pod waits for it: so this is a package of its own, which
-//! links little and needs no C library's start-up. It leaves all decisions to the agent.
+//! A container runtime starts the executable for every CNI call, and a pod waits for each call. Therefore
+//! the executable is a package of its own, which links little and needs no start-up of the C library. All
+//! decisions are left to the agent.
 //!
 //! | module | what it does | touches the machine |
 //! |---|---|---|
 //! | [`shim`] | one CNI call: environment and standard input to the agent, its reply to standard output | socket |
 //! | [`client`] | one request to the agent, blocking | socket |
-//! | [`frame`], [`message`] | a payload prefixed by its length; what is said in it | no |
+//! | [`frame`], [`message`] | payloads prefixed by their length; the messages in them | no |
 //! | [`pending`] | the DELs that are recorded while no agent answers | files |
 //! | [`cni`] | the codes and versions of the CNI specification | no |
 //! | [`identifier`] | the names that the CNI specification allows | no |
@@ -43,15 +44,16 @@ pub const DEFAULT_SOCKET: &str = "/run/netattach/netattach.sock";
 /// Where the agent keeps its state unless configured otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/netattach";
 
-/// The lock beside a socket. It outlives sockets, so it shows that an agent has served.
+/// The lock file beside a socket. The lock file outlives the socket, so its existence shows that an agent
+/// has served.
 pub fn lock_path(socket: &Path) -> PathBuf {
     let mut lock = socket.as_os_str().to_owned();
     lock.push(".lock");
     lock.into()
 }
 
-/// Kills the process, as `kill -9` would, when the environment requests it at this point. Exists only with the feature
-/// `crash-points`, which only tests enable: they enumerate every point of an operation.
+/// Kills the process, as `kill -9` would, when the environment requests a crash at this point. Exists only
+/// with the feature `crash-points`, which only tests enable: they enumerate every point of an operation.
 #[cfg(feature = "crash-points")]
 #[macro_export]
 macro_rules! crash_point {
@@ -60,7 +62,7 @@ macro_rules! crash_point {
     };
 }
 
-/// Does nothing: see the feature `crash-points`.
+/// Does nothing: the feature `crash-points` is off.
 #[cfg(not(feature = "crash-points"))]
 #[macro_export]
 macro_rules! crash_point {

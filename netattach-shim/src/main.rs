@@ -1,5 +1,5 @@
-//! The CNI executable: hands each call of the container runtime to the agent. A runtime gives no arguments; for people,
-//! `--version` says what it was built from.
+//! The CNI executable: passes each call of the container runtime to the agent. A runtime gives no
+//! arguments; `--version`, for people, prints the build's version and commit.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use netattach_shim::{built, shim};
 
 fn main() -> ExitCode {
-    // A runtime can only read JSON: even a bug has to be told in it.
+    // A runtime can only read JSON, so a panic is reported as JSON too.
     std::panic::set_hook(Box::new(|panic| {
         let _ = io::stdout().write_all(shim::panic_text(panic).as_bytes());
         std::process::exit(1);
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
     ExitCode::from(exit)
 }
 
-/// The features of the package that change what it does.
+/// The features of the package that change its behaviour.
 fn features() -> &'static str {
     if cfg!(feature = "crash-points") { "crash-points" } else { "the usual" }
 }

@@ -1,12 +1,12 @@
-//! What the CNI executable says to the agent and hears from it, as JSON. The agent's other messages are its own and the command
-//! line's.
+//! The messages between the CNI executable and the agent, as JSON. The messages between the command line
+//! and the agent are defined in the agent's package.
 
 use std::collections::BTreeMap;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Number of this protocol. Peers with different numbers do not talk.
+/// Protocol number. Peers with different numbers do not exchange requests.
 pub const PROTOCOL: u32 = 1;
 
 /// The first frame of each side.
@@ -18,9 +18,9 @@ pub struct Hello {
     pub version: String,
 }
 
-/// What the agent answers.
+/// An answer of the agent.
 pub trait Answer: DeserializeOwned {
-    /// The answer.
+    /// Returns the answer unless it is a refusal.
     ///
     /// # Errors
     /// The agent's reason where it refused the request.
@@ -30,7 +30,7 @@ pub trait Answer: DeserializeOwned {
 /// A call of the CNI executable as the container runtime made it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniCall {
-    /// The `CNI_*` variables of its environment, `TRACEPARENT`, and no others.
+    /// The `CNI_*` variables of its environment and `TRACEPARENT`; no others.
     pub env: BTreeMap<String, String>,
     /// All of its standard input.
     pub stdin: String,
@@ -45,7 +45,7 @@ pub struct CniReply {
     pub exit: i32,
 }
 
-/// The request of the CNI executable: one of those that the agent knows.
+/// The request of the CNI executable, one of the requests that the agent serves.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request<'a> {
@@ -53,13 +53,13 @@ pub(crate) enum Request<'a> {
     Cni(&'a CniCall),
 }
 
-/// What the agent answers to that.
+/// The answers of the agent to [`Request`].
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Response {
-    /// To the call.
+    /// The reply to the call.
     Cni(CniReply),
-    /// To a request that was not understood or could not be served: the reason, on one line.
+    /// Refusal of a request that was not understood or could not be served: the reason, on one line.
     Refused(String),
 }
 
@@ -80,7 +80,7 @@ impl Hello {
 }
 
 impl CniCall {
-    /// A variable; empty counts as absent, as everywhere in CNI.
+    /// Returns a variable; an empty value counts as absent, as everywhere in CNI.
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.env.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// The kernel's identifier of the current boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The time of a decision, for determining which of two came first. Does not use the wall clock, which can be set.
+/// The time of a decision, comparable with that of another one. Independent of the wall clock, which can be
+/// set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     /// The boot of the node.
@@ -18,7 +19,8 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Whether it was in the same boot as `now`, and no longer before it than that. `false` where it is not known.
+    /// Whether this moment is in the same boot as `now` and at most `age` earlier. `false` if that is not
+    /// known.
     pub fn is_within(&self, age: Duration, now: &Self) -> bool {
         let [then, at] = [self, now].map(|moment| moment.since_boot.map(Duration::from_nanos));
         self.boot == now.boot && then.zip(at).is_some_and(|(then, at)| at.saturating_sub(then) <= age)

@@ -1,14 +1,19 @@
-//! DEL requests that came while no agent answered, recorded as files until an agent carries them out.
+//! DEL requests that arrived while no agent answered, recorded as files until an agent carries them out.
 //!
-//! The CNI executable [`record`]s the request, tries the agent once more, and then reports success: what the sandbox
-//! holds stays taken until an agent has carried the request out. The agent first listens, then reads the directory and
-//! carries out the recorded requests, and only then serves: a request is either sent or found, whichever of the two came
-//! first, and none overtakes a later ADD. An agent that serves looks for requests again at times. A request may be
-//! carried out twice; DEL allows that. One that is older ([`Request::recorded`]) than the attachment it names was meant
-//! for an earlier attachment, of a runtime that reuses container ids. Their order is determined by the boot and the time
-//! since then: the wall clock may have been set meanwhile.
+//! The CNI executable [`record`]s the request, calls the agent once more, and then reports success: the
+//! addresses and devices of the sandbox stay allocated until an agent has carried the request out. The
+//! agent first listens, then reads the directory and carries out the recorded requests, and only then
+//! serves. Whichever comes first, a request is either sent to the agent or found in the directory, and no
+//! recorded request overtakes a later ADD. While it serves, the agent lists the directory again from time
+//! to time.
 //!
-//! There is one file for each container and interface, so that a runtime that repeats a request does not add files.
+//! A request may be carried out twice; DEL allows that. A request that is older ([`Request::recorded`])
+//! than the attachment that it names belongs to an earlier attachment, of a runtime that reuses container
+//! ids. The order is determined by the boot and the time since that boot, as the wall clock may have been
+//! set in between.
+//!
+//! There is one file for each container and interface, so a runtime that repeats a request does not add
+//! files.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -29,10 +34,10 @@ use crate::{bounded, durable};
 const SUFFIX: &str = ".del.json";
 const TEMPORARY_PREFIX: &str = ".writing-";
 
-/// A temporary file of this age has lost its writer, which needs milliseconds.
+/// Age at which a temporary file is considered abandoned by its writer, which needs milliseconds.
 const STRAY_AGE: Duration = Duration::from_secs(600);
 
-/// A recorded request, as far as it is known without keeping it in memory.
+/// A recorded request as listed, without its content.
 #[derive(Debug)]
 pub struct Pending {
     /// Its file, for [`read`] and [`remove`].
@@ -41,13 +46,13 @@ pub struct Pending {
     pub container: Result<String, UnreadableError>,
 }
 
-/// The content of a file. Earlier versions wrote only the call.
+/// The content of a file. Earlier versions wrote only `call`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// The call.
     #[serde(flatten)]
     pub call: CniCall,
-    /// When it was last recorded; `None` for one of an earlier version.
+    /// When the request was last recorded; `None` if an earlier version recorded it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorded: Option<Moment>,
 }
@@ -111,21 +116,23 @@ pub enum UnreadableError {
 }
 
 impl UnreadableError {
-    /// Whether the file will never be a request.
+    /// Whether the content is invalid, so that the file will never be a request.
     pub fn is_no_request(&self) -> bool {
         matches!(self, Self::Parse { .. })
     }
 
-    /// Whether the file is gone: another operation has carried the request out.
+    /// Whether the file no longer exists: another operation has carried the request out.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Makes a request durable and returns its file. An earlier request for the same container and interface is replaced.
+/// Records a request durably and returns its file. Replaces an earlier request for the same container and
+/// interface.
 ///
 /// # Errors
-/// When any step failed, or [`budget::WAITING_DELS`] others wait: the request must then be considered not recorded.
+/// When any step failed, or [`budget::WAITING_DELS`] other requests wait: the caller must then consider the
+/// request not recorded.
 pub fn record(state_dir: &Path, call: &CniCall) -> Result<PathBuf, PendingError> {
     let directory = directory(state_dir);
     let failed = |source| PendingError::Record { directory: directory.clone(), source };
@@ -142,7 +149,8 @@ pub fn record(state_dir: &Path, call: &CniCall) -> Result<PathBuf, PendingError>
     Ok(path)
 }
 
-/// The recorded requests, oldest first. Files of other kinds are skipped; a missing directory means no requests.
+/// Lists the recorded requests, oldest first. Other files are skipped; a missing directory means no
+/// requests.
 ///
 /// # Errors
 /// When the directory cannot be read.
@@ -157,7 +165,7 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
     let mut found = Vec::new();
     for entry in entries {
         let entry = entry.map_err(failed)?;
-        // A file that has disappeared is ignored.
+        // A file that another process has removed meanwhile is skipped.
         let Ok(written) = entry.metadata().and_then(|metadata| metadata.modified()) else { continue };
         match entry.file_name().to_str() {
             Some(name) if name.ends_with(SUFFIX) => found.push((written, entry.path())),
@@ -172,17 +180,19 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
     Ok(found)
 }
 
-/// The container of each file that [`list`] has read, and when that was written: thousands may wait, and an agent looks for more
-/// every half minute. Of the files of the last look alone.
+/// The container of each file that the last [`list`] has read, with the modification time of the file.
+/// Thousands of requests may wait, and an agent lists them every half minute, so unchanged files are not
+/// read again.
 static KNOWN: Mutex<Containers> = Mutex::new(Containers::new());
 
 type Containers = BTreeMap<PathBuf, (SystemTime, String)>;
 
-/// The containers of these files, of which those are read that are not `known` as they are. Returns what is known now as well.
+/// Returns the listed files with their containers, and the new content of the cache `known`. Reads only
+/// files that are not cached with their present modification time.
 fn with_containers(found: Vec<(SystemTime, PathBuf)>, mut known: Containers) -> (Vec<Pending>, Containers) {
     let mut now = Containers::new();
     let of_file = |(written, path): (SystemTime, PathBuf)| {
-        // A file is replaced as a whole, by one of the same container.
+        // A file is only ever replaced as a whole, by a request of the same container.
         let same = known.remove(&path).filter(|(then, _)| *then == written);
         let container = match same {
             Some((_, container)) => Ok(container),
@@ -197,10 +207,10 @@ fn with_containers(found: Vec<(SystemTime, PathBuf)>, mut known: Containers) -> 
     (found, now)
 }
 
-/// A recorded request as it is now: a newer one may have replaced it since [`list`].
+/// Reads a recorded request as it is now: a newer one may have replaced it since [`list`].
 ///
 /// # Errors
-/// The file is gone, cannot be read, or is no request.
+/// The file no longer exists, cannot be read, or is no request.
 pub fn read(path: &Path) -> Result<Request, UnreadableError> {
     let content = bounded::read(path, budget::WAITING_DEL.most)
         .map_err(|source| UnreadableError::Read { path: path.to_owned(), source })?;
@@ -208,10 +218,10 @@ pub fn read(path: &Path) -> Result<Request, UnreadableError> {
         .map_err(|source| UnreadableError::Parse { path: path.to_owned(), source })
 }
 
-/// Removes a request that was carried out, or that cannot be carried out. Succeeds if it is already gone.
+/// Removes a request that was carried out, or that cannot be. Succeeds if the file no longer exists.
 ///
 /// # Errors
-/// When the file cannot be removed, or its removal not be made durable.
+/// When the file cannot be removed, or the removal cannot be made durable.
 pub fn remove(path: &Path) -> Result<(), PendingError> {
     let failed = |source| PendingError::Remove { path: path.to_owned(), source };
     match fs::remove_file(path) {
@@ -231,14 +241,15 @@ fn variable<'c>(call: &'c CniCall, name: &str) -> &'c str {
     call.variable(name).unwrap_or_default()
 }
 
-/// The name of the file of a container and interface. Their text may be too long for a file name.
+/// The file name for a container and an interface: a hash, as the identifiers may be too long for a file
+/// name.
 fn file_name(call: &CniCall) -> String {
-    // Neither contains a zero byte: variables of the environment cannot.
+    // Neither contains a zero byte: environment variables cannot.
     let key = [variable(call, "CNI_CONTAINERID"), variable(call, "CNI_IFNAME")].join("\0");
     format!("{:x}{SUFFIX}", Sha256::digest(key))
 }
 
-/// Makes the directory, durably. Only for the owner: configurations may contain credentials.
+/// Creates the directory, durably, for the owner only: configurations may contain credentials.
 fn make_directory(state_dir: &Path, directory: &Path) -> io::Result<()> {
     if directory.is_dir() {
         return Ok(());
@@ -259,14 +270,14 @@ fn write(path: &Path, name: &str, call: &CniCall) -> io::Result<()> {
     let recorded = Some(Moment::now(&boot_id()?));
     let content = serde_json::to_vec(&Request { call: call.clone(), recorded })?;
     budget::WAITING_DEL.check(content.len()).map_err(io::Error::other)?;
-    // Removed later if it is left behind.
+    // If the process dies here, `sweep` removes the temporary file later.
     let temporary = format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id());
     durable::replace(path, &temporary, &content, 0o600)
 }
 
 fn sweep(path: &Path, written: SystemTime) {
     if written.elapsed().is_ok_and(|age| age > STRAY_AGE) {
-        // The next look retries.
+        // The next call of `list` retries.
         let _ = fs::remove_file(path);
     }
 }

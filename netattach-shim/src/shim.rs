@@ -1,7 +1,8 @@
 //! The CNI executable: passes environment and stdin to the agent, and the agent's reply to stdout.
 //!
-//! It leaves all decisions to the agent. It only does what an absent agent cannot: report that with the right error
-//! code, and record a DEL for later, which is then a success. Two commands need no agent: `VERSION`, and an empty one, used by people.
+//! All decisions are left to the agent. The executable only does what an absent agent cannot: it reports
+//! the absence with the right error code, and it records a DEL for later and then reports success. Two
+//! commands need no agent: `VERSION`, and an empty command, which people use.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,33 +24,35 @@ use crate::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
 /// Longest standard input in bytes.
 pub const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 
-/// How long connecting to an absent agent is retried. Container runtimes wait, so it stays well below a second.
+/// How long connecting to an absent agent is retried. Container runtimes wait for it, so it is well below a
+/// second.
 pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);
 
-/// How long ADD and CHECK wait for an agent that has served before, in seconds, unless the configuration says otherwise
-/// ([`WAIT_KEY`]): a restart takes a few, and a kubelet whose ADD has failed tries again only after ten.
+/// How long ADD and CHECK wait for an agent that has served before, in seconds, unless the configuration
+/// sets [`WAIT_KEY`]. A restart of the agent takes a few seconds, and a kubelet repeats a failed ADD only
+/// after ten.
 pub const DEFAULT_AGENT_WAIT: u64 = 5;
 
-/// Longest such wait, in seconds: well below what a kubelet gives its runtime.
+/// Maximum of [`WAIT_KEY`], in seconds: well below the timeout that a kubelet gives its runtime.
 pub const MAX_AGENT_WAIT: u64 = 60;
 
-/// The configuration's key for it.
+/// The configuration's key for the wait of [`DEFAULT_AGENT_WAIT`].
 pub const WAIT_KEY: &str = "agentWaitSeconds";
 
-/// Timeout of an answer: as long as the kubelet gives a container runtime to set up a sandbox. The variable
-/// [`TIMEOUT_VARIABLE`] overrides it.
+/// Timeout of an answer: as long as the kubelet gives a container runtime to set up a sandbox. The
+/// environment variable [`TIMEOUT_VARIABLE`] overrides it.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(240);
 
-/// Timeout of STATUS, which runtimes call every few seconds and wait for: a healthy agent answers from memory, as soon
-/// as it has a processor. An agent that is starting, hanging or absent is not available.
+/// Timeout of STATUS, which runtimes call every few seconds and wait for. A healthy agent answers from
+/// memory as soon as it is scheduled; an agent that is starting, hanging or absent counts as not available.
 pub const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Overrides [`ANSWER_PATIENCE`]: seconds, decimals allowed.
 pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
 
-/// The trace that the caller's work belongs to, of W3C Trace Context; passed to the agent.
+/// The variable with the trace of the caller (W3C Trace Context, `traceparent`); passed to the agent.
 pub const TRACE_VARIABLE: &str = "TRACEPARENT";
-/// Longest value of it that is passed on, in bytes; one of version 00 has 55.
+/// Longest value of [`TRACE_VARIABLE`] that is passed on, in bytes; a value of version 00 has 55.
 const LONGEST_TRACE: usize = 256;
 
 /// The call could not be passed to the agent.
@@ -79,7 +82,7 @@ pub enum ShimError {
     /// A key of netattach must be an absolute path and is not.
     #[error("{0} must be an absolute path")]
     Path(&'static str),
-    /// [`WAIT_KEY`] is not such a number.
+    /// [`WAIT_KEY`] is not a whole number of seconds up to [`MAX_AGENT_WAIT`].
     #[error("{WAIT_KEY} must be a whole number of seconds from 0 to {MAX_AGENT_WAIT}")]
     Wait,
     /// The agent did not answer.
@@ -90,7 +93,7 @@ pub enum ShimError {
         /// The cause.
         source: ClientError,
     },
-    /// The agent did not answer a DEL, and it could not be recorded either.
+    /// The agent did not answer a DEL, and the DEL could not be recorded either.
     #[error("DEL is not done and could not be recorded ({}): repeat it", Chain(.unrecorded))]
     NotRecorded {
         /// Why it could not be recorded.
@@ -101,7 +104,7 @@ pub enum ShimError {
 }
 
 impl ShimError {
-    /// The code of the CNI specification, by the command that has failed.
+    /// The error code of the CNI specification for this error, which depends on the failed command `verb`.
     pub fn code(&self, verb: &str) -> u32 {
         match self {
             Self::Variable(_) | Self::Timeout(_) => code::INVALID_ENVIRONMENT,
@@ -126,7 +129,7 @@ pub fn run(
         Err(error) => failure(NEWEST, "", &error),
         Ok(environment) => match environment.verb() {
             "" => {
-                // For people; a failure to write cannot be reported.
+                // The text is for people; a failure to write it cannot be reported.
                 let _ = writeln!(stderr, "{}", about());
                 return 0;
             }
@@ -164,7 +167,7 @@ impl Environment {
                 let seconds = value.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
                 environment.answer_patience = seconds.ok_or_else(|| ShimError::Timeout(value.into()))?;
             } else if name == TRACE_VARIABLE {
-                // What is no trace context is of no use to anybody, and no reason to fail.
+                // An invalid trace context is useless to the agent, but no reason to fail the call.
                 if let Ok(value) = value.into_string() {
                     environment.cni.extend((value.len() <= LONGEST_TRACE).then_some((name, value)));
                 }
@@ -192,7 +195,7 @@ impl Config {
     fn parse(stdin: &str) -> Result<Self, ShimError> {
         let object: Map<String, Value> = serde_json::from_str(stdin).map_err(ShimError::Decode)?;
         Ok(Self {
-            // The agent validates it; here it only selects the format of an error.
+            // The agent validates the version; here it only selects the format of an error.
             version: object.get("cniVersion").and_then(Value::as_str).unwrap_or(NEWEST).to_owned(),
             socket: absolute_path(&object, "socket", DEFAULT_SOCKET)?,
             state_dir: absolute_path(&object, "stateDir", DEFAULT_STATE_DIR)?,
@@ -200,7 +203,8 @@ impl Config {
         })
     }
 
-    /// How long connecting is retried for that verb. STATUS asks whether the agent is there, and DEL is recorded.
+    /// How long connecting is retried for a command. STATUS is not retried, as it asks whether the agent is
+    /// available; DEL is recorded instead.
     fn connect_patience(&self, verb: &str) -> Duration {
         match verb {
             "STATUS" => Duration::ZERO,
@@ -212,7 +216,7 @@ impl Config {
     }
 }
 
-/// The agent's reply, or the error object in its place.
+/// Returns the agent's reply, or an error object if there is none.
 fn reply(environment: Environment, stdin: impl Read, stderr: &mut impl Write) -> CniReply {
     let verb = environment.verb().to_owned();
     match read_stdin(stdin).and_then(|stdin| Ok((Config::parse(&stdin)?, stdin))) {
@@ -246,7 +250,7 @@ fn hand_over(
             match kept {
                 Kept::Answered(answer) => answer,
                 Kept::Recorded { record, why } => {
-                    // Runtimes keep it for people; a failure to write cannot be reported.
+                    // Runtimes log stderr for people; a failure to write it cannot be reported.
                     let _ = writeln!(stderr, "{}", recorded(&record, &why));
                     return Ok(CniReply { stdout: String::new(), exit: 0 });
                 }
@@ -256,7 +260,7 @@ fn hand_over(
     };
     match answer {
         Response::Cni(reply) => Ok(reply),
-        // The client makes an error of it itself, which is the same.
+        // `client::call` turns a refusal into the same error, so this case does not occur.
         Response::Refused(reason) => Err(ShimError::Agent {
             verb,
             source: ClientError::Refused { socket: config.socket.clone(), reason },
@@ -264,7 +268,8 @@ fn hand_over(
     }
 }
 
-/// Refuses a DEL that no agent will carry out. It is not recorded either, since files are named after containers.
+/// Refuses a DEL with invalid identifiers, which no agent would carry out. Such a DEL is not recorded
+/// either, since files are named after containers.
 fn check_identifiers(call: &CniCall) -> Result<(), ShimError> {
     let variable = |name| call.variable(name).unwrap_or_default();
     check_container_id(variable("CNI_CONTAINERID"))
@@ -276,16 +281,16 @@ fn after_colon(details: &str) -> String {
     if details.is_empty() { String::new() } else { format!(": {details}") }
 }
 
-/// Whether the DEL would not be carried out, or its outcome is unknown. An agent that refuses has decided.
+/// Whether the DEL was not carried out, or its outcome is unknown. A refusal is a decision of the agent.
 fn may_be_lost(error: &ClientError) -> bool {
     !matches!(error, ClientError::Refused { .. } | ClientError::Prepare(_))
 }
 
 /// The outcome of a DEL that no agent answered at first.
 enum Kept {
-    /// An agent answered it at last.
+    /// An agent answered the second attempt.
     Answered(Response),
-    /// It is recorded durably, so it will be carried out.
+    /// The DEL is recorded durably, so it will be carried out.
     Recorded {
         /// The file that holds the request.
         record: PathBuf,
@@ -302,8 +307,8 @@ fn recorded(record: &Path, why: &ClientError) -> String {
     )
 }
 
-/// Records a DEL, then tries once more: an agent that began to listen in between may have read the records before this
-/// one existed.
+/// Records a DEL, then calls the agent once more: an agent that began to listen in between may have read
+/// the records before this one existed.
 fn keep_del(
     state_dir: &Path,
     call: &CniCall,
@@ -327,7 +332,7 @@ fn keep_del(
     }
 }
 
-/// The value of a variable that CNI defines, as text; `None`: the variable is none of those.
+/// Returns the value of a variable `CNI_*` as text; `None` for any other variable.
 ///
 /// # Errors
 /// [`ShimError::Variable`].
@@ -338,7 +343,7 @@ pub fn cni_variable(name: &str, value: OsString) -> Result<Option<String>, ShimE
     value.into_string().map(Some).map_err(|_| ShimError::Variable(name.to_owned()))
 }
 
-/// All of standard input, at most [`MAX_STDIN`] bytes.
+/// Reads all of standard input, at most [`MAX_STDIN`] bytes.
 ///
 /// # Errors
 /// [`ShimError::ReadStdin`], [`ShimError::LongStdin`].
@@ -352,8 +357,8 @@ fn read_stdin(stdin: impl Read) -> Result<String, ShimError> {
     String::from_utf8(bounded_stdin(stdin)?).map_err(ShimError::BinaryStdin)
 }
 
-/// Whether an agent has served this node before: its socket, the lock beside it, which outlives the socket, or its
-/// journal is there. One that cannot be looked for counts as absent.
+/// Whether an agent has served this node before: its socket, the lock file beside it (which outlives the
+/// socket) or its journal exists. A path that cannot be checked counts as absent.
 fn has_served(socket: &Path, state_dir: &Path) -> bool {
     let lock = crate::lock_path(socket);
     [socket, &lock, &state_dir.join("journal")].iter().any(|trace| trace.symlink_metadata().is_ok())

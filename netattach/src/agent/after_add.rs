@@ -1,4 +1,4 @@
-//! What follows an ADD's answer: nothing waits for it but the container's next operation.
+//! The work after an ADD's answer: only the container's next operation waits for it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::own_thread;
 
 /// Delay before a status is published, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
-/// How long after an ADD its addresses are announced to neighbours, and programs in its pod get links, at the latest, but for the
-/// turn of the pods before it: while other ADDs work, these go first. A runtime that attaches so many pods has not started this
-/// one's containers by then.
+/// How long after an ADD its addresses are announced to neighbours and the programs in its pod are attached
+/// by BPF links, at the latest, not counting the wait for the pods before it. Until then other ADDs go
+/// first: a runtime that attaches many pods at once has not started this pod's containers yet.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
-/// Time between two looks whether ADDs work.
+/// How often it is checked whether ADDs are running.
 const FINISH_POLL: Duration = Duration::from_millis(50);
 
 impl Agent {
-    /// Publishes the sandbox's status within its turn: the caller does not wait for that, the container's next
-    /// operation does.
+    /// Publishes the sandbox's status within its turn: the caller does not wait for it, but the container's
+    /// next operation does.
     pub(super) fn publish_later(self: &Arc<Self>, sandbox: JournalKey, turn: Turn) {
         turn.finish();
         let agent = Arc::clone(self);
@@ -29,15 +29,15 @@ impl Agent {
             tokio::time::sleep(PUBLISH_AFTER).await;
             let Ok(_publisher) = agent.publishers.acquire().await else { return };
             let publisher = Arc::clone(&agent);
-            // Not where the agent ends: the next one publishes it.
+            // Fails only while the agent ends; the next agent publishes it.
             let _ = own_thread::blocking(move || publisher.publish(&sandbox)).await;
             drop(turn);
         });
     }
 
-    /// Announces the addresses of what that record attached, and has its programs in the pod run by links, once no ADD works.
-    /// Nothing waits for it: by then the record may be gone, and a later ADD of the container be announced twice, which harms
-    /// nobody.
+    /// Announces the addresses of the record's attachments, and attaches the programs in its pod by BPF
+    /// links, once no ADD is running. No operation waits for this: the record may be gone by that time, or
+    /// a later ADD of the container may be announced twice, which is harmless.
     pub(super) fn finish_later(self: &Arc<Self>, record: JournalKey) {
         let agent = Arc::clone(self);
         tokio::spawn(async move {
@@ -49,7 +49,7 @@ impl Agent {
         });
     }
 
-    /// Waits until no ADD works, or until then.
+    /// Waits until no ADD is running, at most until `latest`.
     async fn no_add_works(&self, latest: Instant) {
         while !self.traffic.is_at_rest(Class::Add) && Instant::now() < latest {
             tokio::time::sleep(FINISH_POLL).await;
@@ -64,10 +64,11 @@ impl Agent {
         }
     }
 
-    /// Waits for grace periods, so announcements do not wait for it. It may come at any moment of later operations.
+    /// Lets the engine attach the programs in the pod by BPF links. This waits for RCU grace periods, so
+    /// announcements are made before it. It may run at any point of later operations.
     async fn settle(&self, record: &JournalKey, latest: Instant) {
         let Ok(_settler) = self.settler.acquire().await else { return };
-        // Others may have begun while the pods before this one had theirs.
+        // Other ADDs may have begun while this pod waited for the permit.
         self.no_add_works(latest).await;
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
         if let Ok(Err(error)) = own_thread::blocking(move || crate::upkeep(|| engine.settle(&of))).await {

@@ -1,4 +1,5 @@
-//! Background tasks of the agent: each is watched, because a task that ends unnoticed is missed too late.
+//! Background tasks of the agent. Each is watched, because a task that ends unnoticed would be missed too
+//! late.
 
 use std::future::pending;
 
@@ -76,7 +77,7 @@ impl Background {
     pub(super) async fn ended_early(&mut self) -> EndedEarly {
         loop {
             let Some(joined) = self.tasks.join_next_with_id().await else { return pending().await };
-            // Nobody gives one up.
+            // A task that was aborted; none is.
             let Some((id, ended)) = own_thread::joined(joined) else { continue };
             let why = match ended {
                 Ok(End::Done) => continue,

@@ -1,5 +1,5 @@
-//! What makes the interfaces of a live pod those that its annotation selects, and how far that has come
-//! ([`live`](super::live)). Pure.
+//! Computes the changes that make the interfaces of a live pod match its annotation, and tracks their
+//! progress ([`live`](super::live)). Pure.
 
 use std::sync::Arc;
 
@@ -15,34 +15,34 @@ pub(super) struct Interface {
     pub(super) made: Made,
 }
 
-/// What an interface was made by.
+/// How an interface was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Made {
     /// The pod's ADD.
     Add,
     /// A change of its annotation.
     Annotation,
-    /// A request of another program or a person, which the annotation does not describe.
+    /// A request of a controller or a user, which the annotation does not describe.
     Request,
 }
 
-/// What differs between an annotation and a pod.
+/// A difference between a pod and its annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Change {
     Attach(Box<Selection>),
     Detach(String),
-    /// An interface of the pod's ADD that the annotation does not select any more.
+    /// An interface of the pod's ADD that the annotation no longer selects. It stays.
     Stays(String),
 }
 
-/// The changes that make a pod's interfaces those that its annotation selects. Detaching comes first: its name or
-/// address may be what another selection asks for.
+/// Returns the changes that make a pod's interfaces match its annotation. Detachments come first: their
+/// interface name or address may be the one that another selection asks for.
 pub(super) fn changes(selections: &[Selection], interfaces: &[Interface]) -> Vec<Change> {
     let mut left: Vec<&Interface> = interfaces.iter().filter(|it| it.made != Made::Request).collect();
     let mut take =
         |is: &dyn Fn(&Interface) -> bool| left.iter().position(|it| is(it)).map(|at| left.remove(at));
     let is_of = |it: &Interface, selection: &Selection| it.network.as_ref() == Some(&selection.network);
-    // Those that name their interface choose first.
+    // Selections with an interface name are matched first.
     let (named, unnamed): (Vec<_>, Vec<_>) = selections.iter().partition(|it| it.interface.is_some());
     let mut missing = Vec::new();
     for selection in named {
@@ -65,7 +65,8 @@ pub(super) fn changes(selections: &[Selection], interfaces: &[Interface]) -> Vec
     of_left.into_iter().chain(attach).collect()
 }
 
-/// The network that a change is of; `None`: it is of none, or is refused at once, as the pod may not use it.
+/// Returns the network of a change; `None`: it has no network, or it is refused at once because the pod may
+/// not use the network.
 pub(super) fn network(
     change: &Change,
     interfaces: &[Interface],
@@ -78,16 +79,18 @@ pub(super) fn network(
     }
 }
 
-/// A pod that is being made to follow its annotation, one change after another, until none is left that has not failed.
+/// One round of applying a pod's annotation, one change after another, until only failed changes are left.
 #[derive(Debug)]
 pub(super) struct Round {
     /// The pod as it is now.
     pub(super) pod: Arc<Pod>,
     /// The change that is being carried out.
     pub(super) at: Option<Change>,
-    /// How many more are carried out; `None`: as many as there are. So a change that has no effect ends as well.
+    /// Bound on the number of further changes; `None`: not yet computed. It ends a round whose changes have
+    /// no effect.
     left: Option<usize>,
-    /// What has failed, and why. It is not tried again in this round, whatever else of the pod changes.
+    /// The failed changes, with their reasons. They are not retried in this round, even if the pod changes
+    /// otherwise.
     failed: Vec<(Change, String)>,
 }
 
@@ -96,17 +99,17 @@ impl Round {
         Self { pod, at: None, left: None, failed: Vec::new() }
     }
 
-    /// The pod is another now, or the same once more.
+    /// Continues with the pod as it is now, whether it has changed or not.
     pub(super) fn goes_on_with(&mut self, pod: Arc<Pod>) {
         (self.pod, self.left) = (pod, None);
     }
 
-    /// The first of the changes that are due now that this round has not tried.
+    /// Returns the first of the due changes that this round has not tried.
     pub(super) fn next<'a>(&mut self, changes: &'a [Change]) -> Option<&'a Change> {
         let mut failed: Vec<&Change> = self.failed.iter().map(|(change, _)| change).collect();
         let mut due: Vec<&'a Change> = Vec::new();
         for change in changes.iter().filter(|it| !matches!(it, Change::Stays(_))) {
-            // A pod may select a network twice: one that has failed stands for one that is due.
+            // A pod may select a network twice, so one failed change accounts for one due change only.
             let Some(at) = failed.iter().position(|it| *it == change) else {
                 due.push(change);
                 continue;
@@ -117,14 +120,14 @@ impl Round {
         due.first().copied().filter(|_| left > 0)
     }
 
-    /// The change that was being carried out has ended, or failed with a problem.
+    /// Records the end of the current change, with its problem if it failed.
     pub(super) fn ended(&mut self, problem: Option<String>) {
         let at = self.at.take();
         self.left = self.left.map(|left| left.saturating_sub(1));
         self.failed.extend(at.zip(problem));
     }
 
-    /// What is not as the annotation says, when no change is left.
+    /// Returns the differences that remain when no change is left.
     pub(super) fn problems(&self, changes: &[Change]) -> Vec<String> {
         let stays = changes.iter().filter_map(|change| match change {
             Change::Stays(ifname) => {
@@ -196,7 +199,7 @@ pub(super) mod tests {
             (detach("net4"), None),
             (attach("c", Some("net1")), at("c")),
             (attach("of-others", None), None),
-            // Which it could use once.
+            // A network that the pod could use earlier.
             (detach("net5"), at("of-others")),
         ];
         for (change, expected) in table {
@@ -204,7 +207,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Carries out the next change, which there has to be.
+    /// Carries out the next change, which must exist.
     fn carried_out(round: &mut Round, changes: &[Change], problem: Option<&str>) -> Change {
         let change = round.next(changes).unwrap().clone();
         round.at = Some(change.clone());
@@ -227,7 +230,7 @@ pub(super) mod tests {
         assert_eq!(round.problems(left), [stays, "net2 hangs", "a is full"]);
     }
 
-    /// As one does whose status is published after each change.
+    /// The pod's object changes after each change, as its status is published.
     #[test]
     fn a_pod_that_changes_goes_on_with_what_it_has_not_tried() {
         let mut round = Round::of(pod("shop", "a"));
@@ -254,7 +257,7 @@ pub(super) mod tests {
         }
         assert_eq!(round.next(&all), None);
         assert_eq!(round.problems(&all), [""; 0]);
-        // Until the pod is looked at again.
+        // Until the pod is checked again.
         round.goes_on_with(pod("shop", "a"));
         assert_eq!(round.next(&all), Some(&all[0]));
     }

@@ -1,4 +1,5 @@
-//! The configuration file that makes a container runtime call netattach: what is in it, and how it is read and written.
+//! The configuration file that makes a container runtime call netattach: its content, and how it is read
+//! and written.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -58,7 +59,7 @@ pub(super) enum CniConfError {
 }
 
 impl CniConf {
-    /// `None` if no file is wanted.
+    /// Returns the file of these settings; `None` if no file is wanted.
     ///
     /// # Errors
     /// The working directory, which relative settings refer to, cannot be determined.
@@ -82,7 +83,7 @@ impl CniConf {
         &self.path
     }
 
-    /// Its name in the directory.
+    /// The file's name in the directory.
     pub(super) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -96,12 +97,12 @@ impl CniConf {
         self.repair
     }
 
-    /// Whether there is to be no file, nor one of netattach's under that name.
+    /// Whether the settings ask for the removal of the file.
     pub(super) fn is_to_go(&self) -> bool {
         self.remove
     }
 
-    /// Removes the file, if it is netattach's. Returns whether it did.
+    /// Removes the file if netattach has written it. Returns whether it did.
     ///
     /// # Errors
     /// [`CniConfError`].
@@ -124,8 +125,8 @@ impl CniConf {
         conf_dir::entries(self.directory()).map_err(self.failed("list the directory of"))
     }
 
-    /// The file as it is, among these names of the directory. A copy is the same file as `known`, which it was under
-    /// our name; if that is not known, one with content of ours.
+    /// Returns the state of the file, among these names of its directory. A copy is the file with the
+    /// identity `known`, which it had under our name; if that is not known, a file with our content.
     ///
     /// # Errors
     /// [`CniConfError`].
@@ -148,18 +149,18 @@ impl CniConf {
         }
     }
 
-    /// Writes the file, whole.
+    /// Writes the file atomically.
     ///
     /// # Errors
     /// [`CniConfError`]; the previous file remains.
     pub(super) fn write(&self, content: &[u8]) -> Result<(), CniConfError> {
         std::fs::create_dir_all(self.directory()).map_err(self.failed("make the directory of"))?;
-        // Runtimes select files by their extension, so the temporary file must not have theirs.
+        // Runtimes select files by their extension, so the temporary file must not have that extension.
         durable::replace(&self.path, &format!(".{}.new", self.name()), content, MODE)
             .map_err(self.failed("write"))
     }
 
-    /// What the file is, whatever its name.
+    /// Device and inode of the file, if it exists.
     pub(super) fn identity(&self) -> Option<Identity> {
         identity(&self.path)
     }
@@ -175,8 +176,9 @@ impl CniConf {
 
     fn render(&self, default: &NetworkList) -> Value {
         let declared = default.plugins.iter().flat_map(|plugin| plugin.capabilities());
-        // A runtime keeps a pod's hostPorts from a network that does not declare them, and the pod would be Ready with
-        // its port closed: the plan decides what becomes of them.
+        // A runtime withholds a pod's hostPorts from a network that does not declare the capability, and
+        // the pod would be Ready with its port closed. So it is always declared, and the plan decides what
+        // happens to the ports.
         let capabilities: Map<String, Value> =
             declared.chain(["portMappings"]).map(|c| (c.to_owned(), true.into())).collect();
         // Lists exist since 0.3.0. A runtime that knows only `cniVersion` may be older than 1.1.0.
@@ -204,8 +206,8 @@ fn identity(path: &Path) -> Option<Identity> {
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// Removes a file that an agent has written for the runtime, durably. Returns whether it did: another program's stays, and an empty
-/// one may be anybody's.
+/// Removes a file that an agent has written for the runtime, durably. Returns whether it did. A file of
+/// another program is kept, and so is an empty file, whose author is unknown.
 ///
 /// # Errors
 /// The system's error.
@@ -221,18 +223,18 @@ fn remove_managed(path: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Who has written a configuration that calls netattach.
+/// The author of a configuration that calls netattach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Caller {
     /// An agent.
     Managed,
-    /// Somebody else, by hand; in it netattach is the only plugin, or the first.
+    /// The administrator or another program; netattach is its only plugin, or the first.
     Other,
-    /// Somebody else: netattach comes behind the plugin that makes the pod's interface.
+    /// The administrator or another program; netattach follows the plugin that makes the pod's interface.
     Behind,
 }
 
-/// The configurations in a runtime's directory that an agent has written, or that call netattach.
+/// Returns the configurations in a runtime's directory that an agent has written or that call netattach.
 ///
 /// # Errors
 /// The directory cannot be listed.
@@ -240,7 +242,7 @@ pub fn callers(directory: &Path) -> io::Result<Vec<(PathBuf, Caller)>> {
     let mut found = Vec::new();
     for name in conf_dir::entries(directory)?.into_iter().filter(|name| is_read_by_runtimes(name)) {
         let path = directory.join(name);
-        // One that cannot be read makes no runtime call anything.
+        // A file that cannot be read makes no runtime call netattach.
         let Ok(content) = bounded::read(&path, budget::CONFIG.most) else { continue };
         let Ok(conf) = serde_json::from_slice::<Value>(&content) else { continue };
         let alone = [conf.clone()];
@@ -315,7 +317,7 @@ mod tests {
         }
     }
 
-    /// What is found, as it is under the name or under another.
+    /// The file is found under its own name or under another one.
     #[test]
     fn the_file_is_found_under_its_name_or_under_another_and_told_from_that_of_others() {
         let directory = tempfile::tempdir().unwrap();
@@ -332,7 +334,7 @@ mod tests {
         std::fs::rename(to(""), to(".cilium_bak")).unwrap();
         assert_eq!(find(identity), missing(Some("00-netattach.conflist.cilium_bak")));
         assert_eq!(find(None), missing(Some("00-netattach.conflist.cilium_bak")));
-        // Another file is in place, and the old copy has no part in its end.
+        // There is a new file under the name, so the old copy no longer counts.
         conf.write(&content).unwrap();
         let identity = conf.identity();
         std::fs::remove_file(to("")).unwrap();

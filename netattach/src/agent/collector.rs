@@ -1,11 +1,12 @@
-//! Detaches sandboxes that no runtime will ask for: some runtimes never send GC, and after a crash or a reboot they may
-//! have forgotten what they had.
+//! Detaches sandboxes for which no runtime will send a DEL: some runtimes never send GC, and after a crash
+//! or a reboot a runtime may have forgotten its sandboxes.
 //!
-//! Every half minute the agent looks for sandboxes whose namespace is gone ([`Engine::departed`]), for operations that
-//! did not finish and that nobody repeats, and, where the runtime's socket is known, for sandboxes that the runtime does
-//! not list. What is found in every look of a grace time is detached as by DEL, in its container's turn. Whatever cannot
-//! be looked at is kept. A runtime that lists none of the attached sandboxes may be another one than theirs, so then one in
-//! which processes are or may be is kept too.
+//! Every half minute the agent looks for sandboxes whose netns is gone ([`Engine::departed`]), for
+//! unfinished operations that no runtime repeats, and, if the runtime's socket is known, for sandboxes that
+//! the runtime does not list. A sandbox that every check of a grace time finds is detached as by DEL, in
+//! its container's turn. If a check is not possible, the sandbox is kept. If the runtime lists none of the
+//! attached sandboxes, it may be another runtime than theirs; then a sandbox with processes, or whose
+//! processes are unknown, is kept too.
 //!
 //! [`Engine::departed`]: crate::attach::Engine::departed
 
@@ -32,20 +33,21 @@ use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
-/// Longest and shortest time between two looks.
+/// Shortest and longest time between two checks.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
-/// A sandbox that the runtime does not list counts only when it is attached for this many grace times: runtimes list a
-/// sandbox only once it has started, minutes after its ADD at worst.
+/// An attached sandbox that the runtime does not list is considered only after this many grace times:
+/// runtimes list a sandbox only once it has started, minutes after its ADD at worst.
 const STARTING: u32 = 5;
 
-/// Longest pause between two attempts.
+/// Longest pause between two attempts for one sandbox.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// How long a look at the node's processes counts: a sandbox may wait for its place among the DELs.
+/// How long a list of the node's processes stays valid: a sandbox may wait for its slot among the DELs.
 const PROCESSES_STAY: Duration = Duration::from_secs(2);
 
-/// Most sandboxes that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room.
+/// Most sandboxes collected at a time: an eighth of the queue of DELs, so that the runtime's DELs have
+/// room.
 const AT_ONCE: usize = MOST_DELS / 8;
 
 /// Why a sandbox is to be detached.
@@ -55,8 +57,8 @@ enum Why {
     Departed,
     /// An operation did not finish, and its sandbox is gone.
     Abandoned,
-    /// The runtime does not list it. `lists_others`: it lists at least one other sandbox that is attached, so it is their
-    /// runtime, and has not lost all of its state.
+    /// The runtime does not list it. `lists_others`: the runtime lists at least one other attached sandbox,
+    /// so it is the sandboxes' runtime, and has not lost all of its state.
     Unlisted { lists_others: bool },
 }
 
@@ -64,9 +66,9 @@ enum Why {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Detached,
-    /// It is not to be detached any more.
+    /// It need not be detached any more.
     NotDue,
-    /// It is kept for now, and why.
+    /// It is kept for now; the reason.
     Stays(&'static str),
 }
 
@@ -84,11 +86,11 @@ impl Why {
     }
 }
 
-/// A sandbox that a look has found.
+/// A sandbox that a check has found.
 #[derive(Debug, Clone)]
 struct Found {
     key: JournalKey,
-    /// The sandbox as it was then; `None` for one that is not attached.
+    /// The sandbox at that time; `None` if it is not attached.
     attached: Option<Arc<Attached>>,
     why: Why,
 }
@@ -112,25 +114,25 @@ struct Suspect {
     held: Option<Held>,
 }
 
-/// What keeps a suspect attached.
+/// Why a suspect is still attached.
 #[derive(Debug, PartialEq, Eq)]
 enum Held {
     Failed(String),
     Stays(&'static str),
 }
 
-/// The node's processes, which are looked at once for all sandboxes of a look.
+/// The node's processes, listed once for all sandboxes of a check.
 #[derive(Debug, Default)]
 struct Processes(Mutex<Option<(Instant, Arc<Inhabited>)>>);
 
 impl Processes {
-    /// What the first of them has seen, or somebody now if that is [too long ago](PROCESSES_STAY).
+    /// Returns the list of processes, which is renewed when it is older than [`PROCESSES_STAY`].
     fn seen<E>(
         &self,
         now: Instant,
         look: impl FnOnce() -> Result<Inhabited, E>,
     ) -> Result<Arc<Inhabited>, E> {
-        // Those that come meanwhile need what it finds.
+        // Holds the lock while the processes are listed: concurrent callers need that list.
         let mut last = locked(&self.0);
         if let Some((at, seen)) = last.as_ref()
             && now.saturating_duration_since(*at) < PROCESSES_STAY
@@ -143,12 +145,12 @@ impl Processes {
     }
 }
 
-/// The sandboxes that looks have found, and the runtime to ask.
+/// The sandboxes that checks have found, and the runtime to ask.
 #[derive(Debug)]
 pub(super) struct Collector {
     /// The grace time; `None`: nothing is collected.
     after: Option<Duration>,
-    /// The runtime's socket; `None`: it is not asked.
+    /// The runtime's socket; `None`: the runtime is not asked.
     runtime: Option<PathBuf>,
     state: Mutex<State>,
     /// The DELs that were recorded while no agent answered.
@@ -158,10 +160,10 @@ pub(super) struct Collector {
 #[derive(Debug, Default)]
 struct State {
     suspects: BTreeMap<JournalKey, Suspect>,
-    /// Since when each attached sandbox is known. Only where the runtime is asked.
+    /// Since when each attached sandbox is known. Used only if the runtime is asked.
     known: BTreeMap<JournalKey, (Arc<Attached>, Instant)>,
     collected: u64,
-    /// Why the runtime's list is not known.
+    /// Why the runtime's list could not be obtained.
     unlisted: Option<String>,
 }
 
@@ -176,7 +178,8 @@ impl Collector {
         locked(&self.state).collected
     }
 
-    /// The sandboxes that are about to be collected, those that cannot be, and a runtime that does not answer.
+    /// Returns the sandboxes about to be collected, those that cannot be, and the failure of a runtime that
+    /// does not answer.
     pub(super) fn troubles(&self) -> Vec<Condition> {
         let state = locked(&self.state);
         let mut troubles = bounded(self.waiting_dels.troubles(), "recorded DELs");
@@ -191,8 +194,8 @@ impl Collector {
         troubles
     }
 
-    /// Takes in one look, and returns what is to be collected now: first what has failed least often. What hangs or fails again
-    /// and again leaves room for what has not been tried.
+    /// Records the results of a check, and returns the sandboxes to collect now, those with the fewest
+    /// failures first. So sandboxes that hang or fail repeatedly leave room for those not yet tried.
     fn take_in(&self, found: Vec<Found>, after: Duration, now: Instant) -> Vec<Found> {
         let mut state = locked(&self.state);
         let mut before = std::mem::take(&mut state.suspects);
@@ -214,13 +217,14 @@ impl Collector {
         due.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// Those of these sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
+    /// Returns the sandboxes that have been attached long enough that the runtime should list them. Called
+    /// before the runtime is asked.
     fn started(&self, all: Vec<Arc<Attached>>, after: Duration, now: Instant) -> Vec<Arc<Attached>> {
         let mut state = locked(&self.state);
         let mut before = std::mem::take(&mut state.known);
         let mut started = Vec::new();
         for attached in all {
-            // Other users of CNI name no pod, and their containers are not in the runtime's list.
+            // Other users of CNI name no pod, and the runtime does not list their containers.
             if attached.plan.sandbox.pod.is_none() {
                 continue;
             }
@@ -240,7 +244,7 @@ impl Collector {
         state.collected += u64::from(collected);
     }
 
-    /// Notes what keeps a suspect attached, which is logged when it is new, and when it is to be tried again.
+    /// Records why a suspect is still attached, logs it if it is new, and schedules the next attempt.
     fn held(&self, key: &JournalKey, held: Held, now: Instant) {
         let mut state = locked(&self.state);
         let Some(suspect) = state.suspects.get_mut(key) else { return };
@@ -259,7 +263,7 @@ impl Collector {
         suspect.held = Some(held);
     }
 
-    /// Notes whether the runtime has answered; an error is logged when it is new.
+    /// Records whether the runtime has answered; logs a new error.
     fn heard(&self, error: Option<String>) {
         let mut state = locked(&self.state);
         if let Some(error) = error.as_ref().filter(|error| state.unlisted.as_ref() != Some(*error)) {
@@ -284,7 +288,7 @@ impl Suspect {
     }
 }
 
-/// Of very many rows the first [`MOST_ROWS`], and how many there are besides.
+/// Returns at most [`MOST_ROWS`] rows, plus a row with the number of the others.
 fn bounded(mut rows: Vec<Condition>, of: &str) -> Vec<Condition> {
     let more = rows.len().saturating_sub(MOST_ROWS);
     rows.truncate(MOST_ROWS);
@@ -293,24 +297,24 @@ fn bounded(mut rows: Vec<Condition>, of: &str) -> Vec<Condition> {
     rows
 }
 
-/// Those of `due` that are begun beside as many that are under way, each with its turn. One without is passed over: another
-/// operation deals with its container, or it is under way itself.
+/// Returns those of `due` that can begin beside `under_way` others, each with its container's turn. A
+/// sandbox without a turn is skipped: another operation, possibly its own collection, has it.
 fn begun<T>(due: Vec<Found>, under_way: usize, turn: impl Fn(&Found) -> Option<T>) -> Vec<(Found, T)> {
     let with_turns = due.into_iter().filter_map(|found| turn(&found).map(|turn| (found, turn)));
     with_turns.take(AT_ONCE.saturating_sub(under_way)).collect()
 }
 
-/// The time between two looks.
+/// Returns the time between two checks.
 fn interval(after: Option<Duration>) -> Duration {
     let [shortest, longest] = LOOKS;
     after.unwrap_or(longest).clamp(shortest, longest)
 }
 
 impl Agent {
-    /// Looks for DELs that wait, and for sandboxes that nobody will ask for, until the agent ends.
+    /// Looks for recorded DELs, and for sandboxes that no runtime will ask for, until the agent ends.
     pub(super) async fn keep_collecting(self: Arc<Self>) {
         let mut tick = ticks(interval(self.collector.after));
-        // The start has gathered what was there.
+        // The first tick is immediate, and the start of the agent has already done this.
         tick.tick().await;
         let (mut waiting_dels, mut lost) = (UnderWay::default(), JoinSet::new());
         loop {
@@ -322,8 +326,8 @@ impl Agent {
         }
     }
 
-    /// Looks for what is lost, and begins to collect what is due of it, beside what is `under_way`: one may hang, and nobody
-    /// waits for it here.
+    /// Looks for lost sandboxes, and starts to collect those that are due, beside those `under_way`. Does
+    /// not wait for them, as one may hang.
     async fn collect_lost(self: &Arc<Self>, after: Duration, under_way: &mut JoinSet<()>) {
         let Some(mut found) = self.look_for_lost().await else { return };
         let unlisted = self.ask_the_runtime(after, &found).await;
@@ -331,7 +335,7 @@ impl Agent {
         while under_way.try_join_next().is_some() {}
         let due = self.collector.take_in(found, after, Instant::now());
         let begun = begun(due, under_way.len(), |found| self.turns.take(&found.key.container_id));
-        // In the turns of all of them.
+        // Shared by the turns of all of them.
         let processes = Arc::new(Processes::default());
         for (found, turn) in begun {
             turn.rolls_back();
@@ -343,7 +347,7 @@ impl Agent {
         }
     }
 
-    /// `None`: it could not be looked, so nothing is known.
+    /// Returns the lost sandboxes; `None`: the check failed, so nothing is known.
     async fn look_for_lost(self: &Arc<Self>) -> Option<Vec<Found>> {
         let looked = self.work(|agent| {
             let departed = agent.engine.departed()?;
@@ -368,7 +372,7 @@ impl Agent {
         }
     }
 
-    /// The sandboxes that the runtime does not list, but for those that are `found` already.
+    /// Returns the sandboxes that the runtime does not list, except those in `found`.
     async fn ask_the_runtime(&self, after: Duration, found: &[Found]) -> Vec<Found> {
         let Some(socket) = &self.collector.runtime else { return Vec::new() };
         let all = self.engine.registry().all();
@@ -485,7 +489,7 @@ mod tests {
         let again = attached("a", &pod);
         assert_eq!(at(301, &[&again]), [""; 0], "attached anew");
         assert_eq!(at(601, &[&again]), ["a"]);
-        // What was attached to a live pod, if it goes by itself.
+        // An attachment made for a live pod, when it is collected on its own.
         let mut live = Attached::clone(&attached("b", &pod));
         live.plan.dynamic = Some(Dynamic { sandbox: "eth0".to_owned(), by: String::new() });
         let live = Arc::new(live);
@@ -550,7 +554,7 @@ mod tests {
         assert_eq!(collector.collected(), 1);
     }
 
-    /// A sandbox of a network that hangs has its container's turn for as long.
+    /// A sandbox of a network that hangs holds its container's turn for that time.
     #[test]
     fn what_hangs_keeps_its_places_for_itself_and_no_look_waits_for_it() {
         let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);

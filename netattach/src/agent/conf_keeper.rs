@@ -1,4 +1,5 @@
-//! Keeps the runtime's configuration file in place, or away before netattach is removed, and watches for what makes the runtime read another.
+//! Keeps the runtime's configuration file present, or absent before netattach is removed, and looks for
+//! files that the runtime reads instead.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::sync::{Mutex, locked};
 
 /// How conditions name the file.
 pub(super) const OBJECT: &str = "CNI configuration";
-/// How a problem with it is logged.
+/// Log message for a problem with the file.
 pub(super) const DISTURBED: &str = "the runtime's configuration is disturbed";
 /// Most files in the way that are reported.
 const MOST_IN_THE_WAY: usize = 4;
@@ -23,16 +24,16 @@ const MOST_IN_THE_WAY: usize = 4;
 #[derive(Debug)]
 pub(super) struct ConfKeeper {
     conf: CniConf,
-    /// Locked while the file is looked at and written: a disk may hang.
+    /// Locked while the file is checked and written: a disk may hang.
     state: Mutex<State>,
-    /// What others have done lately, and the files in the way.
+    /// Recent changes by other programs, and the files in the way.
     rows: Mutex<Vec<Condition>>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     memory: Memory,
-    /// What the file is while it is in place.
+    /// Identity of the file while it is present.
     identity: Option<Identity>,
 }
 
@@ -45,16 +46,16 @@ impl ConfKeeper {
         &self.conf
     }
 
-    /// What an operator has to know of the file. Does not wait for the disk.
+    /// Returns the conditions of the file for an operator. Does not wait for the disk.
     pub(super) fn rows(&self) -> Vec<Condition> {
         locked(&self.rows).clone()
     }
 
-    /// Brings the file up to date for this default network. `None`: there is none that could be attached, and the file
-    /// stays as it is.
+    /// Brings the file up to date for this default network. `None`: no default network can be attached, and
+    /// the file stays as it is.
     ///
     /// # Errors
-    /// Code 50 with the reason why the runtime does not call netattach by it.
+    /// Code 50 with the reason why the runtime does not call netattach by this file.
     pub(super) fn keep(&self, default: Option<&NetworkList>) -> Result<String, CniError> {
         let mut state = locked(&self.state);
         let not_available = |msg: String| CniError::new(code::NOT_AVAILABLE, msg);
@@ -88,7 +89,7 @@ impl ConfKeeper {
         }
     }
 
-    /// Keeps the file alone. Returns what keeps it from being in place.
+    /// Keeps the file only, without checking other files. Returns why it is not in order.
     fn keep_file(
         &self,
         state: &mut State,
@@ -130,7 +131,7 @@ impl ConfKeeper {
         Ok(problem)
     }
 
-    /// The files that the runtime reads in the place of ours.
+    /// Returns the files that the runtime reads instead of ours.
     fn in_the_way(&self, names: Vec<String>) -> Vec<String> {
         let (ours, path) = (self.conf.name(), self.conf.directory());
         let before = ConfDir::of(path, names).before(&ours);

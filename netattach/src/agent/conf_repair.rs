@@ -1,8 +1,10 @@
-//! What is done about the runtime's configuration file when others have renamed, removed or changed it. Pure.
+//! Decides what to do when other programs have renamed, removed or changed the runtime's configuration
+//! file. Pure.
 //!
-//! The file is written again, since without it the runtime calls another plugin and pods start without their networks.
-//! But a program that wants to be the only one does its part again as well: so it is written again a few times only,
-//! with growing pauses, and then it is left to an operator, who is told what it looks like.
+//! The file is written again, since without it the runtime calls another plugin and pods start without
+//! their networks. But a program that insists on its own configuration repeats its change as well. So the
+//! file is written again only a few times, with growing pauses, and is then left to an operator, who gets a
+//! description of the situation.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,61 +14,61 @@ use std::time::{Duration, Instant};
 use super::config::ConfRepair;
 use crate::attach::CILIUMS_SUFFIX;
 
-/// Most times that the file is written again within [`WINDOW`].
+/// How often the file is written again within [`WINDOW`], at most.
 pub(super) const MOST_REWRITES: usize = 5;
-/// See [`MOST_REWRITES`]. What was repaired is reported as long.
+/// See [`MOST_REWRITES`]. A repair is reported for the same time.
 pub(super) const WINDOW: Duration = Duration::from_secs(600);
-/// The pause before the second time; it doubles with each.
+/// The pause before the second rewrite; it doubles with each rewrite.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// The file as it is found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Found {
-    /// It is not there. The copy is a file of another name that has our content.
+    /// It does not exist. `copy` is a file of another name with our content.
     Missing {
         /// The name of the copy.
         copy: Option<String>,
     },
-    /// It is ours, with this content. Empty: a writer that did not sync has left it.
+    /// It is ours, with this content. If empty, a writer that did not sync has left it.
     Ours(Vec<u8>),
     /// Another program has written it.
     Foreign,
 }
 
-/// What others have done to the file.
+/// A change of the file by another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Damage {
-    /// It is gone.
+    /// It was removed.
     Removed,
-    /// It is there under this name.
+    /// It was renamed to this name.
     Renamed(String),
-    /// It has other content.
+    /// Its content was changed.
     Changed,
 }
 
-/// What is to be done.
+/// The action to take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Nothing.
     InOrder,
-    /// It is to be written: for the first time, or because its content is to be another.
+    /// It is to be written: for the first time, or with new content of ours.
     Write,
     /// It is to be written again.
     Repair(Damage),
-    /// It is to be written again, but not yet.
+    /// It is to be written again, but only after a pause.
     Wait(Damage),
-    /// It was written again too often: somebody fights for it.
+    /// It was written again too often: another program keeps changing it.
     Fight(Damage),
-    /// It is reported only.
+    /// It is only reported.
     Report(Damage),
     /// It belongs to another program and is left alone.
     Foreign,
 }
 
-/// What is remembered of the file.
+/// The history of the file.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    /// Its content when it was last in order. `None`: it never was.
+    /// Its content when it was last in order. `None`: it has never been.
     content: Option<Vec<u8>>,
     /// When it was written again.
     rewrites: VecDeque<Instant>,
@@ -75,12 +77,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// The content that it had when it was last in order.
+    /// Returns its content when it was last in order.
     pub(super) fn content(&self) -> Option<&[u8]> {
         self.content.as_deref()
     }
 
-    /// What is to be done with the file, which should have the content `wanted`.
+    /// Decides what to do with the file, whose content should be `wanted`.
     pub(super) fn judge(
         &mut self,
         found: &Found,
@@ -92,7 +94,7 @@ impl Memory {
         let damage = match found {
             Found::Foreign => return Verdict::Foreign,
             Found::Ours(content) if content == wanted => return Verdict::InOrder,
-            // Written by an earlier agent, or for the default network as it was.
+            // Written by an earlier agent, or by this one for the previous default network.
             Found::Ours(content) if known.is_none_or(|known| known == content) => return Verdict::Write,
             Found::Ours(_) => Damage::Changed,
             Found::Missing { copy: None } if known.is_none() => return Verdict::Write,
@@ -119,25 +121,25 @@ impl Memory {
         }
     }
 
-    /// The file is in order with this content.
+    /// Records that the file is in order with this content.
     pub(super) fn in_order(&mut self, content: Vec<u8>) {
         self.content = Some(content);
     }
 
-    /// The file was written again.
+    /// Records that the file was written again.
     pub(super) fn repaired(&mut self, damage: Damage, now: Instant) {
         self.rewrites.push_back(now);
         self.repaired = Some((now, damage));
     }
 
-    /// What was repaired lately.
+    /// Returns the last repair, if it is within [`WINDOW`].
     pub(super) fn lately(&self, now: Instant) -> Option<&Damage> {
         let recent = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
         self.repaired.as_ref().filter(|(at, _)| recent(at)).map(|(_, damage)| damage)
     }
 }
 
-/// Says what has become of a file: the same text each time, so that it is one event.
+/// Describes what happened to a file: the same text each time, so that it becomes one event.
 pub(super) struct Became<'a>(pub(super) &'a Path, pub(super) &'a Damage);
 
 impl fmt::Display for Became<'_> {
@@ -164,27 +166,27 @@ impl fmt::Display for Became<'_> {
     }
 }
 
-/// The name of a copy of a file among the names of its directory: as those who put a file away call it.
+/// Returns the names of possible copies of a file: the usual names of programs that move a file away.
 pub(super) fn copies<'n>(file: &str, names: &'n [String]) -> impl Iterator<Item = &'n String> {
     let prefix = format!("{file}.");
     names.iter().filter(move |name| name.starts_with(&prefix)).take(MOST_COPIES)
 }
 
-/// Most copies that are looked at.
+/// Most copies that are read.
 const MOST_COPIES: usize = 8;
 
-/// A file that a runtime reads in the place of ours.
+/// A file that a runtime reads instead of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum InTheWay {
-    /// One that calls another multi-network plugin.
+    /// It calls another multi-network plugin.
     MultiNetwork(&'static str),
-    /// One that calls these plugins.
+    /// It calls these plugins.
     Other(Vec<String>),
-    /// One that cannot be used.
+    /// It is invalid.
     Unusable(String),
 }
 
-/// Says what is wrong with a file that sorts before ours, and what helps.
+/// Describes the problem with a file that sorts before ours, and the remedy.
 pub(super) fn in_the_way(file: &Path, ours: &str, what: &InTheWay) -> String {
     let file = file.display();
     match what {
@@ -204,7 +206,7 @@ pub(super) fn in_the_way(file: &Path, ours: &str, what: &InTheWay) -> String {
     }
 }
 
-/// Says that a file cannot be kept in place.
+/// Describes that the file is changed repeatedly.
 pub(super) fn fight(path: &Path, damage: &Damage) -> String {
     format!(
         "{}; it was written again {MOST_REWRITES} times within {} minutes, to no effect",
@@ -275,7 +277,7 @@ mod tests {
         let mut memory = Memory::default();
         memory.in_order(WANTED.to_vec());
         let mut seen = Vec::new();
-        // Looked at every tenth of a second for a quarter of an hour.
+        // Checked every tenth of a second for a quarter of an hour.
         for tenth in 0..9000 {
             let now = start + Duration::from_millis(100) * tenth;
             match memory.judge(&missing(Some("a.cilium_bak")), WANTED, ConfRepair::Rewrite, now) {

@@ -1,7 +1,7 @@
-//! Notices at once when files come, go or change in directories of CNI configurations.
+//! Watches directories of CNI configurations for files that are created, removed or changed.
 //!
-//! Only that something has changed is known, not what: the look that follows reads what is there. A directory that does
-//! not exist yet, or whose file system tells nothing, is found by the looks that are taken anyway.
+//! An event only shows that something has changed; the check that follows reads the directory. Directories
+//! that do not exist yet, or whose file system reports no events, are covered by the periodic checks.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,10 +15,11 @@ use tokio::io::unix::AsyncFd;
 
 use crate::sync::{Mutex, locked};
 
-/// Changes within this time are one: others write a file in several steps, and may write many.
+/// Changes within this time are handled together: other programs write a file in several steps, and may
+/// write many.
 const TOGETHER: Duration = Duration::from_millis(100);
 
-/// Bytes of events that are read at once: some hundred events.
+/// Size of one read of events, in bytes: some hundred events.
 const BUFFER: usize = 8 << 10;
 
 /// A watch of some directories.
@@ -39,7 +40,7 @@ impl ConfWatch {
     /// Starts without any directory. Must be called in the async runtime.
     ///
     /// # Errors
-    /// The kernel has no more room for watches of this user.
+    /// The user's limit of inotify instances is reached, or the kernel has no memory.
     pub(super) fn open() -> io::Result<Self> {
         let events = Events(inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?);
         // SAFETY: the descriptor is the value's own, which stays open and the same until this value is dropped.
@@ -47,7 +48,7 @@ impl ConfWatch {
         Ok(Self { events, watched: Mutex::default() })
     }
 
-    /// Watches these directories, as far as they exist now, and no others.
+    /// Watches those of these directories that exist now, and no others.
     pub(super) fn set(&self, directories: &[PathBuf]) {
         let fd = &self.events.get_ref().0;
         let wanted = WatchFlags::CREATE
@@ -57,14 +58,14 @@ impl ConfWatch {
             | WatchFlags::DELETE
             | WatchFlags::ATTRIB
             | WatchFlags::ONLYDIR;
-        // The same directory has the same number; another one under its path has another.
+        // The same directory has the same watch number; a new directory at its path has another.
         let now: BTreeMap<PathBuf, i32> = directories
             .iter()
             .filter_map(|path| Some((path.clone(), inotify::add_watch(fd, path, wanted).ok()?)))
             .collect();
         let mut watched = locked(&self.watched);
         for number in watched.values().filter(|number| !now.values().any(|other| other == *number)) {
-            // The kernel has removed it already if the directory is gone.
+            // Fails if the directory is gone, as the kernel has then removed the watch already.
             let _ = inotify::remove_watch(fd, *number);
         }
         *watched = now;
@@ -80,7 +81,7 @@ impl ConfWatch {
             tokio::time::sleep(TOGETHER).await;
             let mut buffer = [0; BUFFER];
             let mut some = false;
-            // The kernel keeps a bounded number of events; what comes meanwhile is found by the next round.
+            // The kernel queues a bounded number of events; later ones are read in the next round.
             for _ in 0..64 {
                 match rustix::io::read(&self.events.get_ref().0, &mut buffer) {
                     Ok(read) => some |= read > 0,
@@ -106,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a change is noticed; it is only asked where one is certain to come.
+    /// Whether the watch notices a change; called only if the change is certain to raise an event.
     async fn noticed(watch: &ConfWatch, change: impl FnOnce()) {
         change();
         tokio::time::timeout(Duration::from_secs(60), watch.changed()).await.expect("noticed").unwrap();
@@ -133,7 +134,7 @@ mod tests {
         watch.set(&wanted);
         assert_eq!(locked(&watch.watched).keys().collect::<Vec<&PathBuf>>(), [&path]);
         noticed(&watch, || std::fs::write(&file, "{").unwrap()).await;
-        // What happens to the old one is nobody's concern any more: the next notice is of the new one.
+        // Events of the old directory no longer matter: the next notice is of the new one.
         let is_watched = |path: &Path| {
             let fd = &watch.events.get_ref().0;
             let number = inotify::add_watch(fd, path, WatchFlags::CREATE | WatchFlags::MASK_ADD).unwrap();

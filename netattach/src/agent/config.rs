@@ -144,7 +144,7 @@ pub struct Settings {
     default_network: String,
     /// Namespace of a default network that is given without one.
     pub default_network_namespace: String,
-    /// The network that the agent makes where it is the only one.
+    /// The network that the agent makes itself (`defaultNetwork: builtin`).
     pub builtin: builtin::Settings,
     /// Restricts pods to networks of their own namespace and of [`Settings::global_namespaces`].
     namespace_isolation: bool,
@@ -156,7 +156,7 @@ pub struct Settings {
     pub cni_conf_dir: PathBuf,
     /// Directory of device information, where device plugins and CNI plugins expect it.
     pub device_info_dir: PathBuf,
-    /// The kubelet's PodResources socket, which tells the devices of a pod.
+    /// The kubelet's PodResources socket, which reports the devices of a pod.
     pub pod_resources_socket: PathBuf,
     /// The kubelet's checkpoint of device allocations, which has the pods' uids.
     pub device_checkpoint: PathBuf,
@@ -166,13 +166,14 @@ pub struct Settings {
     pub cni_conf: CniConf,
     /// Directory where Multus recorded the pods that it attached before netattach replaced it.
     pub multus_state_dir: PathBuf,
-    /// How long a sandbox has to be gone before it is detached without a DEL, in seconds; 0: it never is.
+    /// How long a sandbox must be gone before it is detached without a DEL, in seconds; 0: it is never
+    /// detached.
     pub collect_after_seconds: u64,
     /// See [`Settings::runtime_socket`].
     runtime_socket: PathBuf,
-    /// What is done about a pod that runs without the networks that it selects.
+    /// The action on a pod that runs without its selected networks.
     pub repair: Repair,
-    /// How long such a pod is watched before anything is done, in seconds.
+    /// How long such a pod is watched before the action is taken, in seconds.
     pub repair_after_seconds: u64,
     /// How other plugins are executed.
     pub delegation: Delegation,
@@ -183,14 +184,15 @@ pub struct Settings {
     pub invalid_annotation: InvalidAnnotation,
     /// The effect of a hostPort that no plugin of the default network can open.
     pub unsupported_port_mappings: UnsupportedPortMappings,
-    /// Ports of the node that lead to no pod, besides the agent's own.
+    /// Ports of the node that are never forwarded to a pod, besides the agent's own.
     pub reserved_host_ports: Vec<u16>,
     /// See [`Settings::keep_cluster_routes`].
     keep_cluster_routes: Option<bool>,
-    /// Ranges of the cluster that stay on its interface then, beside those that the cluster tells.
+    /// Ranges of the cluster whose routes stay on the cluster's interface, besides the ranges that the
+    /// cluster reports.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<ipnet::IpNet>,
-    /// What pods may ask for of the check of their sources, by the arguments of their selections.
+    /// Which relaxations of the source check pods may request, by the arguments of their selections.
     pub pod_sources: Vec<Permission>,
     /// The effect of an ADD for a sandbox that is attached already.
     pub repeated_add: RepeatedAdd,
@@ -204,17 +206,18 @@ pub struct Settings {
     pub common_rules: WrittenCommonRules,
     /// The handling of attachments whose new policy does not fit into the maps.
     pub on_overflow: Overflow,
-    /// The effect of an ADD whose pod a policy selects where policies are not enforced; definitions may override this.
+    /// The effect of an ADD whose pod is selected by a policy that cannot be enforced on it; definitions
+    /// may override this.
     pub unenforceable: EnforcementRequirement,
     /// How the packet programs are attached.
     pub attach: AttachBy,
-    /// Most attachments with a dataplane at a time; fixed when the maps are first made.
+    /// Most attachments with a dataplane at a time; fixed when the maps are first created.
     pub max_attachments: u32,
     /// What is logged of packets.
     bpf_log: BpfLog,
-    /// The BPF object that logs it.
+    /// The BPF object that logs packets.
     bpf_log_object: PathBuf,
-    /// The attachment whose packets alone are logged: `NAMESPACE/POD/INTERFACE`.
+    /// The only attachment whose packets are logged: `NAMESPACE/POD/INTERFACE`.
     bpf_log_of: String,
     /// Most pods that are attached at the same time.
     pub parallel_adds: usize,
@@ -248,7 +251,7 @@ pub struct Settings {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubernetes {
-    /// Whether it is the source.
+    /// Whether the Kubernetes API is the source.
     pub enabled: bool,
     /// A kubeconfig; empty: the service account of the agent's pod.
     pub kubeconfig: PathBuf,
@@ -256,9 +259,9 @@ pub struct Kubernetes {
     pub node_name: String,
     /// Whether an ADD waits for its network-status to be published.
     pub status: StatusWrites,
-    /// Key of the node's taint that is removed when the node is ready; empty: none is.
+    /// Key of the node's taint that is removed when the node is ready; empty: no taint is removed.
     pub startup_taint: String,
-    /// How long a watch of pods lasts before it is asked for again, in seconds.
+    /// How long one watch request for pods lasts, in seconds.
     pub watch_seconds: u32,
 }
 
@@ -266,10 +269,10 @@ pub struct Kubernetes {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StatusWrites {
-    /// It is published after the ADD, and again until it succeeds.
+    /// The status is published after the ADD, and retried until it succeeds.
     #[default]
     Later,
-    /// The ADD fails unless it is published.
+    /// The ADD fails unless the status is published.
     Required,
 }
 
@@ -283,15 +286,15 @@ pub struct CniConf {
     pub name: String,
     /// Name of the network in the file.
     pub network: String,
-    /// What is done when others rename, remove or change the file.
+    /// The action when another program renames, removes or changes the file.
     pub repair: ConfRepair,
-    /// The file is removed instead of written: new pods are no longer netattach's.
+    /// Whether the file is removed instead of written, so that netattach does not attach new pods.
     pub remove: bool,
     /// How long ADD and CHECK wait for an agent that has served before, in seconds.
     pub agent_wait_seconds: u64,
 }
 
-/// What is done when others rename, remove or change the runtime's configuration file.
+/// The action when another program renames, removes or changes the runtime's configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ConfRepair {
@@ -310,8 +313,8 @@ pub struct Delegation {
     pub exec: Vec<String>,
     /// Longest time of one call, in seconds.
     pub timeout_seconds: u64,
-    /// Most memory of all plugins together, in MiB; 0: they run in the agent's own control group. Unless it is set, they do
-    /// so too where the agent has none to divide.
+    /// Most memory of all plugins together, in MiB; 0: they run in the agent's own control group. If unset,
+    /// a default applies, or the agent's own control group if the agent cannot create another.
     #[serde(rename = "memoryLimitMiB")]
     pub memory_limit_mib: Option<u64>,
     /// The attachments that are recorded in libcni's cache.
@@ -320,8 +323,8 @@ pub struct Delegation {
     pub cache_dir: PathBuf,
     /// When packet programs run on interfaces that other plugins create; definitions may override this.
     pub enforce: EnforceWhen,
-    /// The node's root directory, where plugins are started in it; empty: in the agent's own; `/`: the same, and an agent in a
-    /// container says nothing of it.
+    /// The node's root directory, in which plugins are started; empty: the agent's own root directory. `/`
+    /// means the same, but an agent in a container then does not warn about it.
     pub root: PathBuf,
 }
 
@@ -336,7 +339,7 @@ pub enum InvalidAnnotation {
     Ignore,
 }
 
-/// What is logged of packets, with an object that was built for it.
+/// What is logged of packets, by a BPF object built for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum BpfLog {
@@ -360,7 +363,8 @@ pub enum Midstream {
     Drop,
 }
 
-/// The handling of frames of other namespaces from addresses of no attachment, on parents of attachments.
+/// The handling of frames from other netns whose source address belongs to no attachment, on parents of
+/// attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OtherMacvlans {
@@ -385,12 +389,12 @@ pub enum EstablishedOnChange {
 /// Reasons why the agent cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// Packets are to be logged, and there is no object that does.
+    /// `bpfLog` is set without a BPF object that logs.
     #[error(
         "bpfLog: give bpfLogObject (--bpf-log-object) too, the file that `cargo xtask build-ebpf --log` writes to target/bpf/netattach-log.bpf.o"
     )]
     BpfLogObject,
-    /// No attachment.
+    /// `bpfLogOf` does not name an attachment.
     #[error("bpfLogOf: {0:?} is not NAMESPACE/POD/INTERFACE")]
     BpfLogOf(String),
     /// The configuration file cannot be used.
@@ -412,7 +416,7 @@ pub enum SettingsError {
         "source and kubernetes.enabled: objects come from a directory or from the cluster, not from both: leave one of them out"
     )]
     TwoSources,
-    /// A kubeconfig that is not used.
+    /// A kubeconfig is set but not used.
     #[error(
         "kubernetes.kubeconfig is set and kubernetes.enabled is not: set it too, or leave kubeconfig out"
     )]
@@ -425,7 +429,7 @@ pub enum SettingsError {
     /// The default network is neither a name nor a path.
     #[error("defaultNetwork")]
     DefaultNetwork(#[from] InvalidDefaultNetwork),
-    /// The network that the agent makes cannot be made so.
+    /// The settings of the builtin network are invalid.
     #[error(transparent)]
     Builtin(#[from] InvalidSettings),
     /// A value is not a valid namespace name.
@@ -442,18 +446,18 @@ pub enum SettingsError {
     /// The directory for the runtime's file is not absolute.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
-    /// A file of the agent's own would have the runtime call netattach without a plugin before it.
+    /// The agent's own file would make the runtime call netattach without the plugins before it.
     #[error(
         "defaultNetwork chained: the runtime's list is another program's, with netattach behind its plugins, so cniConf.dir has to be empty, not {0}; the agent's own file would be taken in its place"
     )]
     ChainedConf(PathBuf),
-    /// A file is to be removed, and none is named.
+    /// A file is to be removed, but its directory is not set.
     #[error("cniConf.remove: true needs cniConf.dir, where the file is")]
     ConfRemove,
-    /// A range of the cluster is everything.
+    /// A range of the cluster covers all addresses.
     #[error("clusterCIDRs[{0}]: the default route itself cannot stay behind")]
     WholeRange(usize),
-    /// A permission that is none.
+    /// A permission is invalid.
     #[error("podSources[{index}].{problem}")]
     PodSources {
         /// The index in the list.
@@ -461,7 +465,7 @@ pub enum SettingsError {
         /// What is wrong with it, after the key.
         problem: String,
     },
-    /// Pods cannot be repaired in that way.
+    /// The chosen repair of pods needs another setting.
     #[error("repair: {how} needs {needs}")]
     Repair {
         /// The setting.
@@ -472,12 +476,12 @@ pub enum SettingsError {
     /// The runtime's socket is not absolute.
     #[error("runtimeSocket: {0} is not an absolute path")]
     RuntimeSocket(PathBuf),
-    /// Probes and metrics cannot be served there.
+    /// The listening address of probes and metrics is invalid.
     #[error(
         "metrics.listen: {0:?} is not an address and a port, such as 127.0.0.1:10475; an empty one serves nothing"
     )]
     Listen(String),
-    /// Traces cannot be sent there.
+    /// The endpoint for traces is invalid.
     #[error(
         "traces.endpoint: {0:?} is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node"
     )]
@@ -515,7 +519,7 @@ pub enum SettingsError {
     },
 }
 
-/// Most memory of executed plugins together, in MiB, unless it is set: a plugin takes some 10.
+/// Default limit of the memory of all executed plugins together, in MiB; a plugin takes about 10.
 const PLUGIN_MEMORY: u64 = 256;
 
 impl Default for Settings {
@@ -549,7 +553,7 @@ impl Default for Settings {
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
             unsupported_port_mappings: UnsupportedPortMappings::default(),
-            // The kubelet's API, and what load balancers ask of kube-proxy.
+            // The kubelet's API, and kube-proxy's health check for load balancers.
             reserved_host_ports: vec![10250, 10256],
             keep_cluster_routes: None,
             cluster_cidrs: Vec::new(),
@@ -623,12 +627,12 @@ impl Default for Delegation {
 }
 
 impl Delegation {
-    /// The root directory that plugins are started in, unless that is the agent's own.
+    /// Returns the root directory in which plugins are started, unless it is the agent's own.
     pub(super) fn plugin_root(&self) -> Option<&Path> {
         Some(self.root.as_path()).filter(|root| self.names_root() && *root != Path::new("/"))
     }
 
-    /// Whether it is said where plugins are started.
+    /// Whether the root directory of plugins is set explicitly.
     pub(super) fn names_root(&self) -> bool {
         !self.root.as_os_str().is_empty()
     }
@@ -645,10 +649,11 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The same without a look at whether an agent could run with them: a node is checked before it has a source.
+    /// Merges without checking whether an agent could run with the settings: a node is checked before it
+    /// has a source.
     ///
     /// # Errors
-    /// The file cannot be read, or has keys or values that are not known.
+    /// The file cannot be read, or has unknown keys or invalid values.
     pub(super) fn unvalidated(arguments: Arguments) -> Result<Self, SettingsError> {
         let mut settings = match arguments.config {
             Some(path) => {
@@ -796,8 +801,8 @@ impl Settings {
         Ok(())
     }
 
-    /// The name of this node in the cluster: the setting, else the variable `NODE_NAME`, else the host's name in lower
-    /// case, which is what a kubelet calls its node.
+    /// Returns the name of this node in the cluster: the setting, else the variable `NODE_NAME`, else the
+    /// host's name in lower case, which is the kubelet's default.
     ///
     /// # Errors
     /// [`SettingsError::NodeName`].
@@ -809,17 +814,18 @@ impl Settings {
         if is_subdomain(&name) { Ok(name) } else { Err(SettingsError::NodeName(name)) }
     }
 
-    /// How long the end of an agent that serves this node already is waited for. `None`: not at all.
+    /// Returns how long to wait for the agent that already serves this node to end. `None`: not at all.
     pub(super) fn stand_by(&self) -> Option<Duration> {
         (self.stand_by_seconds > 0).then(|| Duration::from_secs(self.stand_by_seconds))
     }
 
-    /// How long a sandbox has to be gone before it is detached without a DEL. `None`: it never is.
+    /// Returns how long a sandbox must be gone before it is detached without a DEL. `None`: it is never
+    /// detached.
     pub fn collect_after(&self) -> Option<Duration> {
         (self.collect_after_seconds > 0).then(|| Duration::from_secs(self.collect_after_seconds))
     }
 
-    /// How long a pod without its networks is watched before anything is done.
+    /// Returns how long a pod without its networks is watched before it is repaired.
     pub fn repair_after(&self) -> Duration {
         Duration::from_secs(self.repair_after_seconds)
     }
@@ -829,7 +835,7 @@ impl Settings {
         (!self.runtime_socket.as_os_str().is_empty()).then(|| self.runtime_socket.clone())
     }
 
-    /// The network that every pod gets.
+    /// Returns the network that every pod gets.
     ///
     /// # Errors
     /// [`InvalidDefaultNetwork`].
@@ -837,21 +843,21 @@ impl Settings {
         self.default_network.parse()
     }
 
-    /// What stays on the cluster's interface when a pod's default route moves: as it is set, else with a cluster as the
-    /// source.
+    /// Returns which routes stay on the cluster's interface when a pod's default route moves: as set; if
+    /// unset, they stay if a cluster is the source.
     pub fn keep_cluster_routes(&self) -> Option<Keep> {
         let asks_cluster = self.kubernetes.enabled;
         let keep = Keep { cidrs: self.cluster_cidrs.clone(), asks_cluster };
         self.keep_cluster_routes.unwrap_or(asks_cluster).then_some(keep)
     }
 
-    /// Whether NetworkPolicies are enforced on the pods' default networks: as it is set, else where the agent makes the
-    /// default network, because nobody else does it there.
+    /// Whether NetworkPolicies are enforced on the pods' default networks: as set; if unset, they are
+    /// enforced if the agent makes the default network, because no other software enforces them there.
     pub fn network_policy(&self) -> bool {
         self.network_policy.unwrap_or_else(|| self.default_network() == Ok(DefaultNetwork::Builtin))
     }
 
-    /// This node, and where the ranges of its pods are from.
+    /// Returns this node, and the source of the ranges of its pods.
     ///
     /// # Errors
     /// [`SettingsError::NodeName`], with a cluster as the source.
@@ -860,7 +866,7 @@ impl Settings {
         Ok(ThisNode { name, pod_cidrs: self.builtin.pod_cidrs.clone() })
     }
 
-    /// Which namespaces may use which networks.
+    /// Returns which namespaces may use which networks.
     ///
     /// # Errors
     /// [`SettingsError::DefaultNetwork`].
@@ -880,7 +886,7 @@ impl Settings {
         self.run_dir.join("netattach.sock")
     }
 
-    /// The defaults for every attachment, except those that depend on the kernel.
+    /// Returns the defaults for every attachment, except those that depend on the kernel.
     pub fn passage(&self) -> NodeDefaults {
         NodeDefaults {
             new_flows_per_second: self.new_flows_per_second,
@@ -895,7 +901,7 @@ impl Settings {
         }
     }
 
-    /// The object that logs what becomes of packets, where one is to.
+    /// Returns the BPF object that logs packets, if logging is enabled.
     ///
     /// # Errors
     /// [`SettingsError::BpfLogObject`].
@@ -911,7 +917,7 @@ impl Settings {
         Ok(Some(LogObject { path: self.bpf_log_object.clone(), detail }))
     }
 
-    /// The attachment whose packets alone are logged, as `NAMESPACE/POD/INTERFACE`.
+    /// Returns the only attachment whose packets are logged, as `NAMESPACE/POD/INTERFACE`.
     pub fn bpf_log_of(&self) -> Option<String> {
         (!self.bpf_log_of.is_empty()).then(|| self.bpf_log_of.clone())
     }
@@ -926,7 +932,8 @@ impl Settings {
         Duration::from_secs(self.delegation.timeout_seconds)
     }
 
-    /// Most memory of all plugins together, in bytes; `None`: they have no control group of their own.
+    /// Returns the memory limit of all plugins together, in bytes; `None`: they have no control group of
+    /// their own.
     pub fn plugin_memory(&self) -> Option<u64> {
         let mib = self.delegation.memory_limit_mib.unwrap_or(PLUGIN_MEMORY);
         (mib != 0).then_some(mib << 20)

@@ -194,7 +194,8 @@ fn the_usual_directories_are_the_defaults() {
     assert_eq!(defaults.cni_conf_dir, PathBuf::from("/etc/cni/netattach.d"));
 }
 
-/// The agent's own root directory may be said on purpose, which is not the same as not having thought of it.
+/// An administrator may set the agent's own root directory explicitly, which differs from leaving the
+/// setting out.
 #[test]
 fn plugins_are_started_in_another_root_directory_only_if_one_is_named() {
     let of = |root: &str| {

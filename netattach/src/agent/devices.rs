@@ -1,4 +1,5 @@
-//! The devices of a pod's networks: asks the kubelet before an operation begins, and gives each network its own.
+//! Assigns devices to a pod's networks: asks the kubelet before an operation begins, and gives each network
+//! its own device.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -13,21 +14,21 @@ use crate::npwg::{NetworkRef, Selection};
 use crate::plan::PodRef;
 use crate::plan::resolve::{Intent, Network};
 
-/// The resource of a network, and the device of it that the pod's selection names.
+/// The resource of a network, and the device of that resource that the pod's selection names.
 type Named = (String, Option<String>);
 
-/// What the kubelet said about a pod's devices; empty if it was not asked.
+/// The kubelet's answer on a pod's devices; empty if the kubelet was not asked.
 pub(super) type Asked = OnceLock<Result<Vec<ContainerDevices>, Arc<kubelet::Error>>>;
 
 impl Agent {
-    /// Asks the kubelet for the devices of a pod, if one of its networks may need one.
+    /// Asks the kubelet for the devices of a pod if one of its networks may need one.
     pub(super) async fn ask_for_devices(&self, pod: &PodRef, networks: &[NetworkRef], asked: &Asked) {
         if self.intents.may_need_devices(networks) {
             self.ask_for_devices_of(pod, asked).await;
         }
     }
 
-    /// Asks the kubelet for the devices of a live pod, if the network that is requested for it may need one.
+    /// Asks the kubelet for the devices of a live pod if the additional network may need one.
     pub(super) async fn ask_for_device_of_one_more(
         &self,
         pod: Option<&PodRef>,
@@ -40,22 +41,23 @@ impl Agent {
         }
     }
 
-    /// Asks the kubelet for the devices of a pod. The runtime may name no uid; the source's keeps those of an earlier pod of
-    /// the name out as well. The kubelet knows a static pod by its own, not by its mirror's.
+    /// Asks the kubelet for the devices of a pod. Uses the source's uid, as the runtime may name none, so
+    /// the devices of an earlier pod of the same name are not used. The kubelet knows a static pod by its
+    /// own uid, not by its mirror pod's.
     async fn ask_for_devices_of(&self, pod: &PodRef, asked: &Asked) {
         let known = self.intents.source.snapshot().pods.get(&pod.name).cloned();
         let known = known.as_ref().and_then(|known| known.mirror_of.as_ref().or(known.uid.as_ref()));
         let uid = pod.uid.as_deref().or(known.map(String::as_str));
         let devices = self.kubelet.of_pod(&pod.name, uid).await;
-        // Asked once for each operation.
+        // Fails if it is already set; it is asked only once for each operation.
         let _ = asked.set(devices);
     }
 }
 
-/// Gives the networks of a pod their devices.
+/// Assigns the devices of a pod to its networks.
 ///
 /// # Errors
-/// Code 11: it is not known which devices the pod was given. Code 7: it was not given what a network needs.
+/// Code 11: the devices of the pod are not known. Code 7: the pod has no device that a network needs.
 pub(super) fn give(engine: &Engine, intent: &mut Intent, asked: &Asked) -> Result<(), CniError> {
     let Intent { default, default_selection, selections, .. } = intent;
     let selected = selections.iter_mut().map(|(selection, network)| (Some(&*selection), network));
@@ -64,7 +66,7 @@ pub(super) fn give(engine: &Engine, intent: &mut Intent, asked: &Asked) -> Resul
     give_to(engine, &mut networks, asked, &BTreeSet::new())
 }
 
-/// Gives one more network of a live pod its device, which none of the pod's attachments has.
+/// Assigns a device to one more network of a live pod, one that none of the pod's attachments has.
 ///
 /// # Errors
 /// As [`give`].
@@ -91,7 +93,7 @@ fn give_to(
         Some((resource, selection.and_then(|selection| selection.device_id.clone())))
     };
     let wants: Vec<Option<Named>> = networks.iter().map(want).collect();
-    // Planning refuses a network that needs a device and has none.
+    // Without an answer of the kubelet, planning refuses a network that needs a device.
     let Some(asked) = asked.get().filter(|_| wants.iter().any(Option::is_some)) else { return Ok(()) };
     let failed = |position: usize, code: u32, what: &dyn std::fmt::Display| {
         let name = networks.get(position).map(|(_, network)| network.name.to_string()).unwrap_or_default();
@@ -126,15 +128,16 @@ fn give_to(
     Ok(())
 }
 
-/// The devices that selections name, where the kubelet does not say which ones the pod was given; or the position of a network
-/// that gets none so.
+/// Returns the devices that selections name, if the kubelet cannot report the pod's devices; or the index
+/// of a network that gets none this way.
 fn unasked(
     wants: &[Option<Named>],
     error: &kubelet::Error,
     in_cluster: bool,
 ) -> Result<Vec<Option<Device>>, usize> {
-    // Without a kubelet there is nobody to say whose a device is. Who writes manifests owns the node; who writes pods of a
-    // cluster does not, and there a socket that is missing is a setting that is wrong.
+    // Without a kubelet no component knows which pod owns a device. The author of manifests on disk owns
+    // the node, so the named devices are trusted; an author of pods in a cluster does not, and there a
+    // missing socket is a wrong setting.
     let is_trusted = !in_cluster && matches!(error, kubelet::Error::Absent(_));
     let is_lost =
         |want: &Option<Named>| want.as_ref().is_some_and(|(_, named)| !is_trusted || named.is_none());

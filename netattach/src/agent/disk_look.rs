@@ -1,7 +1,8 @@
 //! Finds unusable definitions among those whose configuration is on disk.
 //!
-//! Configurations may be large and definitions many, so they are read again only when the definitions or the files have
-//! changed, and at most once a second. Changes of pods, which are the most frequent, do not count.
+//! Configurations may be large and definitions many, so they are read again only after the definitions or
+//! the files have changed, and at most once a second. Changes of pods, which are the most frequent, do not
+//! count.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,16 +15,16 @@ use crate::file_version::FileVersion;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::{Identity, Shared};
 
-/// Shortest time between two looks.
+/// Shortest time between two reads.
 pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The state that the last look was taken of.
+/// The state at the last read.
 #[derive(Debug, Default)]
 pub(super) struct DiskLook {
-    /// Time of the last look; `None` before the first.
+    /// Time of the last read; `None` before the first.
     taken: Option<Instant>,
     definitions: Identity<NetworkRef, Arc<Definition>>,
-    /// `None`: the files may change without a change of version.
+    /// `None`: the files may change without a change of their versions.
     files: Option<Versions>,
 }
 
@@ -44,7 +45,7 @@ impl DiskLook {
             return None;
         }
         self.taken = Some(now);
-        // Taken before the files are read: the next look finds changes made meanwhile.
+        // Taken before the files are read, so that the next check notices changes made meanwhile.
         let files = versions();
         if files.is_some() && files == self.files && self.definitions.is_of(definitions) {
             return None;
@@ -96,7 +97,7 @@ mod tests {
         names.iter().map(definition).collect()
     }
 
-    /// Number of times that configurations were read by looks at these times, in tenths of a second.
+    /// Number of times that the configurations are read by checks at these times, in tenths of a second.
     fn reads(
         look: &mut DiskLook,
         began: Instant,

@@ -1,14 +1,15 @@
-//! Puts back what others change of what attachments have on the node: ends of links, leases, records, and the published
-//! network-status. Programs are put back by the looks of [`super::health`]; what is changed in pods is reported by
-//! [`super::in_pods`].
+//! Restores the state of attachments on the node that other processes have changed: ends of links, leases,
+//! records, and the published network-status. Programs are restored by the checks of [`super::health`];
+//! changes in pods are reported by [`super::in_pods`].
 //!
-//! Differences are looked for beside everything else, and only where something may have changed: links of which the kernel
-//! has told that they, their bridges, addresses or routes have changed; the status of pods that are another value of the source, or that
-//! have other attachments. Every half minute, or more rarely where there is much, links are looked at in any case, and
-//! leases and records; leases by a task of their own. What is different is looked at again and put back in its container's
-//! turn, so that nothing is put back that a DEL is taking away. What others change again and again is put back once a minute, and each
-//! time where a link reaches meanwhile whom it should not, and reported. What cannot be put back is tried as often, and at once
-//! when its bridge has changed.
+//! The checks run concurrently with requests, and only where something may have changed: on links for which
+//! the kernel has notified a change of the link, its bridge, addresses or routes; and on the status of pods
+//! whose object in the source or whose attachments have changed. Every half minute, or more rarely on a
+//! large node, all links, leases and records are checked, leases by a task of their own. A difference is
+//! checked again and repaired in its container's turn, so that the repair does not undo the work of a DEL.
+//! State that others change repeatedly is restored once a minute and reported; a link that can reach
+//! destinations it should not reach is restored every time. A failed repair is retried as often, and
+//! immediately when the link's bridge has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -29,14 +30,14 @@ use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
-/// How often ends of links and the published status are compared, as far as they may have changed.
+/// How often ends of links and the published status are checked where they may have changed.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// How often links are compared in any case, and leases and records, as [`pace`] leaves it.
+/// How often all links, leases and records are checked, unless [`pace`] makes it rarer.
 const WHOLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Most rows of each kind.
 pub(super) const MOST_ROWS: usize = 100;
 
-/// What can be changed by others.
+/// A kind of state that others can change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Links,
@@ -45,7 +46,7 @@ enum Part {
     Status,
 }
 
-/// A pod of the source, what is attached to it, and its published status where that is a file.
+/// A pod of the source, its attachments, and the version of its published status if that is a file.
 #[derive(Debug)]
 struct Shown {
     pod: Weak<Pod>,
@@ -53,7 +54,7 @@ struct Shown {
     mark: Option<Mark>,
 }
 
-/// What the status of every pod was compared with.
+/// The state for which the status of every pod was found right.
 #[derive(Debug)]
 struct AllShown {
     pods: Identity<ObjectName, Arc<Pod>>,
@@ -63,46 +64,48 @@ struct AllShown {
 
 impl Shown {
     fn is_of(&self, pod: &Arc<Pod>, attached: &[Arc<Attached>], mark: Option<&Mark>) -> bool {
-        // An address is not given again while it is referred to.
+        // The address is not reused while a weak reference exists.
         self.pod.as_ptr() == Arc::as_ptr(pod)
             && self.mark.as_ref() == mark
             && self.attached.iter().map(Weak::as_ptr).eq(attached.iter().map(Arc::as_ptr))
     }
 }
 
-/// What was put back, and what could not be.
+/// The state of the repairs: what was repaired, and what could not be.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     bound: Mutex<PutBack<(JournalKey, Part)>>,
-    /// The sandboxes whose links the last look has found different.
+    /// The sandboxes whose links the last check found different.
     seen: Mutex<BTreeSet<JournalKey>>,
-    /// Those of them that reach meanwhile whom they should not.
+    /// Those of them whose links can reach destinations that they should not.
     open: Mutex<BTreeSet<JournalKey>>,
-    /// The sandboxes whose links could not be put back at the last time.
+    /// The sandboxes whose links the last repair could not restore.
     in_vain: Mutex<BTreeSet<JournalKey>>,
-    /// The records that were as written at the last look.
+    /// The records that were unchanged at the last check.
     records: Mutex<WholeRecords>,
-    /// The pods whose status is as it should be, as long as nothing here is another value.
+    /// The pods whose status is right, valid while the pod's object, its attachments and the file are the
+    /// same.
     as_shown: Mutex<BTreeMap<JournalKey, Shown>>,
-    /// Set while the status of every pod is as it should be.
+    /// Set while the status of every pod is right.
     all_shown: Mutex<Option<AllShown>>,
-    /// Why something is not as it was, by container and part.
+    /// The problem, by container and part.
     rows: Mutex<BTreeMap<(JournalKey, Part), String>>,
 }
 
-/// Whether something is put back now.
+/// Whether a part is repaired now.
 #[derive(Debug, PartialEq, Eq)]
 enum Due {
-    /// It is.
+    /// It is repaired now.
     Yes,
-    /// It is: it was too often just now, but is open meanwhile; what the status is to say of that.
+    /// It is repaired now, although it was repaired too often, because the link is open meanwhile; the text
+    /// for the status.
     Open(String),
-    /// It was too often just now.
+    /// It is not repaired now: it was repaired too often lately.
     Later,
 }
 
 impl Drift {
-    /// What is not as it was made.
+    /// Returns what differs from its state as made.
     pub(super) fn conditions(&self, name: impl Fn(&JournalKey) -> String) -> Vec<Condition> {
         let rows = locked(&self.rows);
         let row = |((key, _), problem): (&(JournalKey, Part), &String)| Condition {
@@ -112,7 +115,7 @@ impl Drift {
         rows.iter().take(MOST_ROWS).map(row).collect()
     }
 
-    /// Counts one more time, and says whether something is put back now.
+    /// Counts one more repair, and decides whether it is carried out now.
     fn due(&self, key: &JournalKey, part: Part, now: Instant) -> Due {
         let Err(times) = locked(&self.bound).once_more((key.clone(), part), now) else { return Due::Yes };
         let often =
@@ -123,13 +126,13 @@ impl Drift {
             ));
         }
         let problem = format!("{often}, and from now on is once a minute");
-        // Why it cannot be put back says more, where it could not be.
+        // A row that says why the repair failed is more useful, so it is kept.
         locked(&self.rows).entry((key.clone(), part)).or_insert(problem);
         Due::Later
     }
 
-    /// Has links put back at the next time that could not be, as their bridge has changed since: its administrator may have made it
-    /// again, or have it filter by VLAN again.
+    /// Retries links whose repair failed and whose bridge has changed since: its administrator may have
+    /// created the bridge again, or enabled VLAN filtering again.
     fn retry_links(&self, on_changed: &BTreeSet<JournalKey>) {
         let in_vain = locked(&self.in_vain);
         let mut bound = locked(&self.bound);
@@ -138,7 +141,7 @@ impl Drift {
         }
     }
 
-    /// Notes the outcome of putting back what was due; `Ok`: what was different, in words.
+    /// Records the outcome of a repair. `Ok`: the differences, as text.
     fn note(&self, key: &JournalKey, part: Part, due: Due, outcome: Result<Vec<String>, String>) {
         if part == Part::Links {
             let mut in_vain = locked(&self.in_vain);
@@ -149,7 +152,7 @@ impl Drift {
         }
         let mut rows = locked(&self.rows);
         match (outcome, due) {
-            // The log has it at the rate of what is not open; the row goes with the look that finds it as it was.
+            // The row stays until a check finds the link in order.
             (Ok(_), Due::Open(problem)) => {
                 rows.insert((key.clone(), part), problem);
             }
@@ -169,14 +172,15 @@ impl Drift {
         }
     }
 
-    /// The sandboxes whose links the last look has found different, which the next has to confirm. Those that have rows are
-    /// among them: so a look at them and at what has changed is enough to keep the rows.
+    /// Returns the sandboxes whose links the last check found different, which the next check has to
+    /// confirm. They include all with rows, so checking them and the changed links is enough to keep the
+    /// rows up to date.
     fn seen_links(&self) -> BTreeSet<JournalKey> {
         locked(&self.seen).clone()
     }
 
-    /// Takes in what a look has found; returns what is to be put back. A link has to be different in two looks: somebody
-    /// may be about to put it back himself. Rows of what is as it was are forgotten.
+    /// Records the results of a check and returns what to repair. A link must differ in two checks, as the
+    /// process that changed it may be about to restore it. Deletes the rows of parts that are in order.
     fn confirmed(&self, part: Part, found: Vec<JournalKey>) -> Vec<JournalKey> {
         let now: BTreeSet<JournalKey> = found.iter().cloned().collect();
         locked(&self.rows).retain(|(key, of), _| *of != part || now.contains(key));
@@ -189,9 +193,9 @@ impl Drift {
     }
 }
 
-/// When a kind of look is taken again, after one that began then and was that much work.
+/// When the next check of a kind is due, after one that began at `began` and took `worked` of work.
 fn next(every: Duration, began: Instant, worked: Duration) -> Instant {
-    // A tick that comes a moment earlier is not put off to the next.
+    // Half an interval early, so that a tick slightly before the due time is not skipped.
     began + pace::pause(every, worked).saturating_sub(INTERVAL / 2)
 }
 
@@ -207,7 +211,7 @@ impl Part {
 }
 
 impl Agent {
-    /// Looks for what others have changed, and puts it back, without end.
+    /// Checks for changes by other processes, and repairs them, forever.
     pub(super) async fn keep_as_made(self: Arc<Self>) {
         let mut tick = ticks(INTERVAL);
         let mut changes = ChangeWatch::open()
@@ -218,14 +222,14 @@ impl Agent {
                 )
             })
             .ok();
-        // Since the last look, and before that one.
+        // Changes since the last check, and those of the period before it.
         let (mut changed, mut before) = (Changed::default(), Changed::default());
         let (mut whole_is_due, mut status_is_due) = (Instant::now(), Instant::now());
         loop {
             tick.tick().await;
             let began = Instant::now();
             let is_whole = began >= whole_is_due;
-            // Asked first: what changes during the look is told of at the next.
+            // Read before the check: changes during the check are reported at the next one.
             changed.extend(changes.as_mut().map_or(Changed::Anything, ChangeWatch::changed));
             let mut now = if is_whole { Changed::Anything } else { changed.clone() };
             now.extend(before.clone());
@@ -233,8 +237,8 @@ impl Agent {
             if !now.is_nothing() || !seen.is_empty() {
                 links = self.put_back(Part::Links, move |agent| agent.with_changed_links(&now, &seen)).await;
                 if links.is_some() {
-                    // What has changed is looked at once more: an ADD may not have ended yet. After a look that failed it
-                    // still is to be: the kernel tells of each change once.
+                    // Changed links are checked once more, as an ADD may not have ended yet. After a failed
+                    // check they are kept, as the kernel notifies each change only once.
                     before = std::mem::take(&mut changed);
                 } else if is_whole {
                     changed = Changed::Anything;
@@ -253,7 +257,8 @@ impl Agent {
         }
     }
 
-    /// The same for leases, beside all else: other processes may have their pools locked, or a disk hang beneath one.
+    /// Checks leases, in a task of its own: other processes may hold the locks of pools, or a disk may
+    /// hang.
     pub(super) async fn keep_leases(self: Arc<Self>) {
         let mut tick = ticks(INTERVAL);
         let mut is_due = Instant::now();
@@ -267,19 +272,19 @@ impl Agent {
         }
     }
 
-    /// Has records say which of their devices have gone back without a DEL.
+    /// Updates records with the devices that were returned without a DEL.
     async fn write_returns(self: &Arc<Self>) {
         for key in self.engine.unwritten_returns() {
-            // A DEL says so itself, or has nothing to say any more; the next look finds what is left.
+            // A DEL updates the record itself, or removes it; the next check finds the others.
             let Some(turn) = self.turns.look(&key.container_id) else { continue };
             let agent = Arc::clone(self);
-            // Not where the agent ends: the next one finds what is left.
+            // Fails only while the agent ends; the next agent finds the rest.
             let _ = own_thread::blocking(move || crate::upkeep(|| agent.engine.write_returned(&key))).await;
             drop(turn);
         }
     }
 
-    /// Returns how much work the look was; `None`: it could not look.
+    /// Returns the work that the check took; `None`: the check failed.
     async fn put_back(
         self: &Arc<Self>,
         part: Part,
@@ -295,7 +300,7 @@ impl Agent {
             }
         };
         for key in self.drift.confirmed(part, found) {
-            // An operation on the container goes first; the next look finds what is left.
+            // An operation on the container goes first; the next check finds the difference again.
             let Some(turn) = self.turns.look(&key.container_id) else { continue };
             let due = self.drift.due(&key, part, Instant::now());
             if due == Due::Later {
@@ -311,7 +316,7 @@ impl Agent {
         Some(worked)
     }
 
-    /// Returns what was different, in words.
+    /// Repairs one part. Returns the differences, as text.
     fn put_part_back(&self, part: Part, key: &JournalKey) -> Result<Vec<String>, String> {
         let said = |error: AttachError| Chain(&error).to_string();
         match part {
@@ -331,14 +336,14 @@ impl Agent {
         }
     }
 
-    /// The sandboxes whose record is gone, or not as it was written.
+    /// Returns the sandboxes whose record is missing or changed.
     fn with_changed_record(&self) -> Result<Vec<JournalKey>, AttachError> {
         let mut changed = self.engine.without_record()?;
         changed.extend(self.engine.with_edited_record(&mut locked(&self.drift.records)));
         Ok(changed)
     }
 
-    /// How status names the sandbox of a record.
+    /// Returns the name of a record's sandbox for the status.
     pub(super) fn sandbox_name(&self, key: &JournalKey) -> String {
         let pod = self.engine.registry().get(key).and_then(|it| it.plan.sandbox.pod.clone());
         pod.map_or_else(|| format!("container {}", key.container_id), |pod| format!("pod {pod}"))
@@ -358,7 +363,7 @@ impl Agent {
 
     fn with_drifted_status(&self) -> Vec<JournalKey> {
         let objects = self.intents.source.snapshot();
-        // Asked first: what is attached meanwhile is looked at the next time.
+        // Read first: attachments made meanwhile are checked the next time.
         let revision = self.engine.registry().revision();
         let is_same = |it: &AllShown| it.pods.is_of(&objects.pods) && it.attached == revision;
         if locked(&self.drift.all_shown).as_ref().is_some_and(is_same) {
@@ -371,7 +376,7 @@ impl Agent {
                 of_pods.entry(&pod.name).or_default().push(&sandbox.key);
             }
         }
-        // Of a pod that has a new sandbox before the old one is detached, the new one counts.
+        // If a pod has a new sandbox before the old one is detached, the newest one counts.
         let newest = of_pods.into_values().filter_map(|keys| match keys.as_slice() {
             [one] => Some((*one).clone()),
             several => self.engine.newest(several),
@@ -384,7 +389,7 @@ impl Agent {
             let attached = self.engine.registry().with_dynamic(key);
             let named = attached.first().and_then(|it| it.plan.sandbox.pod.as_ref());
             let pod = named.and_then(|pod| objects.pods.get(&pod.name));
-            // Asked before the status is read: what is changed meanwhile has another at the next look.
+            // Read before the status: if the file changes meanwhile, its mark differs at the next check.
             let mark = named.and_then(|pod| self.published_mark(pod));
             let is_as_before = |it: &Shown| pod.is_some_and(|pod| it.is_of(pod, &attached, mark.as_ref()));
             if let Some((own, known)) = before.remove_entry(key).filter(|(_, it)| is_as_before(it)) {
@@ -403,7 +408,7 @@ impl Agent {
             }
             published == Published::Drifted
         });
-        // A file changes without a word.
+        // Changes of a file are not notified, so status files are checked every time.
         let are_told = as_shown.len() == count && as_shown.values().all(|it| it.mark.is_none());
         *locked(&self.drift.all_shown) =
             are_told.then(|| AllShown { pods: objects.pods.identity(), attached: revision });
@@ -454,7 +459,7 @@ mod tests {
         assert_eq!(drift.confirmed(Part::Status, found()), found());
     }
 
-    /// An administrator's bridge is away for longer than it takes to try it five times.
+    /// An administrator's bridge is missing for longer than five attempts take.
     #[test]
     fn a_link_that_could_not_be_put_back_is_tried_at_once_when_its_bridge_has_changed() {
         let drift = Drift::default();
@@ -474,7 +479,7 @@ mod tests {
         assert_eq!(dues(), [Due::Later, Due::Later]);
         drift.retry_links(&[gone.clone(), fought.clone()].into());
         assert_eq!(dues(), [Due::Yes, Due::Later], "what was put back was changed again by others");
-        // What is as it was is no longer waited for.
+        // Links that are in order are no longer retried.
         drift.confirmed(Part::Links, Vec::new());
         assert!(locked(&drift.in_vain).is_empty());
     }

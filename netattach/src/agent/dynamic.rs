@@ -25,8 +25,8 @@ const LONGEST_BY: usize = 253;
 const LISTED: usize = 10;
 
 impl Agent {
-    /// Attaches. The status is published after the answer, as after ADD. `client`: who has to wait for it when it begins; `None`:
-    /// the agent itself asks.
+    /// Attaches. The status is published after the answer, as after ADD. `client`: the caller, which must
+    /// still be connected when the work begins; `None`: the agent itself is the caller.
     pub(super) async fn attach(self: &Arc<Self>, call: AttachCall, client: Option<Arc<Reply>>) -> Response {
         let (of, what) = (call.sandbox.clone(), call.selection.to_string());
         let asked = AskedLive { verb: "attach", sandbox: of, what };
@@ -103,14 +103,14 @@ impl Agent {
         }
     }
 
-    /// What was attached to the live sandbox at that interface.
+    /// Returns what was attached to the live sandbox at that interface.
     fn made_at(&self, sandbox: &JournalKey, ifname: &str) -> Made {
         let mut found = self.engine.registry().with_dynamic(sandbox);
         found.retain(|attached| attached.plan.dynamic.is_some() && attached.key.ifname == ifname);
         Made::of(&found)
     }
 
-    /// Reports that a network is not defined, and which are.
+    /// Returns the error that a network is not defined, with the defined ones.
     fn no_network(&self, network: &NetworkRef) -> CniError {
         let objects = self.intents.source.snapshot();
         let NetworkRef { namespace, .. } = network;
@@ -127,7 +127,8 @@ impl Agent {
         CniError::new(code::INVALID_CONFIG, msg)
     }
 
-    /// Reports that a sandbox has nothing to detach at an interface, and which interfaces can be detached.
+    /// Returns the error that a sandbox has nothing to detach at an interface, with the interfaces that can
+    /// be detached.
     fn not_dynamic(&self, sandbox: &JournalKey, call: &DetachCall) -> CniError {
         let all = self.engine.registry().all();
         let live = all.iter().filter(|it| it.plan.dynamic.is_some());
@@ -141,7 +142,7 @@ impl Agent {
         CniError::new(code::UNKNOWN_CONTAINER, msg)
     }
 
-    /// The only attached sandbox of that name.
+    /// Returns the only attached sandbox of that name.
     fn sandbox(&self, name: &SandboxName) -> Result<Arc<Attached>, CniError> {
         let is_named = |attached: &Attached| match name {
             SandboxName::Container(id) => attached.key.container_id == *id,
@@ -193,7 +194,7 @@ fn answer(result: Value, attached: &Attached) -> Response {
     }))
 }
 
-/// Does the work of a request, and keeps for its trace where the time went.
+/// Does the work of a request, and records its timings in the trace.
 fn traced<T>(trace: &Trace, work: impl FnOnce() -> T) -> T {
     let (done, times) = timing::operation(work);
     trace.worked(&times);
@@ -214,7 +215,7 @@ impl<'a> Live<'a> {
         Self { agent, asked, begun: Instant::now(), trace }
     }
 
-    /// `sandbox`: the one that is meant, if it was found.
+    /// `sandbox`: the sandbox of the request, if it was found.
     fn ended(&self, sandbox: Option<&JournalKey>, made: &Made, error: Option<&CniError>) {
         let (verb, took) = (self.asked.verb, self.begun.elapsed());
         let container = sandbox.map(|sandbox| sandbox.container_id.as_str());

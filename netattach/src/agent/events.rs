@@ -1,9 +1,11 @@
-//! Which problems become events, and by which reason: failed ADDs on their pods, and conditions of pods, definitions
-//! and policies on those, of the runtime's configuration and of the default network on the node. `docs/events.md` has
-//! the reasons. What is changed in a pod, whose interface the condition names, may be as its author wants it: no event.
+//! Decides which problems become Kubernetes events, and with which reason: failed ADDs on their pods;
+//! conditions of pods, definitions and policies on these objects; conditions of the runtime's configuration
+//! and of the default network on the node. `docs/events.md` lists the reasons. A change inside a pod, whose
+//! condition names the interface, may be intended by the pod's author and makes no event.
 //!
-//! Definitions and policies are read by the agents of all nodes. Those report them whose node has something of their namespace,
-//! each after a time of its own: the first writes the event, and the others find it.
+//! The agents of all nodes read definitions and policies. Those agents report them whose node has a pod or
+//! attachment of the namespace, each after a random delay: the first one writes the event, and the others
+//! find it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -19,7 +21,7 @@ use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::ticks::ticks;
 
-/// How the default network is named among the conditions of the node.
+/// The name of the default network in conditions of the node.
 const DEFAULT_NETWORK: &str = "default network";
 
 /// The reason of an event about a pod that was evicted.
@@ -28,13 +30,13 @@ pub(super) const EVICTED: &str = "Evicted";
 /// Least time between two events about the default network.
 const LEAST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How often conditions are looked at.
+/// How often conditions are checked.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// In how long a time the agents of a cluster report what all of them see.
+/// The time over which the agents of a cluster spread reports of problems that all of them see.
 const SPREAD: Duration = Duration::from_secs(30);
 
-/// A pod was not attached.
+/// The event for a pod that was not attached.
 pub(super) fn of_failed_add(pod: ObjectName, error: &CniError) -> Event {
     let note = match error.details.as_str() {
         "" => error.msg.clone(),
@@ -57,7 +59,7 @@ fn reason(code: u32) -> &'static str {
     }
 }
 
-/// A condition of an object that has events; `None` if it is of anything else.
+/// The event for a condition; `None` if its object gets no events.
 fn of_condition(condition: &Condition, node: &str) -> Option<Event> {
     let of_node = || Regarding::Node(node.to_owned());
     let (regarding, reason, action) = match condition.object.as_str() {
@@ -72,7 +74,7 @@ fn of_condition(condition: &Condition, node: &str) -> Option<Event> {
     Some(Event { regarding, reason, action, note: condition.problem.clone() })
 }
 
-/// Reason and action of a condition of an object.
+/// Reason and action of the event for an object's condition.
 fn of_object(regarding: &Regarding) -> Option<(&'static str, &'static str)> {
     Some(match regarding {
         Regarding::Pod(_) => ("NetworksDiffer", "Attach"),
@@ -82,7 +84,7 @@ fn of_object(regarding: &Regarding) -> Option<(&'static str, &'static str)> {
     })
 }
 
-/// The conditions that may be worth an event.
+/// Returns the conditions that may become events.
 fn conditions(agent: &Agent) -> Vec<Condition> {
     let mut conditions = agent.conditions();
     let default = agent.health.default_network_problem();
@@ -90,7 +92,7 @@ fn conditions(agent: &Agent) -> Vec<Condition> {
     conditions
 }
 
-/// The namespaces of which the node has something: a pod, or an attachment to one of its networks.
+/// Returns the namespaces present on this node: of its pods, and of networks with attachments here.
 fn namespaces(agent: &Agent) -> BTreeSet<String> {
     let (objects, attached) = (agent.intents.source.snapshot(), agent.engine.registry().all());
     let networks = attached.iter().flat_map(|it| &it.plan.attachments);
@@ -98,23 +100,23 @@ fn namespaces(agent: &Agent) -> BTreeSet<String> {
     objects.pods.keys().map(|name| name.namespace.clone()).chain(networks).collect()
 }
 
-/// A condition: its object, and what is wrong.
+/// A condition: its object and its problem.
 type Key = (String, String);
 
-/// What was reported, and what is to be.
+/// The conditions that were reported, and those waiting.
 #[derive(Debug, Default)]
 struct Reports {
-    /// Conditions that were reported, or are none to report.
+    /// Conditions that were reported, or that are not to be reported.
     known: BTreeSet<Key>,
-    /// When those of objects that all agents read are to be reported.
+    /// When conditions of objects that all agents read are due.
     due: BTreeMap<Key, Instant>,
     /// When the last event about the default network was reported.
     told: Option<Instant>,
 }
 
 impl Reports {
-    /// The events to report after a look. `namespaces`: those of which the node has something; `delay`: before an event that
-    /// other agents report as well.
+    /// Returns the events to report after a check. `namespaces`: the namespaces present on this node;
+    /// `delay`: the delay of an event that other agents report as well.
     fn look(
         &mut self,
         conditions: Vec<Condition>,
@@ -129,7 +131,8 @@ impl Reports {
                 known.insert(key);
                 continue;
             }
-            // What plugins of others say may change with each look: every text is an event of its own.
+            // Errors of other plugins may change with each check, and every text would be an event of its
+            // own.
             if condition.object == DEFAULT_NETWORK {
                 if self.told.is_some_and(|at| now.duration_since(at) < LEAST_PAUSE) {
                     continue;
@@ -138,7 +141,7 @@ impl Reports {
             }
             if let Some(event) = of_condition(&condition, node) {
                 if event.regarding.is_read_by_all() {
-                    // A pod of the namespace may come to the node later.
+                    // A pod of the namespace may be scheduled on this node later.
                     if !namespaces.contains(event.regarding.namespace()) {
                         continue;
                     }
@@ -157,9 +160,9 @@ impl Reports {
     }
 }
 
-/// A random time of up to [`SPREAD`].
+/// Returns a random time of up to [`SPREAD`].
 fn delay() -> Duration {
-    // The keys of a hash map's state are random.
+    // A hash map's state has random keys.
     let random = RandomState::new().hash_one(0_u8) % 1024;
     SPREAD * (random as u32) / 1024
 }
@@ -215,8 +218,8 @@ mod tests {
         );
     }
 
-    /// The objects of the events of looks, each some seconds after the start, with what is wrong and the namespaces of the
-    /// node; delays are of 15 s.
+    /// Returns the objects of the events for each check. `table`: seconds since the start, the objects with
+    /// a problem, and the namespaces on the node; delays are 15 s.
     fn looks(table: &[(u64, &[&str], &[&str])]) -> Vec<Vec<String>> {
         let (mut reports, start) = (Reports::default(), Instant::now());
         let look = |(seconds, objects, namespaces): &(u64, &[&str], &[&str])| {
@@ -248,7 +251,7 @@ mod tests {
         ]);
         let expected: [&[&str]; 8] = [&["shop/p"], &[], &["shop/d"], &[], &[], &[], &["other/m"], &[]];
         assert_eq!(found, expected);
-        // What is over by then is not reported, and what comes again is new.
+        // A condition that ends before its delay is not reported, and one that returns is new.
         let policy: &[&str] = &["networkpolicy shop/n"];
         let found = looks(&[
             (0, policy, &["shop"]),

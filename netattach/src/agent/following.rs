@@ -1,9 +1,11 @@
-//! Which live pod is made to follow its annotation next ([`live`](super::live)). Decides from counts alone, without clock.
+//! Decides which live pod's annotation is applied next ([`live`](super::live)). Depends only on counts, not
+//! on a clock.
 //!
-//! Pods have their turns in the order in which they ask, so one that asks again and again is behind all that have not had theirs.
-//! A turn is one change, at one network: nobody has a place at a network while he waits for another. Of one namespace, and at one
-//! network, there are few at a time, and the last places are for networks that nobody is at: those of a network that hangs, of
-//! several even, leave room for all others.
+//! Pods get turns in the order in which they ask, so a pod that asks again and again queues behind all pods
+//! that have not had a turn. A turn is one change at one network: a pod never occupies a slot at a network
+//! while it waits for another one. The number of concurrent changes of a namespace and of a network is
+//! limited, and the last slots are reserved for networks without a running change. So networks that hang,
+//! even several, leave room for all others.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
@@ -13,14 +15,14 @@ use tokio::task::Id;
 use crate::journal::JournalKey;
 use crate::npwg::NetworkRef;
 
-/// Most pods that are made to follow at a time, of one namespace, and at one network.
+/// Most concurrent changes: in total, of one namespace, and at one network.
 const AT_ONCE: usize = 32;
 const OF_NAMESPACE: usize = 4;
 const AT_NETWORK: usize = 4;
-/// Once there are as many, another begins only if nobody is at its network.
+/// Once this many are running, another begins only if no change is running at its network.
 const SHARED: usize = AT_ONCE / 2;
 
-/// A pod that is to follow its annotation, by one change.
+/// A pod whose annotation is to be applied, by one change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asking {
     /// Its sandbox.
@@ -30,19 +32,19 @@ pub(super) struct Asking {
     pub(super) network: Option<NetworkRef>,
 }
 
-/// The pods that are to follow their annotations, and those that are being made to.
+/// The pods that wait for a turn, and those whose change is running.
 #[derive(Debug, Default)]
 pub(super) struct Following {
-    /// By their turns.
+    /// By turn.
     waiting: BTreeMap<u64, Asking>,
     turns: BTreeMap<JournalKey, u64>,
     last: u64,
-    /// By the task that does it.
+    /// By the task that runs the change.
     under_way: BTreeMap<Id, Asking>,
 }
 
 impl Following {
-    /// Gives a pod a turn. One that has one keeps it, as it asks now.
+    /// Queues a pod. A queued pod keeps its turn, with its new change.
     pub(super) fn ask(&mut self, asking: Asking) {
         let last = &mut self.last;
         let turn = *self.turns.entry(asking.key.clone()).or_insert_with(|| {
@@ -52,7 +54,7 @@ impl Following {
         self.waiting.insert(turn, asking);
     }
 
-    /// The first pod that may begin.
+    /// Removes from the queue the first pod whose change may begin.
     pub(super) fn next(&mut self) -> Option<Asking> {
         if self.under_way.len() >= AT_ONCE {
             return None;
@@ -74,18 +76,18 @@ impl Following {
         Some(asking)
     }
 
-    /// A task has begun to make the pod follow.
+    /// Records that a task has begun a change.
     pub(super) fn begun(&mut self, task: Id, asking: Asking) {
         self.under_way.insert(task, asking);
     }
 
-    /// A task has ended; the pod that it was of.
+    /// Records that a task has ended, and returns its pod.
     pub(super) fn ended(&mut self, task: Id) -> Option<JournalKey> {
         Some(self.under_way.remove(&task)?.key)
     }
 }
 
-/// How often each occurs.
+/// Counts the occurrences of each value.
 fn counted<T: Eq + Hash>(all: impl Iterator<Item = T>) -> HashMap<T, usize> {
     let mut counts: HashMap<T, usize> = HashMap::new();
     for one in all {
@@ -107,7 +109,7 @@ mod tests {
         }
     }
 
-    /// Pods that follow without an end of their own.
+    /// Pods whose changes end only when the test ends them.
     struct Scene {
         following: Following,
         runtime: tokio::runtime::Runtime,
@@ -122,7 +124,7 @@ mod tests {
             scene
         }
 
-        /// The names of those that begin now.
+        /// The names of the pods that begin now.
         fn begin(&mut self) -> Vec<String> {
             let mut begun = Vec::new();
             while let Some(asking) = self.following.next() {
@@ -134,7 +136,7 @@ mod tests {
             begun
         }
 
-        /// The first to have begun of those that it is to be ends; it is returned.
+        /// Ends the first begun change that `is` accepts, and returns it.
         fn end_of(&mut self, is: impl Fn(&Asking) -> bool) -> Asking {
             let at = self.under_way.iter().position(|(_, asking)| is(asking)).unwrap();
             let (task, asking) = self.under_way.remove(at);
@@ -143,7 +145,7 @@ mod tests {
             asking
         }
 
-        /// The one that began first ends; it is returned.
+        /// Ends the change that began first, and returns it.
         fn end(&mut self) -> Asking {
             self.end_of(|_| true)
         }
@@ -154,7 +156,7 @@ mod tests {
         let hostile = (0..10).map(|number| asking("hostile", &format!("hostile-{number}"), None));
         let mut scene = Scene::of(hostile.chain([asking("shop", "shop", None)]));
         assert_eq!(scene.begin(), ["hostile-0", "hostile-1", "hostile-2", "hostile-3", "shop"]);
-        // One that has changed again waits for itself.
+        // A pod that asks again while its change is running has to wait for that.
         let changed = asking("shop", "shop", Some("lan"));
         scene.following.ask(changed.clone());
         assert_eq!(scene.begin(), [""; 0]);
@@ -164,14 +166,14 @@ mod tests {
         assert_eq!(scene.begin(), ["hostile-4"]);
     }
 
-    /// Those of a network that hangs fail and ask again, without end.
+    /// The changes of a network that hangs fail and are queued again, forever.
     #[test]
     fn pods_of_a_network_that_hangs_leave_room_for_those_of_others_and_have_their_turns_one_after_another() {
         let hanging =
             |number: usize| asking(&format!("n{}", number % 16), &format!("h{number:02}"), Some("x"));
         let mut scene = Scene::of((0..64).map(hanging).chain([asking("shop", "z", Some("lan"))]));
         assert_eq!(scene.begin(), ["h00", "h01", "h02", "h03", "z"]);
-        // It changes while it waits, and keeps its turn.
+        // A queued pod whose change differs now keeps its turn.
         scene.following.ask(hanging(40));
         let mut turns = Vec::new();
         for _ in 0..75 {
@@ -206,7 +208,7 @@ mod tests {
         assert_eq!(scene.begin(), ["lan", "none"]);
     }
 
-    /// Those of the tenant are to get a network that hangs, and then the one that the other pod is to get.
+    /// The tenant's pods need a network that hangs, and after it the network that the other pod needs.
     #[test]
     fn who_hangs_at_one_network_has_no_place_at_those_that_he_is_to_get_after_it() {
         let tenant = (0..4).map(|number| asking("tenant", &format!("t{number}"), Some("hangs")));
@@ -217,7 +219,8 @@ mod tests {
         assert_eq!(scene.begin(), ["t0"]);
     }
 
-    /// Ten pods are to get each of two networks, fail and ask again without end: there is never a place at both.
+    /// Ten pods need each of two networks, fail and ask again forever: there is never a free slot at both
+    /// networks.
     #[test]
     fn a_pod_of_two_busy_networks_has_its_turn_at_each() {
         let of = |network: &str, number: usize| {

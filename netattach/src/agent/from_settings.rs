@@ -1,5 +1,5 @@
-//! What the settings say of plans and of the networks of pods. The agent and `netattachctl validate`, which says whether an
-//! agent will take a network, have it from here, so that they cannot differ.
+//! Derives from the settings how networks of pods are found and planned. The agent and `netattachctl
+//! validate`, which predicts whether an agent accepts a network, share this code so that they agree.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::plan::resolve::Options;
 use crate::source::Source;
 
 impl Settings {
-    /// How attachments are planned.
+    /// Returns the options for planning attachments.
     pub(super) fn options(&self) -> Options {
         Options {
             exec: self.delegation.exec.clone(),
@@ -24,7 +24,7 @@ impl Settings {
         }
     }
 
-    /// The ports of the node that lead to no pod.
+    /// Returns the ports of the node that are never forwarded to a pod.
     ///
     /// # Errors
     /// A setting is invalid.
@@ -33,7 +33,7 @@ impl Settings {
         Ok(Reserved { own, set: self.reserved_host_ports.iter().copied().collect() })
     }
 
-    /// How the networks of pods are found.
+    /// Returns the reader that finds the networks of pods.
     ///
     /// # Errors
     /// A setting is invalid.

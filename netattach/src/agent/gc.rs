@@ -49,8 +49,8 @@ impl Agent {
         .await
     }
 
-    /// Detaches stale sandboxes, like as many DELs, each in its container's turn. A container that was requested
-    /// meanwhile is left to that request.
+    /// Detaches stale sandboxes, like as many DELs, each in its container's turn. A container for which a
+    /// request arrived meanwhile is left to that request.
     async fn take_back_stale(self: &Arc<Self>, census: &mut Census, watch: &Watch) -> Collected {
         let mut collected = Collected::default();
         let mut under_way = JoinSet::new();
@@ -69,7 +69,7 @@ impl Agent {
                         let why = "GC: it is no longer in use";
                         request_log::collected(&container, why, &collected.detached, begun.elapsed());
                     }
-                    // Crowded: return the error, so that the work is retried.
+                    // The lanes are full: the error is returned, so that the work is retried.
                     let is_crowded = |error: &AttachError| matches!(error, AttachError::Crowded(_));
                     match collected.errors.iter().find(|error| is_crowded(error)) {
                         Some(error) => Err(CniError::from(error)),
@@ -85,15 +85,15 @@ impl Agent {
             match own_thread::joined(done) {
                 Some(Ok(done)) => collected.add(done),
                 Some(Err(error)) => collected.errors.push(AttachError::Plan(error)),
-                // Nobody gives one up.
+                // A task that was aborted; none is.
                 None => {}
             }
         }
         collected
     }
 
-    /// Asks every pool and plugin to release what is stale, unoccupied ones first. Occupied ones are waited for at the
-    /// end, for up to [`PATIENCE`] each.
+    /// Asks every pool and plugin to release stale entries, those not in use by operations first. The
+    /// others are waited for at the end, for up to [`PATIENCE`] each.
     async fn release_held(
         self: &Arc<Self>,
         request: &Arc<cni::Request>,

@@ -1,4 +1,4 @@
-//! Answers requests: CNI calls through the engine, questions from memory.
+//! Answers requests: CNI calls through the engine, queries from memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,10 +41,10 @@ use crate::sync::{Mutex, locked};
 use crate::timing;
 use crate::waits::{self, Footprint, Resource};
 
-/// Most questions that are answered or wait at a time; further ones are refused.
+/// Most queries that are answered or wait at a time; further ones are refused.
 pub(super) const MOST_QUESTIONS: usize = 32;
 
-/// How long requests may be at a plugin or pool before the status reports it.
+/// How long operations may wait at a plugin or pool before the status reports it.
 const LONG_STANDING: Duration = Duration::from_secs(3);
 
 /// A request that takes at least this long is logged with its timings.
@@ -56,13 +56,13 @@ const TIMING: &str = "netattach::timing";
 /// Most threads that publish statuses at a time.
 pub(super) const MOST_PUBLISHERS: usize = 8;
 
-/// How long an ADD waits for its status to be published, where that is required.
+/// How long an ADD waits for its status to be published, if that is required.
 const STATUS_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Memory, in bytes, for the networks of all large ADDs together: more than the largest that a pod may have.
 const MOST_WEIGHT: usize = 24 << 20;
-/// An ADD whose networks take no more than this, in bytes, is not counted against [`MOST_WEIGHT`]: the number of ADDs
-/// that may begin limits these.
+/// An ADD whose networks take no more than this, in bytes, is not counted against [`MOST_WEIGHT`]: small
+/// ADDs are limited by their number.
 const LIGHT: usize = 128 << 10;
 /// Unit in which memory is counted, in bytes.
 const WEIGHT_UNIT: usize = 1 << 10;
@@ -78,22 +78,22 @@ pub(super) struct Statuses {
     pub(super) required: bool,
 }
 
-/// What others on the node tell the agent without a request.
+/// The agent's connections to the rest of the node, and what the start has found.
 #[derive(Debug)]
 pub(super) struct Outside {
-    /// The DELs and sandboxes that no runtime will ask for.
+    /// Recorded DELs, and sandboxes that no runtime will ask for.
     pub(super) collector: Collector,
     /// Devices of pods.
     pub(super) kubelet: PodResources,
-    /// Pods that were not asked for.
+    /// Pods that run without their networks.
     pub(super) repairs: Repairs,
     /// Probes and metrics, if they are served.
     pub(super) http: Option<Arc<Http>>,
-    /// What is counted.
+    /// The counters.
     pub(super) metrics: Arc<Metrics>,
-    /// Where traces are sent, if they are.
+    /// The exporter of traces, if traces are sent.
     pub(super) traces: Option<Traces>,
-    /// Why executed plugins have no control group, if they were to have one.
+    /// Why executed plugins have no control group, if they should have one.
     pub(super) no_group: Option<Condition>,
     /// Records that could not be taken over, with the reason.
     pub(super) left_alone: Vec<(JournalKey, String)>,
@@ -125,7 +125,7 @@ pub(super) struct Agent {
     pub(super) collections: Semaphore,
     /// Number of containers with unfinished work of earlier agents.
     pub(super) left_over: AtomicUsize,
-    /// The DELs and sandboxes that no runtime will ask for.
+    /// Recorded DELs, and sandboxes that no runtime will ask for.
     pub(super) collector: Collector,
     /// Limits on waiting and running requests, by kind.
     adds: Semaphore,
@@ -135,7 +135,7 @@ pub(super) struct Agent {
     pub(super) publishers: Semaphore,
     /// Lets one thread at a time announce addresses.
     pub(super) announcer: Semaphore,
-    /// Lets one thread at a time do what ADDs have left to the dataplane.
+    /// Lets one thread at a time do the dataplane work that ADDs have deferred.
     pub(super) settler: Semaphore,
     /// Memory for large ADDs, in units.
     large_adds: Arc<Semaphore>,
@@ -184,8 +184,8 @@ impl Agent {
         }
     }
 
-    /// Carries out one CNI call. One that succeeds is answered by the thread that did the work; of others this returns the answer
-    /// for the executable.
+    /// Carries out one CNI call. The thread that did the work sends the answer if the call succeeds;
+    /// otherwise returns the answer for the executable.
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall, reply: &Arc<Reply>) -> Option<CniReply> {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes());
         let version = match &request {
@@ -194,7 +194,7 @@ impl Agent {
         };
         let asked = request_log::Asked::of(&call);
         let trace = Arc::new(Traces::begin(self.traces.as_ref(), call.variable(TRACE_VARIABLE)));
-        // It may be large, and waiting may take long.
+        // The call may be large, and waiting may take long.
         drop(call);
         let added = asked.added_pod();
         if let Some(pod) = &added {
@@ -209,14 +209,14 @@ impl Agent {
         let took = self.record_outcome(&answering, Some(&error));
         answering.asked.answered(&self.about(&answering.asked), Some(&error), took);
         if let Some(pod) = added {
-            // It may have waited for long.
+            // The ADD may have waited for long.
             self.repairs.asked_for(&pod);
             self.report(events::of_failed_add(pod, &error));
         }
         Some(CniReply { stdout: error.to_json(version), exit: 1 })
     }
 
-    /// Answers a call that has succeeded, once it has been counted. What the log says of it, nobody waits for.
+    /// Answers a call that has succeeded, after counting it. The log line is written after the answer.
     fn answer(&self, answering: &Answering, stdout: String, made: impl FnOnce() -> Made) {
         let took = self.record_outcome(answering, None);
         answering.reply.send(&Response::Cni(CniReply { stdout, exit: 0 }));
@@ -234,8 +234,8 @@ impl Agent {
         took
     }
 
-    /// What a request that has failed is about: the networks that an ADD was to attach, or else what is attached still;
-    /// nothing, if it is about no container.
+    /// Returns what a failed request was about: the networks that an ADD was to attach, or the present
+    /// attachments; empty if the request names no container.
     pub(super) fn about(&self, asked: &request_log::Asked) -> Made {
         if !asked.is_about_a_container() {
             return Made::default();
@@ -246,7 +246,7 @@ impl Agent {
         }
     }
 
-    /// What is attached of a sandbox.
+    /// Returns the attachments of a sandbox.
     pub(super) fn made_of(&self, sandbox: &JournalKey) -> Made {
         Made::of(&self.engine.registry().with_dynamic(sandbox))
     }
@@ -275,8 +275,8 @@ impl Agent {
         let (agent, waiting) = (Arc::clone(self), Arc::clone(&request));
         let devices = Arc::new(Asked::new());
         let asking = Arc::clone(&devices);
-        // Runs in the container's turn, so that a later DEL waits for it, and without a place in the lanes, which
-        // others need.
+        // This runs in the container's turn, so that a later DEL waits for it, but without a slot in the
+        // lanes, which others need.
         let first = async move {
             match class {
                 Class::Add => agent.ready_to_add(&waiting, &asking).await,
@@ -284,7 +284,7 @@ impl Agent {
             }
         };
         let answering = Arc::clone(answering);
-        // What has succeeded is never done again.
+        // Work that has succeeded is never run again.
         let work = move |agent: &Self| {
             if class == Class::Add {
                 check_awaited(&answering.reply)?;
@@ -304,8 +304,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits for what an ADD needs before it begins: its pod, the kubelet's word on its devices, and, if its networks are
-    /// large, the memory for them. This does not hold up other ADDs.
+    /// Waits for the prerequisites of an ADD: its pod, the kubelet's answer on its devices, and, if its
+    /// networks are large, the memory for them. This does not delay other ADDs.
     ///
     /// # Errors
     /// Code 11: other large ADDs have held the memory for [`MEMORY_PATIENCE`].
@@ -319,7 +319,7 @@ impl Agent {
         self.memory_for(self.intents.weight(&networks)).await
     }
 
-    /// Waits for that many bytes of memory, if they are many.
+    /// Waits for that many bytes of memory, if they exceed [`LIGHT`].
     ///
     /// # Errors
     /// As [`Agent::ready_to_add`].
@@ -341,8 +341,8 @@ impl Agent {
         }
     }
 
-    /// Runs `work` in the container's turn, after `first` and once there is a place in the lane. The turn is passed on
-    /// for the parts of the operation that need not be waited for.
+    /// Runs `work` in the container's turn, after `first` and once the lane has a free slot. `work` gets
+    /// the turn, to keep it for the parts of the operation that the caller need not wait for.
     ///
     /// # Errors
     /// Code 11 at once if too many operations of the kind are waiting, or the error of `work`.
@@ -362,8 +362,9 @@ impl Agent {
         Ok((self.in_lane(class, work).await?, turn))
     }
 
-    /// Runs `work` when there is a place in the lane. Work that is sent back has had no effect, and starts over; so
-    /// does work that failed because of something another container still holds, once that container has left.
+    /// Runs `work` once the lane has a free slot. Work that is sent back has had no effect, and starts
+    /// over. Work that failed because another container still holds something starts over once that
+    /// container is detached.
     ///
     /// # Errors
     /// Code 11 if too many operations wait, or the error of `work`.
@@ -378,7 +379,7 @@ impl Agent {
             let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
             let (worked, operation) = self.in_slot(slot, &work).await;
             let (waits_for, held_by) = (operation.waits_for(), operation.held_by());
-            // With its place in the lanes, which others have while this one waits.
+            // Releases the slot in the lanes while this operation waits.
             drop(operation);
             match waits_for {
                 Some(container) if worked.is_err() && patience.wait(&self.turns, &container).await => {}
@@ -390,12 +391,12 @@ impl Agent {
         }
     }
 
-    /// The error of an operation with who has what it failed for, if that is a container that is being detached: the
-    /// operation has waited for it in vain, or its DEL has failed.
+    /// Adds to an error which container holds the missing resource, if that container is being detached:
+    /// either the operation has waited too long for it, or its DEL has failed.
     async fn with_holder(self: &Arc<Self>, mut error: CniError, container: String) -> CniError {
         let lasts = self.turns.detaching_for(&container);
         let agent = Arc::clone(self);
-        // Records are read.
+        // This reads records.
         let told = own_thread::blocking(move || {
             let departs = match lasts {
                 Some(lasts) => format!("whose detaching has taken {} s so far", lasts.as_secs()),
@@ -406,7 +407,7 @@ impl Agent {
             };
             Some(format!("held by {}, {departs}", agent.engine.describe(&container)))
         });
-        // Otherwise the error says what it says.
+        // Otherwise the error is unchanged.
         if let Ok(Some(told)) = told.await {
             let separator = if error.details.is_empty() { "" } else { "; " };
             error.details += &format!("{separator}{told}");
@@ -414,7 +415,7 @@ impl Agent {
         error
     }
 
-    /// Runs `work` in a place of the lane. Returns the result, and what the operation has noted.
+    /// Runs `work` in a slot of the lane. Returns the result, and the notes of the operation.
     async fn in_slot<T: Send + 'static>(
         self: &Arc<Self>,
         slot: Arc<Slot>,
@@ -440,7 +441,7 @@ impl Agent {
         places.try_acquire().map_err(|_| too_many(class))
     }
 
-    /// Problems with single networks, pools and attachments, as last seen.
+    /// Returns problems with single networks, pools and attachments, as last seen.
     fn troubles(&self) -> Vec<Condition> {
         let mut troubles = self.health.troubles();
         let warnings = self.intents.source.warnings().into_iter();
@@ -481,7 +482,8 @@ impl Agent {
         troubles
     }
 
-    /// Records that the start could not take over and that are still there. Their pods go on.
+    /// Returns the records that the start could not take over and that still exist. Their pods keep
+    /// working.
     fn left_alone(&self) -> Vec<Condition> {
         let mut left = locked(&self.left_alone);
         left.retain(|(key, _)| self.engine.has_record(key));
@@ -492,7 +494,7 @@ impl Agent {
         left.iter().take(drift::MOST_ROWS).map(row).collect()
     }
 
-    /// Everything that is not as objects say, or that `netattachctl status` reports otherwise.
+    /// Returns everything that differs from the objects, or that `netattachctl status` reports otherwise.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let mut conditions = self.reporter.of_objects();
         conditions.extend(self.troubles());
@@ -504,7 +506,7 @@ impl Agent {
         self.statuses.publisher.report(event);
     }
 
-    /// What an ADD depends on, and whether it is there.
+    /// Returns the conditions that an ADD depends on.
     pub(super) fn conditions_of_ready(&self) -> Vec<Readiness> {
         self.reporter.ready()
     }
@@ -517,7 +519,7 @@ impl Agent {
         }
     }
 
-    /// Answers a question on a thread that may block: the runtime's own never does.
+    /// Answers a query on a thread that may block, as the runtime's own threads must not.
     async fn question(self: &Arc<Self>, answer: impl FnOnce(&Self) -> Response + Send + 'static) -> Response {
         let Ok(_asked) = self.questions.try_acquire() else {
             return Response::Refused(format!("{MOST_QUESTIONS} questions are being answered; ask again"));
@@ -599,7 +601,7 @@ impl Agent {
         }
         let key = JournalKey { container_id: request.container_id.clone(), ifname: request.ifname.clone() };
         let reachable = self.intents.source.reachable().unwrap_or(Ok(()));
-        // What is attached already costs nothing, and its status may be what it was.
+        // A sandbox that is already attached costs nothing, and its status may be unchanged.
         let may_begin = || {
             let is_attached = self.engine.registry().get(&key).is_some();
             is_attached || locked(&self.required_status).may_begin(reachable.is_ok(), Instant::now())
@@ -613,7 +615,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Publishes the status of an ADD before its answer, which fails if that does.
+    /// Publishes the status of an ADD before its answer; the ADD fails if that fails.
     ///
     /// # Errors
     /// Code 11; the ADD is rolled back if it has attached anything.
@@ -637,11 +639,11 @@ impl Agent {
         }
         published.map_err(|error| {
             let mut failed = CniError::from_chain(code::TRY_AGAIN_LATER, &error);
-            // What a pod that runs has stays.
+            // The attachments of a running pod stay.
             if is_new {
                 // The runtime sends a DEL too, which then finds nothing.
                 match self.engine.del(request) {
-                    // The publisher would go on to try what has failed.
+                    // Otherwise the publisher would keep retrying the failed status.
                     Ok(pod) => self.withdraw(pod.as_ref()),
                     Err(left) => {
                         failed = failed.with_details(format!("not rolled back: {}", Chain(&left)));
@@ -652,7 +654,7 @@ impl Agent {
         })
     }
 
-    /// What is published of a sandbox that has these attachments.
+    /// Compares the published status with that of a sandbox with these attachments.
     pub(super) fn published(&self, attached: &[Arc<Attached>]) -> Published {
         let status = network_status(attached, self.statuses.form);
         status.map_or(Published::Unknown, |(pod, entries)| self.statuses.publisher.published(&pod, &entries))
@@ -686,11 +688,11 @@ impl Agent {
     }
 }
 
-/// Whether the network-status of a detached pod is that of another sandbox, among those `of_others`. `object`: what the source
-/// has by the pod's name.
+/// Whether the network-status of a detached pod belongs to another sandbox, one of `of_others`. `object`:
+/// the source's pod of that name.
 ///
-/// An earlier pod of the name may have one for long, as its DEL fails or never comes: where the object says that the detached
-/// pod is the later one, nobody else has its status.
+/// An earlier pod of the same name may stay attached for long, if its DEL fails or never comes. If the
+/// object shows that the detached pod is the later one, the status belongs to no other sandbox.
 fn status_stays<'a>(
     pod: &PodRef,
     of_others: impl IntoIterator<Item = &'a PodRef>,
@@ -700,8 +702,9 @@ fn status_stays<'a>(
     of_others.into_iter().any(|other| other.may_be(pod) || (other.name == pod.name && !is_latest))
 }
 
-/// Nothing is attached for a client that has hung up while its request waited. Its runtime takes the ADD for failed, and may have
-/// had the container's DEL carried out before it: nobody would take back what is attached then.
+/// Refuses an operation whose client has hung up while the request waited. The runtime considers such an
+/// ADD failed, and a DEL of the container may already have been carried out: no later DEL would remove the
+/// attachment.
 ///
 /// # Errors
 /// Code 11, for the log.
@@ -721,7 +724,8 @@ fn too_many(class: Class) -> CniError {
     CniError::new(code::TRY_AGAIN_LATER, format!("too many {verb} requests are waiting"))
 }
 
-/// Runs work that blocks, as netlink, files and other plugins do, on a thread that may ([`own_thread`]).
+/// Runs blocking work, such as netlink, files and other plugins, on a thread that may block
+/// ([`own_thread`]).
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
 ) -> Result<T, CniError> {
@@ -730,7 +734,7 @@ pub(super) async fn blocking<T: Send + 'static>(
         .unwrap_or_else(|ending| Err(CniError::new(code::TRY_AGAIN_LATER, ending.to_string())))
 }
 
-/// What an operation has done.
+/// The result of an operation.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// The text for standard output.
@@ -738,7 +742,7 @@ pub(super) struct Done {
     pub(super) made: Outcome,
 }
 
-/// What an operation has changed.
+/// The changes made by an operation.
 #[derive(Debug, Default)]
 pub(super) enum Outcome {
     /// Nothing.
@@ -746,12 +750,12 @@ pub(super) enum Outcome {
     Nothing,
     /// The sandbox is attached; its status is to be published.
     Added(Arc<Attached>),
-    /// What the sandbox had is gone.
+    /// The sandbox's attachments have been removed.
     Removed(Made),
 }
 
 impl Outcome {
-    /// The sandbox that has been attached.
+    /// Returns the sandbox that has been attached.
     fn added(&self) -> Option<&Arc<Attached>> {
         match self {
             Self::Added(attached) => Some(attached),
@@ -759,7 +763,7 @@ impl Outcome {
         }
     }
 
-    /// As the log has it.
+    /// Converts to the form that the log uses.
     pub(super) fn in_words(self) -> Made {
         match self {
             Self::Nothing => Made::default(),
@@ -769,7 +773,7 @@ impl Outcome {
     }
 }
 
-/// A call, with what its answer takes.
+/// A call, with the data for its answer.
 #[derive(Debug)]
 struct Answering {
     asked: request_log::Asked,

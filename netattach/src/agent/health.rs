@@ -1,10 +1,10 @@
-//! The node's readiness, for STATUS and `netattachctl status`: the outcome of looks (checks) that run apart from the
-//! requests, so that a disk or another plugin that hangs delays no answer. The looks also maintain the runtime's
-//! configuration file.
+//! The node's readiness, for STATUS and `netattachctl status`: the results of checks ("looks") that run
+//! independently of requests, so that a hanging disk or plugin delays no answer. The checks also maintain
+//! the runtime's configuration file.
 //!
-//! STATUS fails only for problems that would fail every ADD of the node: when STATUS fails, the runtime starts no pods
-//! and the pods that are there are evicted. Problems with one network, one pool or one attachment are reported
-//! separately ([`Health::troubles`]).
+//! STATUS fails only for problems that would fail every ADD of the node: when STATUS fails, the runtime
+//! starts no pods and running pods are evicted. Problems with one network, one pool or one attachment are
+//! reported separately ([`Health::troubles`]).
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -47,38 +47,39 @@ use crate::source::log_share::LogShare;
 use crate::sync::{Mutex, locked};
 use crate::ticks;
 
-/// How often each look is taken without a request.
+/// How often each check runs without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// How often the default network is checked when the runtime's file follows it. Polling also finds directories that are
 /// yet to be created, which a watch does not.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
-/// A question that finds an older answer triggers a new look.
+/// A request that finds an older result triggers a new check.
 const FRESH: Duration = Duration::from_secs(1);
 /// Longest wait for one plugin. STATUS has to be cheap; a plugin that takes longer counts as failed.
 const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
-/// A look that takes longer counts as hanging, and its previous outcome expires. Calls to other plugins may use all of
-/// this time.
+/// A check that takes longer counts as hanging, and its previous result expires. Calls to other plugins may
+/// use all of this time.
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
-/// The same limit for a look that makes only a few system calls.
+/// The same limit for a check that makes only a few system calls.
 const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
 /// How often networks are checked one by one.
 const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
-/// A look that takes a while and is taken again because definitions change, or because somebody wants it, pauses for this many
-/// times as long; for the latter at most [`INTERVAL`].
+/// After a check that is repeated because definitions have changed, or because of a request, the next one
+/// is delayed by this many times its duration; after a requested one by at most [`INTERVAL`].
 const PAUSE: u32 = 9;
-/// Of the time of a look that asks other plugins, one part in so many counts as work.
+/// Of the duration of a check that calls other plugins, one part in this many counts as work.
 const OTHERS: u32 = 6;
-/// Most troubles that are kept of each kind.
+/// Most problems that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
 /// Most pools whose use is kept.
 const MOST_POOLS: usize = 1024;
 /// An ADD needs some twenty descriptors; with fewer left than this, ADDs fail.
 const FEWEST_DESCRIPTORS: u64 = 32;
 
-/// What to do about fewer. What has them open tells a limit that is too low from a fault.
+/// The remedy for too few descriptors. The list of open files shows whether the limit is too low or
+/// descriptors leak.
 const RAISE_LIMIT: &str = "raise the limit of open files (LimitNOFILE of the unit, or of the container runtime's unit), and see \
                            what is open: ls -l /proc/PID/fd";
-/// Bytes that a look writes into the journal's directory: more than any inode stores inline.
+/// Bytes that a check writes into the journal's directory: more than any inode stores inline.
 const PROBE: usize = 4096;
 
 /// Problem text for an object that exists but has no effect.
@@ -87,13 +88,14 @@ pub(super) const NOT_IN_FORCE: &str = "not in force";
 /// Status text of a healthy dataplane.
 const ALL_PINNED: &str = "programs and maps are pinned";
 
-/// The outcomes of the latest looks.
+/// The results of the latest checks.
 pub(super) struct Health {
     engine: Arc<Engine>,
     intents: Arc<IntentReader>,
     /// The runtime's file, if the agent maintains one.
     conf: Option<ConfKeeper>,
-    /// Of the directories that decide what the default network is, and of the runtime's. `None`: the kernel grants none.
+    /// Watches the directories that determine the default network, and the runtime's. `None`: the kernel
+    /// grants no watch.
     watch: Option<ConfWatch>,
     source: Arc<dyn Source>,
     /// Whether the journal's directory accepts records.
@@ -110,44 +112,45 @@ pub(super) struct Health {
     /// STATUS of the default network's other plugins.
     plugins: Look,
     file: Look,
-    /// Whether plugins are started where they may find none of the node's files, and nobody has said that they are to be; and
-    /// what is said of those of the default network.
+    /// Whether plugins are started in a root directory that may lack the node's files, without an explicit
+    /// setting; and the plugins of the default network that this may affect.
     forgot_root: bool,
     without_files: Mutex<Vec<Condition>>,
-    /// Files that the last look at the default network found unusable.
+    /// Files that the last check of the default network found unusable.
     unusable: Mutex<Vec<Condition>>,
-    /// Problems that the last looks at single attachments and at single networks found.
+    /// Problems that the last checks of single attachments and of single networks found.
     not_enforced: Mutex<Vec<Condition>>,
-    /// The former by share.
+    /// Problems of attachments, by share.
     shares: Mutex<Shares>,
-    /// Where filters were removed since attachments were looked at.
+    /// Devices from which filters were removed since the last check of attachments.
     removed: Mutex<Removed>,
-    /// When the last look at all shares began.
+    /// When the last check of all shares began.
     all_shares: Mutex<Option<Instant>>,
     not_attachable: Mutex<Vec<Condition>>,
-    /// What is wrong with what the runtime says it reads, and a notice that somebody asks.
+    /// Problems with the configuration that the runtime reports, and a notification to ask the runtime
+    /// again.
     runtime: Mutex<Vec<Condition>>,
     runtime_wanted: Notify,
-    /// Use of the networks' pools, as the last look at them found it.
+    /// Use of the networks' pools at the last check.
     pools: Mutex<PoolUses>,
-    /// `CNI_PATH` of the runtime, if it is known from a request.
+    /// `CNI_PATH` of the runtime, once a request has given it.
     cni_path: Mutex<Vec<PathBuf>>,
 }
 
-/// The outcome of a look: a description if all is well, or the problem.
+/// The result of a check: a description if all is well, or the problem.
 type Seen = Result<String, CniError>;
 
-/// One kind of look, and its latest outcome.
+/// One kind of check, and its latest result.
 #[derive(Debug)]
 struct Look {
     what: &'static str,
     every: Duration,
     longest: Duration,
     last: Mutex<Option<(Instant, Seen)>>,
-    /// When the current look began.
+    /// When the running check began.
     begun: Mutex<Option<Instant>>,
     wanted: Notify,
-    /// Whether somebody wants the next one, or there was none yet.
+    /// Whether a request wants the next check, or none has run yet.
     is_wanted: AtomicBool,
 }
 
@@ -206,7 +209,7 @@ impl Health {
         self.answer_from_looks(is_new)
     }
 
-    /// As [`Health::answer`], for somebody who is no runtime.
+    /// As [`Health::answer`], for callers other than the runtime.
     pub(super) fn ready(&self) -> Result<(), CniError> {
         self.answer_from_looks(false)
     }
@@ -220,7 +223,7 @@ impl Health {
     /// Problems with single attachments and networks.
     pub(super) fn troubles(&self) -> Vec<Condition> {
         let mut conf = self.conf.as_ref().map(ConfKeeper::rows).unwrap_or_default();
-        // What is found in the directory says more.
+        // Problems found in the directory are more specific.
         if conf.is_empty() {
             conf = locked(&self.runtime).clone();
         }
@@ -229,11 +232,11 @@ impl Health {
         [conf, without_files, not_enforced, not_attachable].concat()
     }
 
-    /// Has what is looked at rarely looked at anew because somebody asks, at most every [`INTERVAL`]: his next question is
-    /// answered by that.
+    /// Repeats the rare checks because of a request, at most every [`INTERVAL`]. The next request gets the
+    /// new results.
     pub(super) fn look_soon(&self) {
         self.runtime_wanted.notify_one();
-        // A look at one share of the attachments does not make what is known of the others new.
+        // After a check of one share of the attachments, the results of the other shares are still old.
         let attachments = *locked(&self.all_shares);
         let networks = locked(&self.networks.last).as_ref().map(|(at, _)| *at);
         for (look, last) in [(&self.attachments, attachments), (&self.networks, networks)] {
@@ -243,17 +246,18 @@ impl Health {
         }
     }
 
-    /// Use of the networks' pools, as the last look at them found it: at most [`SINGLE_INTERVAL`] ago unless it hangs.
+    /// Returns the use of the networks' pools at the last check: at most [`SINGLE_INTERVAL`] ago unless the
+    /// check hangs.
     pub(super) fn pools(&self) -> Vec<PoolUse> {
         locked(&self.pools).rows().to_vec()
     }
 
-    /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
+    /// Returns the results of all checks, as shown by `netattachctl status`, including the runtime's file.
     pub(super) fn conditions(&self) -> Vec<Readiness> {
         self.conditions_by(|look| look.seen(false))
     }
 
-    /// As [`Health::conditions`], without having anything looked at anew.
+    /// As [`Health::conditions`], without triggering new checks.
     pub(super) fn known_conditions(&self) -> Vec<Readiness> {
         self.conditions_by(Look::known)
     }
@@ -263,7 +267,8 @@ impl Health {
         let [network, plugins, file] = [&self.network, &self.plugins, &self.file].map(seen);
         let own =
             [&self.journal, &self.descriptors, &self.dataplane].map(|look| condition(look.what, seen(look)));
-        // The file is not written for a network that cannot be attached: report the network's problem.
+        // The file is not written for a network that cannot be attached, so the network's problem is
+        // reported instead.
         let file = self.conf.as_ref().map(|keeper| {
             if keeper.conf().is_to_go() {
                 return condition(self.file.what, file);
@@ -285,30 +290,30 @@ impl Health {
         self.conf.as_ref().map(|keeper| keeper.conf().directory())
     }
 
-    /// Waits until somebody asks how things are.
+    /// Waits until a request wants the runtime's configuration checked.
     pub(super) async fn runtime_wanted(&self) {
         self.runtime_wanted.notified().await;
     }
 
-    /// Notes what is wrong with what the runtime says it reads.
+    /// Records the problem with the configuration that the runtime reports.
     pub(super) fn runtime_reads(&self, problem: Option<String>) {
         let row = problem.map(|problem| Condition { object: conf_keeper::OBJECT.to_owned(), problem });
         note(conf_keeper::DISTURBED, &self.runtime, row.into_iter().collect());
     }
 
-    /// The problem of the default network, as the last look at it saw it.
+    /// Returns the problem of the default network at the last check.
     pub(super) fn default_network_problem(&self) -> Option<String> {
         let problem = |look: &Look| locked(&look.last).as_ref()?.1.as_ref().err().map(ToString::to_string);
         problem(&self.network).or_else(|| problem(&self.plugins))
     }
 
-    /// Files on disk that should describe networks and cannot be used.
+    /// Returns the files on disk that should describe networks but are invalid.
     pub(super) fn unusable_files(&self) -> Vec<Condition> {
         locked(&self.unusable).clone()
     }
 
-    /// Takes the first looks, before anything is served. The runtime's file is written only once the agent serves. A
-    /// dataplane that was just taken over without a failure needs no look.
+    /// Runs the first checks, before requests are served. The runtime's file is written only once the agent
+    /// serves. A dataplane that was just taken over without a failure needs no check.
     pub(super) fn look_first(&self, taken_over: bool) {
         self.journal.take(|| self.look_at_journal());
         self.descriptors.take(|| self.look_at_descriptors());
@@ -319,7 +324,7 @@ impl Health {
         }
     }
 
-    /// Takes looks repeatedly until the source of manifests ends. Must be started when requests are served.
+    /// Repeats the checks until the source of manifests ends. Called when requests are served.
     pub(super) async fn keep_looking(
         self: Arc<Self>,
         changes: watch::Receiver<u64>,
@@ -339,8 +344,8 @@ impl Health {
         );
     }
 
-    /// Checks the attachments on a device as soon as a filter or a queueing discipline is removed from it, and the dataplane if there
-    /// are some: most such devices go with their pod.
+    /// Checks the attachments on a device as soon as a filter or a qdisc is removed from it; if there are
+    /// some, also the dataplane. Most such devices are removed with their pod.
     async fn look_when_filters_go(&self, filters: io::Result<FilterWatch>) {
         let failed = async {
             let mut filters = filters?;
@@ -356,7 +361,7 @@ impl Health {
         tracing::warn!(%error, "removed filters are noticed only by looks, every {soon} to {late} s");
     }
 
-    /// Looks at the default network and the runtime's file as soon as anything changes in their directories.
+    /// Checks the default network and the runtime's file as soon as anything changes in their directories.
     async fn look_when_configurations_change(&self) {
         let Some(watch) = &self.watch else { return };
         let failed = async {
@@ -384,7 +389,7 @@ impl Health {
             .open(directory)
             .and_then(|mut file| file.write_all(&[0; PROBE]));
         match written {
-            // The file system has no unnamed files; its problems show when a record is written.
+            // The file system has no unnamed files; its problems appear when a record is written.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(directory.display().to_string()),
             Err(error) => {
                 Err(not_available(format!("journal {}: {error}; {MAKE_ROOM}", directory.display())))
@@ -403,8 +408,9 @@ impl Health {
         Ok(used)
     }
 
-    /// Restores missing programs, and notes the attachments that still lack theirs: of all if somebody has asked for this look,
-    /// else of those on devices from which filters were removed, or of the share that is next.
+    /// Restores missing programs, and records the attachments that still lack theirs. Checks all
+    /// attachments if a request wants this, else those on devices from which filters were removed, or those
+    /// of the next share.
     fn look_at_attachments(&self) -> Seen {
         let removed = std::mem::take(&mut *locked(&self.removed));
         let is_wanted = self.attachments.is_wanted.swap(false, Ordering::Relaxed);
@@ -428,14 +434,15 @@ impl Health {
         let rows = translation.into_iter().chain(forwarding).chain(missing);
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
         let Err(error) = found else { return Ok(String::new()) };
-        // What was asked for is still to be done.
+        // The check failed, so its work is still to be done.
         self.attachments.is_wanted.fetch_or(is_wanted, Ordering::Relaxed);
         locked(&self.removed).extend(removed);
         Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
     }
 
-    /// Looks at the attachments on these devices, and at the next share if there are none or it is late. A failure at the former
-    /// keeps none from the latter: it is tried again with each look.
+    /// Checks the attachments on these devices, and those of the next share if there are no devices or the
+    /// share is overdue. A failure on the devices does not prevent the check of the share; the devices are
+    /// tried again with each check.
     fn look_at_some(&self, devices: &BTreeSet<u32>) -> Result<(), EnforceError> {
         let mut outcome = Ok(());
         if !devices.is_empty() {
@@ -456,7 +463,8 @@ impl Health {
         self.look_at_shares(next..next + 1).and(outcome)
     }
 
-    /// The last failure. The other shares are looked at all the same.
+    /// Checks the attachments of these shares. Returns the last failure; the other shares are checked all
+    /// the same.
     fn look_at_shares(&self, shares: std::ops::Range<usize>) -> Result<(), EnforceError> {
         let mut outcome = Ok(());
         for share in shares {
@@ -473,19 +481,19 @@ impl Health {
         outcome
     }
 
-    /// Notes the networks that could not be attached, and those that have no address left.
+    /// Records the networks that could not be attached, and those without a free address.
     fn look_at_networks(&self) -> Seen {
         let cni_path = locked(&self.cni_path).clone();
         // A definition that yields no plan is reported as the definition's trouble (`agent::trouble`).
         let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
-        // A scrape meanwhile finds what was known.
+        // A metrics scrape during the check gets the previous values.
         let before = locked(&self.pools).clone();
         let mut pools = PoolUses::default();
-        // Every network is looked at, whatever number of them has troubles: the use of all pools is noted.
+        // Every network is checked, regardless of the number of problems, to record the use of all pools.
         let troubled = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
             let looked = self.engine.pools(&defined.network);
             let room = pools.note(&before, &defined.network.name.to_string(), looked);
-            // Other problems of the default network are found by its own look.
+            // Other problems of the default network are found by its own check.
             let found = match defined.default {
                 true => Ok(()),
                 false => self.engine.check_network(&defined.network, &cni_path),
@@ -506,7 +514,7 @@ impl Health {
     /// Checks the default network and updates the runtime's file. The file is removed only by `cniConf.remove`: without it
     /// the runtime uses another plugin's.
     fn look_at_network(&self) -> Seen {
-        // Before anything is read: what changes meanwhile is looked at again.
+        // Set before anything is read, so that changes made meanwhile trigger another check.
         if let Some(watch) = &self.watch {
             let mut directories = self.intents.default_directories();
             directories.extend(self.conf.as_ref().map(|keeper| keeper.conf().directory().to_owned()));
@@ -519,7 +527,7 @@ impl Health {
         Ok(network?.name.to_string())
     }
 
-    /// Notes the files that should describe networks and cannot be used.
+    /// Records the files that should describe networks but are invalid.
     fn look_at_files(&self) {
         let unusable = self.intents.unusable_files().into_iter();
         let unusable = unusable.map(|(path, error)| Condition {
@@ -530,14 +538,14 @@ impl Health {
     }
 
     fn ask_plugins(&self) -> Seen {
-        // Problems with the configuration are reported by the other look.
+        // Problems with the configuration are reported by the other check.
         let Ok(network) = self.default_network() else { return Ok(String::new()) };
         let cni_path = locked(&self.cni_path).clone();
         let patience = PLUGIN_PATIENCE.min(self.engine.node().delegate.timeout);
         self.engine.ask_plugins(&network, &cni_path, patience).map(|()| String::new())
     }
 
-    /// The default network, if it could be attached now.
+    /// Returns the default network, if it could be attached now.
     fn usable_network(&self) -> Result<Network, CniError> {
         let network = self.default_network();
         self.look_at_plugins_root(network.as_ref().ok());
@@ -549,8 +557,9 @@ impl Health {
         Ok(network)
     }
 
-    /// Notes the plugins of the default network that may lack files of the node. It is said before the runtime's file is
-    /// written, and keeps nothing from being attached: there are plugins that need none.
+    /// Records the plugins of the default network that may lack files of the node. Done before the
+    /// runtime's file is written. Attaches are not refused for this reason, as there are plugins that need
+    /// no such files.
     fn look_at_plugins_root(&self, network: Option<&Network>) {
         if !self.forgot_root {
             return;
@@ -571,18 +580,18 @@ fn not_available(msg: String) -> CniError {
     CniError::new(code::NOT_AVAILABLE, msg)
 }
 
-/// Stores the findings of a look, and logs the new ones.
+/// Stores the findings of a check, and logs the new ones.
 pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
     let mut kept = locked(kept);
     log_new(what, &kept, &found);
     *kept = found;
 }
 
-/// What is logged of each namespace, by whichever look.
+/// The log share of each namespace, common to all checks.
 static LOGGED: LazyLock<Mutex<LogShare>> = LazyLock::new(|| Mutex::new(LogShare::new()));
 
-/// Logs each trouble that was not in `before`; of very many of a namespace, the first and how many there are besides: one
-/// author can make thousands, and change them with every look.
+/// Logs each problem that is not in `before`; of very many in a namespace only the first ones and the
+/// number of the others, as one author can make thousands and change them with every check.
 pub(super) fn log_new(what: &str, before: &[Condition], found: &[Condition]) {
     let known: BTreeSet<(&str, &str)> =
         before.iter().map(|row| (row.object.as_str(), row.problem.as_str())).collect();
@@ -621,12 +630,12 @@ impl Look {
         }
     }
 
-    /// A look that makes only a few system calls.
+    /// A check that makes only a few system calls.
     fn short(what: &'static str) -> Self {
         Self { longest: LONGEST_SHORT_LOOK, ..Self::new(what, INTERVAL) }
     }
 
-    /// Has the look taken soon.
+    /// Requests the check soon.
     fn want(&self) {
         self.is_wanted.store(true, Ordering::Relaxed);
         self.wanted.notify_one();
@@ -649,7 +658,7 @@ impl Look {
         }
     }
 
-    /// The last outcome and its age. One that is not quite new has the look taken again.
+    /// Returns the last result and its age. Triggers a new check unless the result is fresh.
     ///
     /// # Errors
     /// As [`Look::known`].
@@ -661,10 +670,10 @@ impl Look {
         self.known()
     }
 
-    /// The last outcome and its age.
+    /// Returns the last result and its age.
     ///
     /// # Errors
-    /// There is no outcome, or no recent one.
+    /// There is no result, or no recent one.
     fn known(&self) -> Result<(Duration, Seen), CniError> {
         let last = locked(&self.last);
         let not_known = |how: String| {
@@ -689,43 +698,44 @@ impl Look {
     }
 }
 
-/// Takes looks on a blocking thread: when definitions change, when an answer requests one, and once in the look's
-/// interval, or as often as [`pace`] leaves it.
+/// Runs checks on a blocking thread: when definitions change, when a request wants one, and once in the
+/// check's interval, or as often as [`pace`] allows.
 async fn follow(
     mut changes: watch::Receiver<u64>,
     health: Arc<Health>,
     which: fn(&Health) -> &Look,
     look: fn(&Health) -> Seen,
 ) {
-    // Nobody waits for one that is taken because it is time; at the start somebody does.
+    // No request waits for a periodic check; at the start a request may.
     let mut is_routine = false;
     loop {
         let looking = Arc::clone(&health);
         let known = Known::of(&health.source.snapshot(), &health.intents.from_node.this);
-        // Without the time for which others have had their turn.
+        // Processor time, without the time in which other threads ran.
         let take = move || {
             let began = Instant::now();
             let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
             (began.elapsed(), worked)
         };
         let (took, worked) = rounds::take(is_routine, take).await;
-        // What other plugins do for a look is work as well.
+        // Work that other plugins do for a check counts as well.
         let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
         let pause = took * PAUSE;
         let changed = async {
             let changed = other_networks(&mut changes, &health, known).await;
-            // Thousands of definitions that come one by one are not all looked at for each of them.
+            // Thousands of definitions that arrive one by one do not trigger a check each.
             tokio::time::sleep(pause).await;
             changed
         };
-        // Somebody who takes programs off again and again, for each of which a look is wanted, keeps no processor busy with it.
+        // A process that repeatedly removes programs triggers a check each time; the pause bounds the
+        // processor time for it.
         let soonest = tokio::time::Instant::now() + pause.min(INTERVAL);
         let wanted = async {
             which(&health).wanted.notified().await;
             tokio::time::sleep_until(soonest).await;
         };
-        // All three futures may be dropped at any time: a change stays unseen, a request is kept or answered by the look that comes
-        // instead, and the sleep starts anew.
+        // All three futures may be dropped at any time: a change stays unseen, a request is kept or
+        // answered by the check that runs instead, and the sleep starts anew.
         is_routine = tokio::select! {
             changed = changed => {
                 if changed.is_err() {
@@ -739,7 +749,7 @@ async fn follow(
     }
 }
 
-/// The objects that looks depend on.
+/// The objects that checks depend on.
 struct Known {
     definitions: Identity<NetworkRef, Arc<Definition>>,
     /// The default network can take its ranges from this node.
@@ -756,8 +766,8 @@ impl Known {
     }
 }
 
-/// Waits until the source has different definitions or another object of this node. No look depends on pods, policies and other
-/// nodes, which change more often.
+/// Waits until the source has different definitions or another object of this node. No check depends on
+/// pods, policies and other nodes, which change more often.
 async fn other_networks(
     changes: &mut watch::Receiver<u64>,
     health: &Health,

@@ -1,12 +1,14 @@
 //! Serves `/metrics`, `/livez` and `/readyz` over HTTP.
 //!
-//! The server is hyper's, which the client of the Kubernetes API brings along: reading HTTP of strangers is not what this
-//! project is for. Whoever may open a connection here can take little: the number of connections, the size of a request,
-//! the time of a connection and the number of scrapes at once are bounded, and no connection serves two requests.
+//! The server is hyper's, which the client of the Kubernetes API needs anyway, so the project has no HTTP
+//! parser of its own for untrusted input. The resources that a client can take are limited: the number of
+//! connections, the size of a request, the duration of a connection and the number of concurrent scrapes
+//! are bounded, and a connection serves one request.
 //!
-//! `/livez` fails when nothing but a new process helps: the agent's only thread does not answer, or no thread can be had
-//! for an operation, or one that gets its state hangs. The server of the API, a network or a plugin that is away is no
-//! reason to restart an agent. `/readyz` is what STATUS tells the runtime: it fails for what would fail every ADD.
+//! `/livez` fails when only a new process helps: the agent's only async thread does not answer, or no
+//! thread is free for an operation, or a thread that reads the agent's state hangs. An unreachable API
+//! server, network or plugin is no reason to restart an agent. `/readyz` is what STATUS tells the runtime:
+//! it fails for problems that would fail every ADD.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -29,22 +31,23 @@ use crate::own_thread;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 
-/// Most connections at a time of pods and other hosts, and of the node itself, which probes the agent; further ones are closed. Those
-/// of others take nothing from the probes, for whose failure the kubelet ends the agent.
+/// Most concurrent connections from pods and other hosts, and from the node itself, which probes the agent;
+/// further ones are closed. The two are counted separately, so that other hosts cannot block the probes, on
+/// whose failure the kubelet restarts the agent.
 const MOST_OF_OTHERS: usize = 16;
 const MOST_OF_NODE: usize = 64;
 /// Most bytes of a request's head, and most header fields.
 const MOST_HEAD: usize = 16 << 10;
 const MOST_FIELDS: usize = 64;
-/// Longest time until a request's head is there.
+/// Longest time until a request's head has arrived.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time of a connection.
+/// Longest duration of a connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Most requests that are worked on at a time, of each kind; further ones are refused.
+/// Most concurrent requests of each kind that need a thread; further ones are refused.
 const MOST_AT_WORK: usize = 2;
-/// How long the work for `/livez` may take. Probes should wait longer, to see the reason.
+/// How long the work for `/livez` may take. Probes should wait longer, to get the reason.
 const LIVE_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before a port that is taken is tried again.
+/// Pause before binding a port again that is in use.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Content type of answers for people.
@@ -59,7 +62,7 @@ type Answer = Response<Full<Bytes>>;
 #[derive(Debug)]
 pub(super) struct Http {
     address: SocketAddr,
-    /// Why nothing is served at present.
+    /// Why nothing is served now.
     problem: Mutex<Option<String>>,
     /// Limits of the requests that need a thread.
     live: Arc<Semaphore>,
@@ -74,13 +77,14 @@ impl Http {
         Self { address, problem: Mutex::default(), live: limit(), scrapes: limit(), per_pod }
     }
 
-    /// The problem that nothing is served.
+    /// Returns the problem that nothing is served.
     pub(super) fn condition(&self) -> Option<Condition> {
         let problem = locked(&self.problem).clone()?;
         Some(Condition { object: format!("metrics and probes on {}", self.address), problem })
     }
 
-    /// Serves until it is dropped. A port that is taken is tried again: pods do not depend on whether somebody watches.
+    /// Serves until the future is dropped. If the port is in use, binding is retried: attaching pods does
+    /// not depend on this server.
     pub(super) async fn keep(self: Arc<Self>, agent: Arc<Agent>) {
         let [of_node, of_others] = [MOST_OF_NODE, MOST_OF_OTHERS].map(|most| Arc::new(Semaphore::new(most)));
         let listener = self.bind().await;
@@ -88,7 +92,7 @@ impl Http {
             let (connection, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Of one connection, or no descriptor is left: both pass.
+                    // The error concerns one connection, or no descriptor is free: both are temporary.
                     tracing::debug!(error = %Chain(&error), "connection not accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -98,7 +102,7 @@ impl Http {
             let Ok(place) = Arc::clone(places).try_acquire_owned() else { continue };
             let (server, agent) = (Arc::clone(&self), Arc::clone(&agent));
             tokio::spawn(async move {
-                // Who is too slow, or speaks no HTTP, gets no answer.
+                // A client that is too slow, or does not speak HTTP, gets no answer.
                 let _ = tokio::time::timeout(PATIENCE, server.answer_on(connection, agent)).await;
                 drop(place);
             });
@@ -178,7 +182,8 @@ impl Http {
         }
     }
 
-    /// Has a thread of the engine look at what is attached. That this is answered at all is the rest of the proof.
+    /// Lets a thread of the engine read the attachments. That an answer is sent at all shows that the async
+    /// thread works.
     async fn live(&self, agent: &Arc<Agent>) -> Answer {
         let agent = Arc::clone(agent);
         self.live_by(move || agent.engine.registry().len(), LIVE_PATIENCE).await
@@ -193,7 +198,7 @@ impl Http {
         };
         let look = own_thread::blocking(move || {
             let sandboxes = look();
-            // A thread that hangs keeps its place, so that probes do not use up the threads.
+            // A hanging thread keeps its permit, so that probes do not use up the threads.
             drop(at_work);
             sandboxes
         });
@@ -208,7 +213,7 @@ impl Http {
     }
 }
 
-/// The conditions without which every ADD fails, one a line, as `netattachctl status` names them.
+/// Returns the conditions without which every ADD fails, one per line, named as in `netattachctl status`.
 fn ready(agent: &Agent) -> Answer {
     let failed = agent.health.ready().err();
     let mut lines: Vec<String> = agent
@@ -256,7 +261,7 @@ mod tests {
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// Work that lasts until the sender is dropped.
+    /// Work that blocks until the sender is dropped.
     fn hanging<T>(answer: T) -> (mpsc::Sender<()>, impl FnOnce() -> T) {
         let (end, ended) = mpsc::channel::<()>();
         let work = move || {

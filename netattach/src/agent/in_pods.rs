@@ -1,11 +1,12 @@
-//! Looks for what others change in pods, which is reported and never put back: a virtual machine's network binding, for
-//! one, renames the pod's interface on purpose. CHECK compares the same and more, but some runtimes never send it. What goes
-//! past an attachment's programs there lowers its level as well; a device of kind `ifb`, by which a pod can send past programs
-//! on the node, only a look finds, and CHECK does not fail for it: there are honest uses of one.
+//! Detects changes that other processes make in pods. They are reported and never reverted: the network
+//! binding of a virtual machine, for example, renames the pod's interface on purpose. CHECK compares the
+//! same and more, but some runtimes never send it. A change that bypasses an attachment's programs in the
+//! pod also lowers its enforcement level. A device of kind `ifb`, by which a pod can send past programs on
+//! the node, is found only here; CHECK does not fail for it, as it has legitimate uses.
 //!
-//! A look takes some of the sandboxes, the next look those that follow, round and round. It compares only what is in the
-//! pod, starts no process, and passes over containers that an operation is working on. How long a round takes depends on
-//! how many sandboxes there are and how long each takes, see [`pace`].
+//! A check takes some of the sandboxes, the next check those that follow, in rounds. It compares only state
+//! in the pod, starts no process, and skips containers with a running operation. The duration of a round
+//! depends on the number of sandboxes and the duration of each check, see [`pace`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,43 +24,44 @@ use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 use crate::ticks;
 
-/// How often a look is taken, as [`pace`] leaves it.
+/// How often a check runs, unless [`pace`] makes it rarer.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Most sandboxes of one look.
+/// Most sandboxes of one check.
 const AT_ONCE: usize = 32;
 /// Most rows that are kept.
 const MOST_ROWS: usize = 100;
 
-/// What was found in a sandbox.
+/// The findings in a sandbox.
 #[derive(Debug)]
 struct Found {
     of: Arc<Attached>,
     rows: Vec<Condition>,
 }
 
-/// What the last looks at each sandbox have found.
+/// The findings of the last check of each sandbox.
 #[derive(Debug, Default)]
 pub(super) struct InPods(Mutex<BTreeMap<JournalKey, Found>>);
 
 impl InPods {
-    /// What is not as it was made in sandboxes that are attached.
+    /// Returns the changes found in attached sandboxes.
     pub(super) fn conditions(&self, is_attached: impl Fn(&Arc<Attached>) -> bool) -> Vec<Condition> {
         let mut all = locked(&self.0);
         all.retain(|_, found| is_attached(&found.of));
-        // A pod has several records where a runtime, or a chain of plugins, calls netattach for each interface.
+        // A pod has several records if a runtime, or a chain of plugins, calls netattach for each
+        // interface.
         let mut told = BTreeSet::new();
         let rows = all.values().flat_map(|found| &found.rows);
         rows.filter(|row| told.insert((row.object.as_str(), row.problem.as_str()))).cloned().collect()
     }
 
-    /// Takes in what a look has found in a sandbox.
+    /// Records the findings of a check in a sandbox.
     fn note(&self, of: &Arc<Attached>, rows: Vec<Condition>) {
         let mut all = locked(&self.0);
         let mut before = all.remove(&of.key).map(|found| found.rows).unwrap_or_default();
         if rows.is_empty() {
             return;
         }
-        // What another record of the pod has told is not logged again.
+        // A finding already reported for another record of the pod is not logged again.
         before.extend(all.values().flat_map(|found| &found.rows).filter(|row| rows.contains(row)).cloned());
         all.insert(of.key.clone(), Found { of: Arc::clone(of), rows });
         limit(&mut all);
@@ -68,7 +70,7 @@ impl InPods {
     }
 }
 
-/// Leaves [`MOST_ROWS`] rows at most, of each namespace as many as of every other.
+/// Keeps at most [`MOST_ROWS`] rows, with equal shares for the namespaces.
 fn limit(all: &mut BTreeMap<JournalKey, Found>) {
     let rows: Vec<Condition> = all.values().flat_map(|found| &found.rows).cloned().collect();
     if rows.len() <= MOST_ROWS {
@@ -81,7 +83,7 @@ fn limit(all: &mut BTreeMap<JournalKey, Found>) {
     all.retain(|_, found| !found.rows.is_empty());
 }
 
-/// The sandboxes of the look that follows the one that came as far as `last`. `all` is in the order of their keys.
+/// Returns the sandboxes of the check after the one that ended at `last`. `all` is sorted by key.
 fn next<'a>(all: &'a [Arc<Attached>], last: Option<&JournalKey>) -> &'a [Arc<Attached>] {
     let at = last.map_or(0, |last| all.partition_point(|attached| attached.key <= *last));
     let rest = if at < all.len() { &all[at..] } else { all };
@@ -89,7 +91,7 @@ fn next<'a>(all: &'a [Arc<Attached>], last: Option<&JournalKey>) -> &'a [Arc<Att
 }
 
 impl Agent {
-    /// Looks for what others have changed in pods, without end.
+    /// Checks for changes in pods, forever.
     pub(super) async fn keep_looking_into_pods(self: Arc<Self>) {
         let mut last = None;
         loop {
@@ -101,7 +103,7 @@ impl Agent {
         }
     }
 
-    /// Returns how far it came.
+    /// Checks some pods, and returns the key of the last one.
     fn look_into_some_pods(&self, last: Option<&JournalKey>) -> Option<JournalKey> {
         let before = pace::worked();
         let all = self.engine.registry().all();
@@ -117,7 +119,7 @@ impl Agent {
     }
 
     fn look_into_pod(&self, attached: &Arc<Attached>) {
-        // An operation on the container goes first; the next round finds what it leaves.
+        // An operation on the container goes first; the next round checks the result.
         let Some(_turn) = self.turns.look(&attached.key.container_id) else { return };
         if !self.engine.is_same(attached) {
             return;
@@ -131,7 +133,7 @@ impl Agent {
                 };
                 self.in_pods.note(attached, differences.into_iter().map(row).collect());
             }
-            // What was found before stands.
+            // The previous findings stay.
             Err(error) => {
                 let container = &attached.key.container_id;
                 tracing::debug!(container, error = %Chain(&error), "its pod is not looked into");
@@ -170,7 +172,7 @@ mod tests {
         let from = |name: &str, count: usize| (Some(name.to_owned()), count);
         let round: Vec<_> = (0..4).map(|_| look(&all)).collect();
         assert_eq!(round, [from("00", 32), from("32", 32), from("64", 6), from("00", 32)]);
-        // The one that the last look ended with is detached, and others.
+        // The sandbox at which the last check ended is detached, with others.
         all.drain(20..40);
         assert_eq!([look(&all), look(&all)], [from("40", 30), from("00", 32)]);
         assert_eq!(look(&[]), (None, 0));
@@ -187,7 +189,7 @@ mod tests {
         assert_eq!(told(), [row("pod shop/a net2"), row("pod shop/b eth0")]);
         in_pods.note(&a, Vec::new());
         assert_eq!(told(), [row("pod shop/b eth0")]);
-        // It is attached anew.
+        // The container is attached again.
         let again = attached("b");
         assert_eq!(in_pods.conditions(|it| Arc::ptr_eq(it, &again)), []);
         assert_eq!(told(), []);

@@ -1,14 +1,15 @@
-//! Kernel settings in a container: a runtime gives it `/proc/sys` as a read-only mount, whatever its capabilities. The agent
-//! sets `net` of its own node and of pods, so it makes its own mount writable; the node's is another one.
+//! Makes kernel settings writable in a container: a runtime mounts `/proc/sys` read-only there, whatever
+//! the capabilities. The agent sets `net` settings of its node and of pods, so it remounts its own mount
+//! writable; the node's mount is another one.
 
 use std::fs::OpenOptions;
 use std::io;
 
 use rustix::mount::{MountFlags, mount_remount};
 
-/// A file that the agent writes, in every kernel.
+/// A setting that exists in every kernel and that the agent writes.
 const SETTING: &str = "/proc/sys/net/ipv4/ip_forward";
-/// What a runtime mounts.
+/// The mount that a runtime makes read-only.
 const MOUNT: &str = "/proc/sys";
 
 /// Kernel settings cannot be written.
@@ -19,10 +20,10 @@ const MOUNT: &str = "/proc/sys";
 )]
 pub struct Unwritable(#[source] io::Error);
 
-/// Makes sure that kernel settings can be written; whether the mount had to be changed for that.
+/// Ensures that kernel settings can be written. Returns whether the mount had to be changed for that.
 ///
 /// # Errors
-/// They cannot.
+/// The settings cannot be written.
 pub(super) fn make_writable() -> Result<bool, Unwritable> {
     match open() {
         Ok(()) => Ok(false),

@@ -1,24 +1,24 @@
-//! Admission of operations: decides from counts alone which operation may continue and what each waits for. It has no
-//! clock, thread or task: `scheduler` asks, wakes and suspends.
+//! Admission of operations: decides from counts alone which operation may continue and what each one waits
+//! for. It has no clock, thread or task: `scheduler` asks, wakes and suspends.
 //!
-//! An operation either works, which costs the machine's processors and the kernel's locks, or occupies a resource that
-//! belongs to others and may hang: a network's plugin, a pool's lock. Only working operations take one of the few work
-//! places. Operations at a resource are counted there, and an operation that needs a crowded resource does not begin:
-//! it waits in the queue, where it costs no thread, and operations that need no crowded resource overtake it. So
-//! however many operations are stuck at resources that hang, an operation that needs none of these begins as if it were
-//! alone.
+//! An operation either works, which costs processor time and kernel locks, or occupies a resource of
+//! another component, which may hang: a network's plugin, a pool's lock. Only working operations take one
+//! of the few work slots. Operations at a resource are counted, and an operation that needs a crowded
+//! resource does not begin: it waits in the queue, where it costs no thread, and operations that need no
+//! crowded resource overtake it. So an operation that needs no hanging resource begins as if it were alone,
+//! however many operations are stuck at hanging resources.
 //!
-//! An operation declares its needs ([`Lanes::admit`]) after it has planned and before it has any effect. If admission
-//! is refused, it goes back to the queue and starts over.
+//! An operation declares its needs ([`Lanes::admit`]) after it has planned and before it has any effect. If
+//! admission is refused, it goes back to the queue and starts over.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use crate::waits::{Footprint, Resource};
 
-/// An operation, numbered in the order of arrival.
+/// Number of an operation, in the order of arrival.
 pub(crate) type Ticket = u64;
 
-/// Classes of operations; a class never waits for the work places of another.
+/// Classes of operations; a class never waits for the work slots of another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Class {
     /// ADD, and attaching to live sandboxes.
@@ -38,8 +38,8 @@ impl Class {
 pub(crate) struct Limits {
     /// Most operations that work at the same time.
     pub(crate) working: usize,
-    /// Once this many operations are at one resource, no further operation begins that needs it. Operations that have
-    /// already begun may still join them: those that work, and those that come from another resource.
+    /// Once this many operations are at one resource, no further operation that needs it begins. Operations
+    /// that have already begun, and work or come from another resource, may still join them.
     pub(crate) standing: usize,
     /// Once this many operations have begun, another begins only if none of its resources is occupied.
     pub(crate) shared: usize,
@@ -53,14 +53,14 @@ pub(crate) struct Limits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// Where an operation is.
+/// The state of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum At {
     Work,
     Resource(Resource),
     /// Waiting for a closed resource.
     Door(Resource),
-    /// Done with a resource, and waiting for a work place.
+    /// Done with a resource, and waiting for a work slot.
     Return,
 }
 
@@ -76,7 +76,7 @@ struct Lane {
     working: usize,
     begun: usize,
     returning: VecDeque<Ticket>,
-    /// By ticket: an operation that goes back to the queue keeps its place ahead of those that came after it.
+    /// By ticket: an operation that goes back to the queue stays ahead of those that arrived later.
     queue: BTreeMap<Ticket, Footprint>,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Held {
     pub(crate) resource: Resource,
     /// Operations that occupy it.
     pub(crate) standing: Vec<Ticket>,
-    /// Operations that wait for it to be opened.
+    /// Operations that wait for it while it is closed.
     pub(crate) at_door: Vec<Ticket>,
     /// Number of queued operations that need it.
     pub(crate) queued: usize,
@@ -133,8 +133,8 @@ impl Lanes {
         Ok(ticket)
     }
 
-    /// The operations of the class that may continue now: each has been given a work place. Must be called after every
-    /// change.
+    /// Returns the operations of the class that may continue now: each has been given a work slot. Must be
+    /// called after every change.
     pub(crate) fn advance(&mut self, class: Class) -> Vec<Ticket> {
         let mut go_on = Vec::new();
         while let Some(ticket) = self.advance_one(class) {
@@ -149,7 +149,7 @@ impl Lanes {
         if lane.working >= limits.working {
             return None;
         }
-        // Begun operations go first: they are nearest to their end.
+        // Begun operations go first: they are nearest to completion.
         if let Some(ticket) = lane.returning.pop_front() {
             lane.working += 1;
             if let Some(begun) = self.begun.get_mut(&ticket) {
@@ -172,7 +172,7 @@ impl Lanes {
         Some(ticket)
     }
 
-    /// Whether an operation that needs the resource must not begin as one of `begun` operations.
+    /// Whether an operation that needs the resource must not begin while `begun` operations have begun.
     fn is_crowded(&self, class: Class, resource: &Resource, begun: usize) -> bool {
         let limits = self.limits[class as usize];
         let standing = self.standing.get(resource).map_or(0, |standing| standing[class as usize]);
@@ -181,18 +181,19 @@ impl Lanes {
             || (standing > 0 && begun > limits.shared)
     }
 
-    /// Whether no operation of the class works or waits to begin. Those that wait for what belongs to others do not count.
+    /// Whether no operation of the class works or waits to begin. Operations at other components' resources
+    /// do not count.
     pub(crate) fn is_at_rest(&self, class: Class) -> bool {
         let lane = &self.lanes[class as usize];
         lane.working == 0 && lane.queue.is_empty()
     }
 
-    /// Declares what a working operation needs according to its plan, in addition to earlier declarations. If a
-    /// resource is crowded, the operation is sent back to the queue: it must not have any effect, and starts over when
-    /// [`Lanes::advance`] returns it.
+    /// Declares the needs of a working operation according to its plan, in addition to earlier
+    /// declarations. If a resource is crowded, the operation is sent back to the queue: it must not have
+    /// any effect, and starts over when [`Lanes::advance`] returns it.
     pub(crate) fn admit(&mut self, ticket: Ticket, needs: &Footprint) -> bool {
         let Some(begun) = self.begun.get(&ticket) else {
-            // It has been sent back already.
+            // The operation has been sent back already.
             for lane in &mut self.lanes {
                 if let Some(footprint) = lane.queue.get_mut(&ticket) {
                     footprint.extend(needs.iter().cloned());
@@ -216,8 +217,8 @@ impl Lanes {
         !crowded
     }
 
-    /// Moves a working operation to a resource. `false` while the resource is closed: the operation waits, without a
-    /// work place, until [`Lanes::open`] returns it.
+    /// Moves a working operation to a resource. `false` if the resource is closed: the operation waits,
+    /// without a work slot, until [`Lanes::open`] returns it.
     pub(crate) fn arrive(&mut self, ticket: Ticket, resource: &Resource) -> bool {
         let Some(begun) = self.begun.get_mut(&ticket).filter(|begun| begun.at == At::Work) else {
             return true;
@@ -233,8 +234,8 @@ impl Lanes {
         is_open
     }
 
-    /// Moves an operation from its resource back to work. `false` if no work place is free: [`Lanes::advance`] returns
-    /// the operation later.
+    /// Moves an operation from its resource back to work. `false` if no work slot is free:
+    /// [`Lanes::advance`] returns the operation later.
     pub(crate) fn depart(&mut self, ticket: Ticket) -> bool {
         let Some(Begun { class, at, .. }) = self.begun.get_mut(&ticket) else { return true };
         let class = *class;
@@ -256,7 +257,7 @@ impl Lanes {
         has_place
     }
 
-    /// Removes an operation that has ended or that its caller has given up.
+    /// Removes an operation that has ended or that its caller has cancelled.
     pub(crate) fn leave(&mut self, ticket: Ticket) {
         let Some(Begun { class, at, .. }) = self.begun.remove(&ticket) else {
             for lane in &mut self.lanes {
@@ -308,7 +309,7 @@ impl Lanes {
         self.begun.get(&ticket).is_some_and(|begun| matches!(begun.at, At::Work | At::Resource(_)))
     }
 
-    /// Every resource that operations occupy or wait for, in order.
+    /// Returns every resource that operations occupy or wait for, in order.
     pub(crate) fn held(&self) -> Vec<Held> {
         let mut held: BTreeMap<&Resource, ([Vec<Ticket>; 2], usize)> = BTreeMap::new();
         for (ticket, begun) in &self.begun {
@@ -365,14 +366,14 @@ mod tests {
         names.iter().map(|name| plugin(name)).collect()
     }
 
-    /// A new ADD, and whether it began at once.
+    /// Enters an ADD; returns whether it began at once.
     fn enter(lanes: &mut Lanes) -> (Ticket, bool) {
         let ticket = lanes.enter(Class::Add).unwrap();
         let began = lanes.advance(Class::Add);
         (ticket, began == [ticket])
     }
 
-    /// An ADD that occupies a resource that hangs.
+    /// Enters an ADD that occupies a hanging resource.
     fn hang(lanes: &mut Lanes, name: &str) -> Ticket {
         let (ticket, began) = enter(lanes);
         assert!(began && lanes.admit(ticket, &needs(&["pool", name])), "{name}");

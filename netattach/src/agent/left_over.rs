@@ -1,6 +1,6 @@
-//! Carries out unfinished operations of an earlier agent, and the DELs that arrived while none ran: concurrently with
-//! the requests that are served, each in its container's turn, which is taken before the first request is. A request
-//! for such a container waits for that container's work only.
+//! Carries out unfinished operations of an earlier agent, and DELs that arrived while no agent ran. This
+//! happens concurrently with requests, each container in its own turn; the turns are taken before the first
+//! request is served. So a request for such a container waits only for that container's work.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::journal::JournalKey;
 use crate::own_thread;
 use crate::rpc::pending::Pending;
 
-/// Most containers in the lanes at a time: half of the places, so that DELs of the runtime find room.
+/// Most containers in the lanes at a time: half of the slots, so that DELs of the runtime have room.
 const AT_ONCE: usize = MOST_DELS / 2;
 
 /// Unfinished work, by container.
@@ -32,7 +32,7 @@ enum Left {
     Del(PathBuf),
 }
 
-/// A container among those that status shows to have unfinished work, until this is dropped.
+/// Counts a container with unfinished work in the status, until this is dropped.
 struct Listed(Arc<Agent>);
 
 impl Drop for Listed {
@@ -49,7 +49,7 @@ struct Counts {
 }
 
 impl LeftOver {
-    /// Takes the turn of every container with unfinished work. Must be called before anything is served.
+    /// Takes the turn of every container with unfinished work. Must be called before requests are served.
     pub(super) fn gather(turns: &Arc<Turns>, unfinished: Vec<JournalKey>, waiting: Vec<Pending>) -> Self {
         let mut left = Self(BTreeMap::new());
         for key in unfinished {
@@ -78,7 +78,7 @@ impl LeftOver {
         self.0.len()
     }
 
-    /// Carries out all of it.
+    /// Carries out all unfinished work.
     pub(super) async fn finish(self, agent: Arc<Agent>) {
         let room = Arc::new(Semaphore::new(AT_ONCE));
         let counts = Arc::new(Counts::default());
@@ -99,7 +99,8 @@ impl LeftOver {
         }
         let [rolled_back, failed] =
             [&counts.rolled_back, &counts.failed].map(|it| it.load(Ordering::Relaxed));
-        // Where the disk was full at the start. In the background, so that a slow one delays nothing.
+        // Done again here in case the disk was full at the start. Runs in the background, so that a slow
+        // disk delays nothing.
         let _ = tokio::task::spawn_blocking(move || agent.engine.note_boot()).await;
         if failed == 0 {
             tracing::info!(rolled_back, failed, "operations of earlier agents are finished");

@@ -1,10 +1,12 @@
-//! Live pods: when the annotation of an attached pod changes, its interfaces follow. Networks that are added to it are
-//! attached as `netattachctl attach` does, and detached when they are taken out of it again. Interfaces of the pod's ADD
-//! stay until its sandbox ends, and a network that cannot be attached is tried again; `netattachctl status` shows both.
+//! Live pods: when the annotation of an attached pod changes, its interfaces follow. A network that is
+//! added to the annotation is attached as by `netattachctl attach`, and detached when it is removed from
+//! the annotation. Interfaces of the pod's ADD stay until its sandbox ends, and a network that cannot be
+//! attached is retried; `netattachctl status` shows both.
 //!
-//! [`changes`](super::changes) decides, and is pure. Only pods that have changed are looked at. Several are made to follow
-//! at a time, as [`Following`] says: a network that hangs keeps no pod of others waiting. A pod that differs in several
-//! networks has a turn for each of them, one after another ([`Round`]).
+//! [`changes`](super::changes) computes the changes, and is pure. Only pods that have changed are compared.
+//! Several pods are changed at a time, within the limits of [`Following`]: a hanging network does not delay
+//! the pods of other networks. A pod with changes at several networks gets a turn for each of them, one
+//! after another ([`Round`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -27,49 +29,50 @@ use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxNa
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
-/// Who attached an interface, in its record and in the pod's status.
+/// The requester of an attachment made by annotation, in its record and in the pod's status.
 pub(super) const BY_ANNOTATION: &str = "annotation";
 
-/// How often what failed is tried again.
+/// How often failed changes are retried.
 const AGAIN: Duration = Duration::from_secs(30);
 /// Most rows that are shown.
 const MOST_ROWS: usize = 100;
-/// How long changes are gathered.
+/// How long changes of the source are gathered.
 const GATHER: Duration = Duration::from_millis(20);
 
-/// The pods of attached sandboxes as they were looked at last.
+/// The pods of attached sandboxes, as of the last check.
 #[derive(Debug, Default)]
 struct Seen {
-    /// Each with the number of the look that has found it last.
+    /// Each with the number of the last check that found it.
     pods: BTreeMap<JournalKey, (Weak<Pod>, u64)>,
     looks: u64,
-    /// What the last look was at: all pods, and the registry's [revision](crate::attach::Registry::revision).
+    /// The input of the last check: all pods, and the registry's
+    /// [revision](crate::attach::Registry::revision).
     of: Option<(Identity<ObjectName, Arc<Pod>>, u64)>,
 }
 
-/// The pods as they were looked at last, and what did not succeed.
+/// The pods as of the last check, and the failed changes.
 #[derive(Debug, Default)]
 pub(super) struct LivePods {
     seen: Mutex<Seen>,
     conditions: Mutex<BTreeMap<JournalKey, Vec<Condition>>>,
-    /// There is a new sandbox whose networks are to be attached.
+    /// Notified when there is a new sandbox whose networks are to be attached.
     again: Notify,
 }
 
 impl LivePods {
-    /// What of the annotations of live pods is not as they say.
+    /// Returns the differences between live pods and their annotations.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let conditions = locked(&self.conditions);
         shared(conditions.values().flatten().cloned().collect(), MOST_ROWS)
     }
 
-    /// Looks at what is new among the attached sandboxes.
+    /// Requests a check for new sandboxes.
     pub(super) fn look_again(&self) {
         self.again.notify_one();
     }
 
-    /// Whether nothing is to be done: no pod is another value and nothing else is attached since the last look, and nothing is to
-    /// be tried again.
+    /// Whether there is nothing to do: pods and attachments are unchanged since the last check, and no
+    /// failed change is due for a retry.
     fn has_seen(&self, objects: &Objects, revision: u64, tries_again: bool) -> bool {
         if tries_again && !locked(&self.conditions).is_empty() {
             return false;
@@ -78,8 +81,8 @@ impl LivePods {
         seen.of.as_ref().is_some_and(|(pods, attached)| *attached == revision && pods.is_of(&objects.pods))
     }
 
-    /// The pods that have changed since they were looked at, with their sandboxes, and of those that something failed for
-    /// the ones that are to try `again`. `revision`: the registry's, from before it was asked what is `attached`.
+    /// Returns the pods that have changed since the last check, with their sandboxes, and those with
+    /// failures that `again` selects for a retry. `revision`: that of the registry, read before `attached`.
     fn changed(
         &self,
         objects: &Objects,
@@ -120,9 +123,9 @@ impl LivePods {
 }
 
 impl Seen {
-    /// Takes in the pod of a sandbox. `true`: it was the same value at the look before.
+    /// Records the pod of a sandbox. `true`: it is unchanged since the previous check.
     fn take_in(&mut self, key: &JournalKey, pod: &Arc<Pod>, look: u64) -> bool {
-        // Most are known, and nothing is copied for them.
+        // Most pods are known; nothing is copied for them.
         if let Some((known, found)) = self.pods.get_mut(key) {
             *found = look;
             let is_same = known.as_ptr() == Arc::as_ptr(pod);
@@ -136,21 +139,21 @@ impl Seen {
     }
 }
 
-/// The pods that differ from their annotations, and the tasks that carry out their changes.
+/// The pods that differ from their annotations, and the tasks that carry out changes.
 struct Rounds {
     agent: Arc<Agent>,
     rounds: BTreeMap<JournalKey, Round>,
     following: Following,
-    /// Each returns the problem that there was.
+    /// Each returns the problem of its change, if it failed.
     tasks: JoinSet<Option<String>>,
 }
 
 impl Rounds {
-    /// Looks at a pod that has changed, or is to try again.
+    /// Starts or continues the round of a pod that has changed, or is due for a retry.
     fn look_at(&mut self, key: JournalKey, pod: Arc<Pod>) {
         let round = self.rounds.entry(key.clone()).or_insert_with(|| Round::of(Arc::clone(&pod)));
         round.goes_on_with(pod);
-        // Otherwise it asks when the change that is being carried out has ended.
+        // If a change is running, the pod asks for a turn when it has ended.
         if round.at.is_none() {
             self.ask(key);
         }
@@ -163,12 +166,12 @@ impl Rounds {
         }
     }
 
-    /// The pod's next change, and the turn that it needs. If there is none, the pod's round ends, and what did not succeed is
-    /// shown.
+    /// Returns the pod's next change, and the request for its turn. If there is none, the pod's round ends,
+    /// and its remaining problems are shown.
     fn next(&mut self, key: JournalKey) -> Option<(Change, Asking)> {
         let of_sandbox = self.agent.engine.registry().with_dynamic(&key);
         if of_sandbox.is_empty() {
-            // It has been detached.
+            // The sandbox has been detached.
             self.rounds.remove(&key);
             return None;
         }
@@ -192,12 +195,12 @@ impl Rounds {
         None
     }
 
-    /// Begins the changes whose turn it is.
+    /// Begins the changes whose turn has come.
     fn begin(&mut self) {
         while let Some(asked) = self.following.next() {
             let Some((change, asking)) = self.next(asked.key.clone()) else { continue };
             if asking != asked {
-                // Another change is next by now, and counts elsewhere.
+                // Another change is due now, which counts for another network.
                 self.following.ask(asking);
                 continue;
             }
@@ -210,7 +213,7 @@ impl Rounds {
         }
     }
 
-    /// A task has ended: the pod's next change is behind those that others wait for.
+    /// Records the end of a task. The pod's next change queues behind those of pods that already wait.
     fn ended(&mut self, task: Id, problem: Option<String>) {
         let Some(key) = self.following.ended(task) else { return };
         if let Some(round) = self.rounds.get_mut(&key) {
@@ -220,7 +223,7 @@ impl Rounds {
     }
 }
 
-/// Makes the interfaces of live pods follow their annotations, without end.
+/// Applies the annotations of live pods, forever.
 pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) {
     let mut rounds = Rounds {
         agent: Arc::clone(&agent),
@@ -231,8 +234,8 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
     let mut again = ticks(AGAIN);
     loop {
         rounds.begin();
-        // All may be dropped at any time: a change stays unseen, a notice is kept, the ticker ticks again, and what a task
-        // has returned stays with the others.
+        // All may be dropped at any time: a change stays unseen, a notification is kept, the ticker ticks
+        // again, and the results of ended tasks stay in the set.
         let failed_too = tokio::select! {
             changed = source.changed() => match changed {
                 Ok(()) => false,
@@ -241,7 +244,7 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
             () = agent.live_pods.again.notified() => false,
             _ = again.tick() => true,
             Some(ended) = rounds.tasks.join_next_with_id() => {
-                // Nobody gives one up.
+                // A task that was aborted; none is.
                 let Some((task, problem)) = own_thread::joined(ended) else { continue };
                 rounds.ended(task, problem);
                 continue;
@@ -249,13 +252,14 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
         };
         tokio::time::sleep(GATHER).await;
         let objects = agent.intents.source.snapshot();
-        // Asked first: what is attached meanwhile is looked at the next time.
+        // Read first: attachments made meanwhile are checked the next time.
         let revision = agent.engine.registry().revision();
         if agent.live_pods.has_seen(&objects, revision, failed_too) {
             continue;
         }
         let attached = agent.engine.registry().all();
-        // One that is at it still is not to begin again as soon as it ends.
+        // A pod whose round still runs need not be retried: otherwise it would begin again as soon as the
+        // round ends.
         let tries_again = |key: &JournalKey| failed_too && !rounds.rounds.contains_key(key);
         let changed = agent.live_pods.changed(&objects, (&attached, revision), &tries_again);
         for (key, pod) in changed {
@@ -264,7 +268,8 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
     }
 }
 
-/// Whether pods of a namespace may use a network. If not, the change is refused before anything is done at the network.
+/// Whether pods of a namespace may use a network. If not, the change is refused before it occupies the
+/// network.
 fn may_use(agent: &Agent, namespace: &str, network: &NetworkRef) -> bool {
     let objects = agent.intents.source.snapshot();
     let definition = objects.definitions.get(network).map(AsRef::as_ref);
@@ -272,7 +277,7 @@ fn may_use(agent: &Agent, namespace: &str, network: &NetworkRef) -> bool {
     agent.intents.restrictions.check(network, definition, namespace, &labels).is_ok()
 }
 
-/// What makes the pod's interfaces those that its annotation selects, and the interfaces that it has, by its sandbox.
+/// Returns the changes that make the pod's interfaces match its annotation, and its interfaces by sandbox.
 ///
 /// # Errors
 /// The annotation is invalid.
@@ -289,7 +294,7 @@ fn differences(
     Ok((changes(&selections, &interfaces), interfaces))
 }
 
-/// Attaches or detaches one network of a pod. Returns the problem that there was.
+/// Attaches or detaches one network of a pod. Returns the problem if it fails.
 async fn carry_out(agent: &Arc<Agent>, sandbox: &JournalKey, change: Change) -> Option<String> {
     let name = SandboxName::Container(sandbox.container_id.clone());
     let answer = match change {
@@ -363,7 +368,7 @@ mod tests {
         assert!(!live.has_seen(&objects, 1, false));
         assert_eq!(live.changed(&objects, (&attached, 1), &|_| false).len(), 1);
         assert!(live.has_seen(&objects, 1, true) && !live.has_seen(&objects, 2, false));
-        // One of another node.
+        // A pod of another node.
         let other = pod("shop", "b");
         objects.pods.insert(other.name.clone(), other);
         assert!(!live.has_seen(&objects, 1, false));
@@ -372,10 +377,10 @@ mod tests {
         let key = &attached[0].key;
         live.note(key, vec![Condition { object: "pod shop/a".to_owned(), problem }]);
         assert_eq!([false, true].map(|again| live.has_seen(&objects, 1, again)), [true, false]);
-        // It has been detached, and what failed for it goes.
+        // The pod has been detached, and its failures are forgotten.
         assert!(live.changed(&objects, (&[], 2), &|_| true).is_empty());
         assert!(live.has_seen(&objects, 2, true) && live.conditions().is_empty());
-        // Attached again, it is looked at as a new one.
+        // Attached again, it counts as a new pod.
         assert_eq!(live.changed(&objects, (&attached, 3), &|_| false), [(key.clone(), known)]);
     }
 }

@@ -9,7 +9,7 @@ use tracing_subscriber::filter::ParseError;
 
 use super::watching::LogFormat;
 
-/// Name of the variable.
+/// The variable that configures the log.
 const VARIABLE: &str = "NETATTACH_LOG";
 /// The filter if the variable is missing or empty.
 const DEFAULT: &str = "info,kube_client=off";
@@ -35,7 +35,7 @@ pub enum LogError {
     Nothing(String),
 }
 
-/// Starts logging to standard error. From then on a panic has a line in the log, and ends the process.
+/// Starts logging to standard error. After this call a panic is logged, and ends the process.
 ///
 /// # Errors
 /// The variable is invalid; the default filter is then used.
@@ -55,7 +55,7 @@ pub(super) fn start(format: LogFormat) -> Result<(), LogError> {
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     match format {
         LogFormat::Text => lines.init(),
-        // Fields beside the message, as those expect who collect logs.
+        // Fields are at the top level, beside the message, as log collectors expect.
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
     std::panic::set_hook(Box::new(|panic| {
@@ -63,16 +63,16 @@ pub(super) fn start(format: LogFormat) -> Result<(), LogError> {
         if tracing::enabled!(tracing::Level::ERROR) {
             tracing::error!("{line}");
         } else {
-            // Nobody learns otherwise why the agent has ended, whatever modules he has chosen.
+            // Printed directly, because the log filter might hide the reason why the agent has ended.
             let _ = writeln!(io::stderr(), "{line}");
         }
-        // Executables of tests, whose panics would unwind, end as the product's do.
+        // Also ends test executables, whose panics would otherwise unwind.
         std::process::abort();
     }));
     outcome
 }
 
-/// Where and why the process ends.
+/// Returns the log line for a panic: its location and message.
 fn last_line(panic: &PanicHookInfo<'_>) -> String {
     let panicked = panic.to_string().replace('\n', " ");
     format!("the agent {panicked}; it ends, attachments keep working")
@@ -95,7 +95,7 @@ fn filter(text: &str) -> Result<EnvFilter, LogError> {
     Ok(filter)
 }
 
-/// Levels may also be numbers, 0 to 5.
+/// Whether a word is a numeric level, 0 to 5.
 fn is_number(word: &str) -> bool {
     matches!(word.parse::<u8>(), Ok(0..=5))
 }
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_one_line_with_its_place() {
-        // The hook is the process's: other tests keep theirs.
+        // The panic hook belongs to the process: panics of other tests keep the old hook.
         let (this, others) = (std::thread::current().id(), std::panic::take_hook());
         let (sender, told) = mpsc::channel();
         std::panic::set_hook(Box::new(move |panic| {

@@ -1,14 +1,15 @@
-//! Limits the memory that the agent keeps after use: little, and not for long.
+//! Limits the memory that the agent keeps after use, in amount and in time.
 //!
-//! By default glibc's allocator keeps freed memory for later requests: in arenas, of which there may be eight per
-//! processor and none of which can use another's memory; in the middle of each arena, where only an explicit request
-//! returns pages; and it takes ever larger blocks from arenas once a block of that size was freed, up to 32 MiB, of
-//! which it then keeps as much again. After a burst that is most of the process's memory. So the agent sets a small
-//! number of arenas, has large blocks mapped and unmapped regardless of what was freed before, and returns free memory
-//! when there is much of it.
+//! By default glibc's allocator keeps freed memory for later requests. It has up to eight arenas per
+//! processor, none of which can use another's memory; pages in the middle of an arena are returned only on
+//! an explicit request; and once a large block was freed, blocks up to that size (at most 32 MiB) are taken
+//! from arenas, which then keep as much again. After a burst this is most of the process's memory. So the
+//! agent sets a small number of arenas, has large blocks mapped and unmapped regardless of earlier frees,
+//! and returns free memory when there is much of it.
 //!
-//! Of the executable, what only the start, a burst or a connection's set-up runs stays resident as long as the kernel is not
-//! short of memory, and counts as in use. At rest the agent says that it is not (`code`).
+//! Code pages that only the start, a burst or the setup of a connection uses stay resident until the kernel
+//! is short of memory, and count as used by the agent. At rest the agent tells the kernel that it does not
+//! need them (`code`).
 
 mod code;
 mod relay;
@@ -28,69 +29,73 @@ const ARENAS: libc::c_int = 2;
 /// at the end of an arena.
 const LARGE: libc::c_int = 128 << 10;
 
-/// Resident bytes beyond those in use that are tolerated before memory is returned: returning and taking it again costs
-/// time.
+/// Free resident bytes that are tolerated before memory is returned: returning it and faulting it in again
+/// takes time.
 const SLACK: usize = 4 << 20;
 
-/// The same, in bytes, for a process that has come to rest: then it costs nobody's time.
+/// The same, in bytes, for a process at rest, where the time does not matter.
 const SLACK_AT_REST: usize = 512 << 10;
 
-/// After so many checks with about the same memory resident, within [`SAME`] bytes, the process is at rest.
+/// After this many checks in which resident memory has changed by less than [`SAME`] bytes, the process is
+/// at rest.
 const REST: u32 = 2;
 const SAME: usize = 64 << 10;
 
-/// Resident bytes of the executable, beyond those that were when it was given back last, from which it is at rest. What
-/// a look of an agent at rest runs is less.
+/// Growth of the resident bytes of the executable, since its pages were last given back, above which they
+/// are given back at rest. The checks of an agent at rest use less.
 const SLACK_OF_CODE: usize = 2 << 20;
 
-/// During one rest code is given back no sooner than this after the last time: what a look runs is mapped again for it, 64 KiB
-/// around each page, and looks are many. Each time takes half a millisecond, with what is mapped again; of 16 MiB 8 are resident
-/// a second later, and 14 after ten.
+/// Shortest time between two returns of code pages during one rest. The pages that a check runs are mapped
+/// again, 64 KiB around each page, and checks are frequent. Each return takes half a millisecond, including
+/// the page faults; of 16 MiB, 8 are resident a second later, and 14 after ten.
 const LEAST_OF_CODE: Duration = Duration::from_secs(4);
-/// A check that comes so little before that is not put off to the next: checks are on ticks, and each takes a moment.
+/// A check that is this much too early still counts: checks are on ticks, which vary slightly.
 const TICK: Duration = Duration::from_millis(250);
 
-/// How often the process's memory is checked; and how often once it is at rest, then beside other looks ([`keep_at_rest`]).
+/// How often the process's memory is checked; and how often at rest, then together with other checks
+/// ([`keep_at_rest`]).
 const INTERVAL: Duration = Duration::from_millis(500);
 const INTERVAL_AT_REST: Duration = Duration::from_secs(2);
-/// After so many checks at rest they are taken more rarely.
+/// After this many checks at rest, checks are rarer.
 const LONG_REST: u32 = 10;
 
-/// What is in use is counted when so many bytes more or less are resident than at the last count, when the process comes to
-/// rest, and every so many checks. The allocator goes through all free blocks for it: done at each check, it was a third of what an agent at rest
-/// uses of a processor.
+/// Used memory is counted when resident memory has changed by this many bytes since the last count, when
+/// the process comes to rest, and every so many checks. The allocator walks all free blocks for a count: at
+/// each check this took a third of the processor time of an agent at rest.
 const MOVED: usize = 1 << 20;
 const COUNTED: u32 = 20;
-/// A rest that begins so soon after the last count is no reason to count at once: looks end one, and another begins.
+/// If a rest begins so soon after the last count, used memory is not counted at once: checks end one rest,
+/// and another begins.
 const LEAST: Duration = Duration::from_secs(30);
 
-/// Applies these limits. Must be called while the process has one thread: existing threads already have their arenas.
+/// Applies these limits. Must be called while the process has one thread: existing threads already have
+/// their arenas.
 pub(super) fn keep_small() {
     for (parameter, value) in
         [(libc::M_ARENA_MAX, ARENAS), (libc::M_MMAP_THRESHOLD, LARGE), (libc::M_TRIM_THRESHOLD, LARGE)]
     {
-        // SAFETY: changes a number of the allocator, which checks it; no other thread does so meanwhile.
+        // SAFETY: sets a parameter of the allocator, which validates it; no other thread does so meanwhile.
         unsafe { libc::mallopt(parameter, value) };
     }
-    // Without the thread the agent only uses more memory.
+    // If the thread cannot be started, the agent only uses more memory.
     let _ = thread::Builder::new().name("memory".into()).stack_size(64 << 10).spawn(give_back);
 }
 
-/// As long as the process lives.
+/// Checks the memory as long as the process lives.
 fn give_back() {
     loop {
         MEMORY.turn(|rests| thread::sleep(if rests { INTERVAL_AT_REST } else { INTERVAL }));
     }
 }
 
-/// Checks while the process is at rest, in place of the thread, which sleeps until it works again: beside other looks nobody has to
-/// wake for it. Until this is dropped.
+/// Checks the memory while the process is at rest, in place of the thread, which then sleeps until the
+/// process works again: so no thread wakes only for this check. Ends when the future is dropped.
 pub(super) async fn keep_at_rest() {
     let _relief = MEMORY.relief();
     let mut tick = ticks(INTERVAL_AT_REST);
     loop {
         tick.tick().await;
-        // Behind others that are due now, so that what they have run is given back.
+        // Runs after other tasks that are due now, so that the memory that they used is returned.
         tokio::task::yield_now().await;
         rounds::look(|| MEMORY.check_at_rest()).await;
     }
@@ -98,21 +103,22 @@ pub(super) async fn keep_at_rest() {
 
 static MEMORY: LazyLock<Relay<Memory>> = LazyLock::new(|| Relay::new(Memory::new(Instant::now())));
 
-/// What the last checks have found and done.
+/// The results of the last checks.
 struct Memory {
     /// Resident bytes at the last check.
     before: usize,
-    /// Bytes that were free and could not be returned.
+    /// Free bytes that could not be returned.
     left: usize,
-    /// Checks since the memory was another.
+    /// Checks since resident memory last changed.
     rested: u32,
-    /// Resident bytes when those in use were counted, checks since, and when that was.
+    /// Resident bytes when used memory was last counted, checks since then, and the time of that count.
     counted_at: usize,
     checks: u32,
     counted: Instant,
-    /// Whether a rest has begun for which they were not counted.
+    /// Whether a rest has begun for which used memory has not been counted.
     is_owed: bool,
-    /// Shared resident bytes when code was given back, when that was, and whether the process has worked since.
+    /// Shared resident bytes when code pages were last given back, the time of that, and whether the
+    /// process has worked since.
     code_left: usize,
     code_given: Option<Instant>,
     has_worked: bool,
@@ -150,7 +156,7 @@ impl Check for Memory {
             self.code_left = Resident::now().map_or(shared, |now| now.shared);
         }
         self.checks += 1;
-        // Once for each rest: what was free before that was not worth anybody's time.
+        // Once for each rest: memory that was free before may have been needed again.
         self.is_owed |= self.rested == REST;
         let is_rest = self.is_owed && self.rested >= REST && self.counted.elapsed() >= LEAST;
         if self.checks < COUNTED && resident.abs_diff(self.counted_at) < MOVED && !is_rest {
@@ -164,7 +170,7 @@ impl Check for Memory {
             self.counted_at = self::resident().unwrap_or(resident);
             self.left = self.counted_at.saturating_sub(in_use());
         } else {
-            // What was between blocks in use may be used again, and be free another time.
+            // Free memory between used blocks may be used and freed again.
             self.left = self.left.min(free);
         }
     }
@@ -174,8 +180,8 @@ impl Check for Memory {
     }
 }
 
-/// Whether there is enough to return, of so many bytes that are resident and not in use. As many as the last time left,
-/// because they lie between blocks in use, will be left again.
+/// Whether enough is free to return. `free`: resident bytes that are not used; `left`: how many of them the
+/// last return left, because they lie between used blocks: these would be left again.
 fn is_due(free: usize, left: usize, is_at_rest: bool) -> bool {
     let more = free.saturating_sub(left);
     free > SLACK && more > SLACK / 2 || is_at_rest && more > SLACK_AT_REST

@@ -1,7 +1,8 @@
-//! The pods that run without their networks, and when each is dealt with. Pure but for the clock that its callers read.
+//! The pods that run without their networks, and when each is repaired. Pure, except that callers pass the
+//! clock's time.
 //!
-//! A pod counts only after every look of a grace time has found it so, while no request to attach it came, and while every
-//! record of the journal can be read: a record that cannot be may be the pod's.
+//! A pod counts only if every check of a grace time has found it so, no request to attach it came during
+//! that time, and every record of the journal can be read: an unreadable record may be the pod's.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,11 +15,12 @@ use crate::plan::PodRef;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Most pods without networks that are kept; the others are found when these are gone.
+/// Most pods without networks that are kept; others are found when these are gone.
 const MOST_MISSED: usize = 100;
-/// How long a request to attach a pod shows that the runtime asks for it: one that fails is repeated.
+/// How long a request to attach a pod counts as a sign that the runtime handles the pod: the runtime
+/// repeats a failed request.
 const ASKED: Duration = Duration::from_secs(300);
-/// From so many on, old ones of them are forgotten with each new one.
+/// From this many requests on, each new one removes old ones.
 const MOST_ASKED: usize = 1024;
 /// Least time between two evictions.
 const EVICTIONS: Duration = Duration::from_secs(10);
@@ -27,29 +29,29 @@ const FIRST_PAUSE: Duration = Duration::from_secs(10);
 const MOST_PAUSE: Duration = Duration::from_secs(600);
 /// Most tries for one pod.
 const MOST_TRIES: u32 = 20;
-/// Evictions of pods of one controller are counted for so long.
+/// Evictions of a controller's pods are counted for this time.
 const COUNTED: Duration = Duration::from_secs(3600);
-/// Most evictions of pods of one controller in that time.
+/// Most evictions of a controller's pods in that time.
 const MOST_OF_ONE: usize = 5;
-/// A controller whose pods come back to the same node.
+/// The kind of a controller whose pods return to the same node.
 const DAEMON_SET: &str = "DaemonSet";
 /// Most controllers that are remembered.
 const MOST_OWNERS: usize = 1000;
 
-/// What is done about a pod that runs without its networks.
+/// The action on a pod that runs without its networks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Repair {
-    /// It is reported.
+    /// The pod is only reported.
     #[default]
     Report,
-    /// They are attached to it.
+    /// The networks are attached to the pod.
     Attach,
-    /// It is evicted, so that it is made anew.
+    /// The pod is evicted, so that its controller creates a new one.
     Evict,
 }
 
-/// The pods that run without their networks, and what was tried.
+/// The pods that run without their networks, and the repairs tried.
 #[derive(Debug)]
 pub(super) struct Repairs {
     pub(super) how: Repair,
@@ -61,13 +63,13 @@ pub(super) struct Repairs {
 #[derive(Debug, Default)]
 struct State {
     cases: BTreeMap<ObjectName, Case>,
-    /// When the runtime asked last to attach each pod, and any.
+    /// When the runtime last asked to attach each pod, and any pod.
     asked: BTreeMap<ObjectName, Instant>,
     last_asked: Option<Instant>,
-    /// When pods of each controller were evicted, by its uid.
+    /// When pods of each controller were evicted, by the controller's uid.
     evicted: BTreeMap<String, Vec<Instant>>,
     last_eviction: Option<Instant>,
-    /// Records that cannot be read: nothing is repaired.
+    /// Number of unreadable records: while there are any, nothing is repaired.
     unreadable: usize,
 }
 
@@ -76,12 +78,12 @@ struct State {
 struct Case {
     pod: PodRef,
     since: Instant,
-    /// When it is dealt with next.
+    /// When the next repair is due.
     again: Instant,
     tries: u32,
-    /// Why it is still as it was.
+    /// Why it is not repaired yet.
     said: Option<String>,
-    /// Nothing more is tried.
+    /// No further repair is tried.
     is_final: bool,
 }
 
@@ -94,7 +96,7 @@ impl Repairs {
         locked(&self.state)
     }
 
-    /// The runtime asks to attach that pod.
+    /// Records that the runtime asks to attach that pod.
     pub(super) fn asked_for(&self, pod: &ObjectName) {
         let (now, mut state) = (Instant::now(), self.state());
         if state.asked.len() >= MOST_ASKED {
@@ -111,7 +113,7 @@ impl Repairs {
         state.cases.values().map(|case| case.condition(self.how, held)).collect()
     }
 
-    /// Takes in what a look has found, and returns what is due.
+    /// Records the results of a check, and returns the pods whose repair is due.
     pub(super) fn take_in(&self, found: Vec<PodRef>, unreadable: usize, now: Instant) -> Vec<PodRef> {
         let mut state = self.state();
         state.asked.retain(|_, at| now.duration_since(*at) < ASKED);
@@ -141,7 +143,7 @@ impl Repairs {
     /// Whether a pod may be evicted now.
     ///
     /// # Errors
-    /// What it waits for.
+    /// The condition that it waits for.
     pub(super) fn may_evict_any(&self, pod: &PodRef, now: Instant) -> Result<(), String> {
         let state = self.state();
         let since = state.cases.get(&pod.name).map(|case| case.since);
@@ -156,10 +158,10 @@ impl Repairs {
         Ok(())
     }
 
-    /// Whether the controller's pods were not evicted too often.
+    /// Whether few enough of the controller's pods were evicted lately.
     ///
     /// # Errors
-    /// They were.
+    /// Too many were evicted.
     pub(super) fn may_evict_of(&self, owner: &Owner, now: Instant) -> Result<(), String> {
         let mut state = self.state();
         let most = if owner.kind == DAEMON_SET { 1 } else { MOST_OF_ONE };
@@ -186,14 +188,14 @@ impl Repairs {
             }
             state.evicted.entry(owner.uid.clone()).or_default().push(now);
         }
-        // It ends within its grace time, and is then another pod.
+        // The pod ends within its grace period; its successor is another pod.
         if let Some(case) = state.cases.get_mut(&pod.name) {
             case.said = Some("it is evicted".to_owned());
             case.is_final = true;
         }
     }
 
-    /// Notes why a pod is as it was. A try that was made counts.
+    /// Records why a pod is not repaired. An attempt that was made counts.
     pub(super) fn put_off(&self, pod: &PodRef, why: String, how: PutOff, now: Instant) {
         let mut state = self.state();
         let Some(case) = state.cases.get_mut(&pod.name).filter(|case| case.pod == *pod) else { return };
@@ -212,16 +214,16 @@ impl Repairs {
     }
 }
 
-/// How it goes on with a pod that was not repaired.
+/// The next step for a pod that was not repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PutOff {
-    /// It waits for others.
+    /// It waits for other pods.
     Waits,
     /// It waits for longer.
     Later,
-    /// It was tried; it is tried again, not before this pause.
+    /// It was tried, and is retried after this pause.
     Tried(Duration),
-    /// It is left as it is.
+    /// It is not tried any more.
     Never,
 }
 

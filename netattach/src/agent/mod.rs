@@ -2,32 +2,32 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `config`, `settings_file`, `policy_settings`, `watching`, `from_settings` | the command line and the settings; how networks are found and planned by them |
-//! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `plugin_group`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory, and a control group, for other plugins; directory locks; signals; what SIGHUP takes anew |
+//! | `config`, `settings_file`, `policy_settings`, `watching`, `from_settings` | the command line and the settings; how the settings affect finding and planning networks |
+//! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `plugin_group`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory, and a control group, for other plugins; directory locks; signals; what SIGHUP reloads |
 //! | [`run`], `stand_by`, `sources`, `background` | startup and serving; which agent serves; where objects come from; background tasks |
-//! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
+//! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach: its content; keeping it up to date; the reaction to changes by other programs; noticing these; the configuration that the runtime reports |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
-//! | `handler`, `operation`, `after_add` | answers requests; carries out an operation, restarting it when necessary; what follows the answer to an ADD |
-//! | `required_status` | whether an ADD begins whose status has to be written while the API server does not answer |
+//! | `handler`, `operation`, `after_add` | answers requests; carries out an operation, restarting it when necessary; work after the answer to an ADD |
+//! | `required_status` | whether an ADD that needs its status written begins while the API server does not answer |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
-//! | `drift` | puts back what others change of what attachments have on the node |
-//! | `in_pods` | reports what others change in pods |
+//! | `drift` | restores links, leases, records and status on the node that other processes have changed |
+//! | `in_pods` | reports changes that other processes make in pods |
 //! | `missed`, `repair` | pods that run without their networks: reports, attaches or evicts them |
-//! | `dynamic`, `live`, `changes`, `following`, `gc` | attachments of live pods, on request and by their annotation; what is to be changed; which pod's is next; GC, concurrently with other requests |
-//! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
-//! | `collector` | detaches sandboxes that no runtime will ask for |
+//! | `dynamic`, `live`, `changes`, `following`, `gc` | attachments of live pods, on request and by their annotation; the changes that are due; the order of pods; GC, concurrently with other requests |
+//! | `devices` | asks the kubelet for the devices of a pod, and assigns one to each network |
+//! | `collector` | detaches sandboxes for which no runtime will send a DEL |
 //! | `node_network` | the node's part of the network that the agent makes: its routes |
-//! | `pools`, `pool_uses` | how full pools of addresses are, for who asks; what looks at them have found |
-//! | [`validate`] | manifests and settings checked without an agent |
-//! | `memory`, `pace` | limits the allocator, and returns freed memory after a burst; how often looks are taken on a node that has much |
+//! | `pools`, `pool_uses` | answers how full address pools are; the pool usage that checks have found |
+//! | [`validate`] | checks manifests and settings without an agent |
+//! | `memory`, `pace` | limits the allocator, and returns freed memory after a burst; how often a large node is checked |
 //! | `node_check` | what the node offers an agent: `--check` |
 //! | `events` | the problems that become events of the cluster |
-//! | `packet_log` | what the stages of the packet path make of packets, where they are to say it |
+//! | `packet_log` | logs how each stage of the packet path treats packets, if that is enabled |
 //! | `traces` | sends traces of requests to a collector |
-//! | `http`, `metrics` | serves probes and metrics; what is counted |
+//! | `http`, `metrics` | serves probes and metrics; the counters |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
-//! | `own_node` | this node's object, as looks have seen it |
-//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `shares`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; what looks at attachments have found; the agent's status |
+//! | `own_node` | this node's object, as the last check saw it |
+//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `shares`, `report` | readiness, and how it is logged; problems with objects, and on disk; which of very many are shown; results of checks of attachments; the agent's status |
 
 mod after_add;
 mod background;

@@ -1,6 +1,6 @@
-//! Keeps what the node has of the network that the agent makes (`defaultNetwork: builtin`): the routes to the pods of
-//! other nodes, the destinations that are not masqueraded, and the MTU that pods get. Reports the nodes that no route
-//! leads to, and pods whose range is not the node's any more.
+//! Maintains the node's part of the network that the agent makes (`defaultNetwork: builtin`): the routes to
+//! the pods of other nodes, the destinations that are not masqueraded, and the MTU of pods. Reports nodes
+//! without a route, and pods whose range no longer belongs to the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -29,10 +29,10 @@ use crate::spec::{OWN_GROUPS, Route};
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
-/// How often the node is looked at at most without an occasion: the kernel does not tell of routes that go with their link, and a
-/// device that was down has none.
+/// How often the node is checked without a notification, at most: the kernel does not notify the removal of
+/// routes with their link, and a device that was down has none.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Most rows that are reported; of the rest, only the number.
+/// Most rows that are reported; of the others only the number.
 const MOST_ROWS: usize = 50;
 /// The object of rows about the network.
 const OBJECT: &str = "network builtin";
@@ -45,7 +45,7 @@ pub(super) struct NodeNetwork {
     rows: Mutex<Vec<Condition>>,
 }
 
-/// What identifies a route of the agent's own.
+/// The key of a route that the agent owns.
 type RouteKey = (IpNet, Option<IpAddr>, Option<u32>, u32);
 
 impl NodeNetwork {
@@ -53,13 +53,14 @@ impl NodeNetwork {
         Self { source, engine, from_node, rows: Mutex::default() }
     }
 
-    /// The problems that the last look found.
+    /// Returns the problems that the last check found.
     pub(super) fn rows(&self) -> Vec<Condition> {
         locked(&self.rows).clone()
     }
 
-    /// Looks when nodes or the default route change or a route of the agent's own goes, and every [`INTERVAL`] or as often as
-    /// [`pace`] leaves it, until the source ends. Changes are gathered: nodes may come by the hundred.
+    /// Checks when nodes or the default route change or a route of the agent is removed, and every
+    /// [`INTERVAL`] or as often as [`pace`] allows, until the source ends. Changes are gathered: nodes may
+    /// be added by the hundred.
     pub(super) async fn keep(
         self: Arc<Self>,
         mut changes: watch::Receiver<u64>,
@@ -89,7 +90,7 @@ impl NodeNetwork {
                     true
                 }
                 _ = tick.tick() => {
-                    // The last look ended a moment after its tick.
+                    // The last check ended shortly after its tick.
                     if tokio::time::Instant::now() + INTERVAL / 2 < due {
                         continue;
                     }
@@ -98,10 +99,10 @@ impl NodeNetwork {
             };
             if is_told {
                 tokio::time::sleep(pace::gather(took)).await;
-                // What they tell of is seen by the look.
+                // The check sees the changes, so the notifications are discarded.
                 let _ = links.changes();
             }
-            // What was seen before the snapshot is complete is looked at again.
+            // Results from before the snapshot was complete are checked again.
             nodes = match self.is_complete() {
                 true => self.source.snapshot().nodes.identity(),
                 false => Identity::default(),
@@ -136,13 +137,14 @@ impl NodeNetwork {
         let mut node = Handle::open()?;
         let (links, routes) = (node.links()?, node.routes()?);
         self.from_node.set_uplink_mtu(uplink_mtu(&links, &routes));
-        // Without a complete snapshot nothing is known to be gone, and a node without a range has no pods.
+        // Without a complete snapshot no route is known to be stale, and a node without a range has no
+        // pods.
         let (Ok(own), true) = (self.from_node.this.pod_cidrs(&objects), is_complete) else {
             return Ok(Vec::new());
         };
         let name = self.from_node.this.name.as_deref().unwrap_or_default();
         let mut reached = wanted((name, &own), objects.nodes.values(), &self.on_links(&mut node, &links)?);
-        // Before there is a way to them.
+        // Set before there is a route to them.
         let mut rows = self.keep_exceptions(&own, &reached.ranges);
         if !self.from_node.settings.routes {
             (reached.routes, reached.problems) = Default::default();
@@ -152,7 +154,7 @@ impl NodeNetwork {
         Ok(rows)
     }
 
-    /// Has pods reach these ranges by their own addresses.
+    /// Lets pods reach these ranges without masquerading.
     fn keep_exceptions(&self, own: &[IpNet], others: &[IpNet]) -> Vec<Condition> {
         let nets = non_masqueraded(&self.from_node.settings, own, others);
         let kept = self.engine.node().nat.as_ref().map_or(Ok(false), |nat| nat.except(&nets));
@@ -184,7 +186,7 @@ impl NodeNetwork {
             if present.contains(&key(*link, route)) {
                 continue;
             }
-            // One by one, so that a route that the kernel refuses keeps no other from being installed.
+            // One by one, so that a route that the kernel refuses does not prevent the others.
             match node.ensure_routes(*link, std::slice::from_ref(route)) {
                 Ok(()) => {
                     tracing::info!(to = %route.destination, via = ?route.gateway, "route to another node's pods")
@@ -217,7 +219,7 @@ impl NodeNetwork {
         Ok(rows)
     }
 
-    /// The networks that the node reaches without a router, other than those of its own pods.
+    /// Returns the networks that the node reaches without a router, except those of its own pods.
     fn on_links(&self, node: &mut Handle, links: &[LinkState]) -> Result<Vec<OnLink>, netlink::Error> {
         let bridge = self.from_node.settings.bridge.as_str();
         let is_wire =
@@ -230,7 +232,8 @@ impl NodeNetwork {
             .collect())
     }
 
-    /// Finds pods with addresses of an earlier range, whose gateway stays on the bridge for as long as they are there.
+    /// Finds pods with addresses of an earlier range; its gateway stays on the bridge as long as they
+    /// exist.
     fn keep_ranges(
         &self,
         node: &mut Handle,
@@ -251,7 +254,8 @@ impl NodeNetwork {
                 let gateway = addressing::first_host(*range);
                 let gateway = gateway.and_then(|gateway| IpNet::new(gateway, range.prefix_len()).ok());
                 if let Some(gateway) = gateway.filter(|gateway| !present.contains(gateway)) {
-                    // Taken away while a pod of that range was on its way, or by somebody else.
+                    // The gateway address was removed by another process, or while a pod of that range was
+                    // being attached.
                     node.ensure_address(bridge.index, gateway)?;
                     tracing::info!(%gateway, bridge = bridge.name, "gateway of an earlier podCIDR put back");
                 }
@@ -275,7 +279,7 @@ impl NodeNetwork {
                 "{pods} attached pods have addresses of {range}, which is no podCIDR of this node any more: they keep them, and \
                  other nodes do not reach them"
             );
-            // A bridge has the whole range on its link; of routed links each has its pod's address alone.
+            // A bridge has the whole range on its link; a routed link has only its pod's address.
             if bridge.is_some() {
                 if own.iter().any(|own| overlap(*own, range)) {
                     problem.push_str("; until they have ended, no new pod is attached: the ranges overlap");
@@ -293,7 +297,7 @@ impl NodeNetwork {
         Ok(earlier.into_iter().map(row).collect())
     }
 
-    /// The addresses of attached pods on this network, with their prefix lengths.
+    /// Returns the addresses of attached pods on this network, with their prefix lengths.
     fn live(&self) -> Vec<IpNet> {
         let own = NetworkName::Configuration(NAME.to_owned());
         let mut found = Vec::new();
@@ -310,7 +314,7 @@ impl NodeNetwork {
     }
 }
 
-/// Whether routes have changed that a look depends on. `None`: it is not known which.
+/// Whether routes that a check depends on have changed. `None`: the changes are not known.
 fn is_of_routes(changes: Option<&Changes>) -> bool {
     match changes {
         Some(Changes::Of(touched)) => touched.default_routes || touched.removed_routes.contains(&PROTOCOL),
@@ -318,7 +322,7 @@ fn is_of_routes(changes: Option<&Changes>) -> bool {
     }
 }
 
-/// Removes the routes of an agent that made the network, once none of its pods is left.
+/// Removes the routes of an agent that made the network, once none of its pods exists.
 pub(super) fn remove_routes(engine: &Engine) -> Result<(), netlink::Error> {
     let own = NetworkName::Configuration(NAME.to_owned());
     let all = engine.registry().all();
@@ -331,7 +335,7 @@ pub(super) fn remove_routes(engine: &Engine) -> Result<(), netlink::Error> {
     node.ensure_routes_absent(&routes)
 }
 
-/// MTU of the device of the default route: IPv4 first, the lowest metric first.
+/// Returns the MTU of the device of the default route: IPv4 first, the lowest metric first.
 fn uplink_mtu(links: &[LinkState], routes: &[RouteState]) -> Option<u32> {
     let mut defaults: Vec<&RouteState> =
         routes.iter().filter(|route| route.destination.prefix_len() == 0).collect();

@@ -1,9 +1,9 @@
-//! An operation in the lanes that may have to wait for a resource that another container still holds: an address that
-//! is being released is usually free within a moment, and the pod that takes over a name or an address arrives in just
-//! that moment.
+//! An operation in the lanes that may have to wait for a resource that another container still holds: an
+//! address that is being released is usually free within a moment, and the pod that takes over a name or an
+//! address arrives in just that moment.
 //!
-//! The operation has failed and rolled back. It waits without a place in the lanes and without a thread, for that
-//! container only, and then starts over.
+//! The operation has failed and rolled back. It waits without a slot in the lanes and without a thread, for
+//! that container only, and then starts over.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -28,13 +28,13 @@ impl Operation {
         Arc::new(Self { slot, turns, waits_for: Mutex::default(), held_by: Mutex::default() })
     }
 
-    /// The container whose departure the operation waits for.
+    /// Returns the container whose detachment the operation waits for.
     pub(super) fn waits_for(&self) -> Option<String> {
         // No lock is poisoned: a panic ends the agent.
         self.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The container that has what the operation failed for.
+    /// Returns the container that holds the missing resource.
     pub(super) fn held_by(&self) -> Option<String> {
         let named = self.held_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
         named.or_else(|| self.waits_for())
@@ -67,7 +67,7 @@ impl Place for Operation {
     }
 }
 
-/// The time that an operation still waits for other containers.
+/// The remaining time that an operation waits for other containers.
 #[derive(Debug)]
 pub(super) struct Patience {
     /// Total waiting time, counted from the first wait.
@@ -82,12 +82,12 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// Waits until a container has left. `false`: it did not leave in the remaining time.
+    /// Waits until a container is detached. `false`: it was not detached in the remaining time.
     pub(super) async fn wait(&mut self, turns: &Turns, container: &str) -> bool {
         let until = *self.until.get_or_insert_with(|| Instant::now() + self.whole);
         match turns.departure(container) {
             Some(departure) => tokio::time::timeout_at(until.into(), departure).await.is_ok(),
-            // The container has left already.
+            // The container is detached already.
             None => Instant::now() < until,
         }
     }

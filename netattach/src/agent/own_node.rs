@@ -1,22 +1,22 @@
-//! This node's object as a look has seen it: nothing that a look depends on is in the objects of other nodes, of which a large
-//! cluster has new ones all the time.
+//! Identifies this node's object as the last check saw it. Checks do not depend on the objects of other
+//! nodes, which change all the time in a large cluster.
 
 use std::sync::{Arc, Weak};
 
 use crate::builtin::ThisNode;
 use crate::objects::{Node, Objects};
 
-/// Identifies the object, without keeping it.
+/// Identifies the object, without keeping it alive.
 #[derive(Debug, Clone, Default)]
 pub(super) struct OwnNode(Option<Weak<Node>>);
 
 impl OwnNode {
-    /// As it is among these objects.
+    /// Returns the node's object among these objects.
     pub(super) fn of(objects: &Objects, this: &ThisNode) -> Self {
         Self(found(objects, this).map(Arc::downgrade))
     }
 
-    /// Whether it is the same value among these objects.
+    /// Whether these objects contain the same value of it.
     pub(super) fn is_of(&self, objects: &Objects, this: &ThisNode) -> bool {
         match (&self.0, found(objects, this)) {
             (None, None) => true,

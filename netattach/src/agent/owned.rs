@@ -1,5 +1,5 @@
-//! Directories that belong to one agent exclusively: a second agent with the same records, or on the same pins, would
-//! take the first one's pods for its own.
+//! Directories that belong to one agent exclusively: a second agent with the same records or pins would
+//! treat the first one's pods as its own.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -42,15 +42,15 @@ pub struct Owned {
     _directory: File,
 }
 
-/// Locks a directory, which is created (mode 0700) if it is missing. The lock is on the directory itself (flock(2)), so
-/// the directory may be read-only and needs no lock file.
+/// Locks a directory, and creates it (mode 0700) if it is missing. The lock is on the directory itself
+/// (flock(2)), so the directory may be read-only and needs no lock file.
 pub(super) fn own(what: &'static str, path: &Path, patience: Duration) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
     lock(what, path, patience)
 }
 
-/// Locks a directory, if it is there.
+/// Locks a directory if it exists.
 ///
 /// # Errors
 /// [`OwnedError`].
@@ -62,7 +62,7 @@ pub fn own_existing(what: &'static str, path: &Path) -> Result<Option<Owned>, Ow
 pub(super) fn lock(what: &'static str, path: &Path, patience: Duration) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     let directory = File::open(path).map_err(failed)?;
-    // An agent that has given its last answer on the socket may still be ending.
+    // An agent that has sent its last answer on the socket may still be ending.
     match flock::lock(&directory, patience).map_err(failed)? {
         true => Ok(Owned { _directory: directory }),
         false => Err(OwnedError::Taken { what, path: path.to_owned() }),

@@ -1,4 +1,4 @@
-//! `--bpf-log`: what the stages of the packet path make of packets, in the agent's log.
+//! `--bpf-log`: logs how the stages of the packet path treat packets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use crate::bpf::{BpfError, Decline, DropReason, Followed, PacketLog};
 use crate::error_chain::Chain;
 use crate::sync::{Mutex, locked};
 
-/// How often lines are fetched.
+/// How often log lines are fetched.
 const FETCH_EVERY: Duration = Duration::from_millis(50);
-/// How often the attachments are looked at, for their names and for the one that is followed.
+/// How often the attachments are read, for their names and for the one that is followed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The names of attachments, as the log has them: `NAMESPACE/POD/INTERFACE`.
@@ -25,7 +25,7 @@ impl Names {
         tracing::info!(target: "netattach::packet", "{}", self.spelled_out(line));
     }
 
-    /// A line with names in the place of the numbers behind `attachment=`, `reason=` and `decline=`.
+    /// Replaces the numbers after `attachment=`, `reason=` and `decline=` by names.
     fn spelled_out(&self, line: &str) -> String {
         let known = locked(&self.0);
         let word = |word: &str| {
@@ -44,7 +44,7 @@ impl Names {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// Takes in the attachments of the node.
+    /// Reads the attachments of the node.
     fn look(&self, engine: &Engine) {
         let mut found = BTreeMap::new();
         for sandbox in engine.registry().all() {
@@ -58,7 +58,7 @@ impl Names {
         *locked(&self.0) = found;
     }
 
-    /// Whose packets are followed, if those of `of` are wanted.
+    /// Returns which attachment's packets are logged: that of `of`, if given.
     fn followed(&self, of: Option<&str>) -> Followed {
         let Some(of) = of else { return Followed::Every };
         let known = locked(&self.0);
@@ -67,9 +67,9 @@ impl Names {
     }
 }
 
-/// Writes lines to the log until the process ends, on a thread of its own: while packets come faster than lines can be
-/// written, fetching them does not end. `of`: the attachment whose packets are followed, as [`Names`] has it; else every
-/// one.
+/// Writes lines to the log until the process ends, on a thread of its own: while packets arrive faster than
+/// lines can be written, fetching does not end. `of`: the only attachment whose packets are logged, as in
+/// [`Names`]; `None`: all attachments.
 pub(super) fn keep(
     mut log: PacketLog,
     names: Arc<Names>,
@@ -90,7 +90,7 @@ pub(super) fn keep(
         }
         Ok::<(), BpfError>(())
     };
-    // Those that are attached already are followed from the start.
+    // Existing attachments are followed from the start.
     let mut failed = look(&mut log).err();
     let forever = move || {
         let mut next_look = Instant::now() + LOOK_EVERY;

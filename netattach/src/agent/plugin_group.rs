@@ -7,8 +7,8 @@ use crate::delegate::PluginGroup;
 use crate::error_chain::Chain;
 use crate::rpc::message::Condition;
 
-/// Makes the group, if plugins are to have one. Where that cannot be, they run in the agent's own, which is a problem to
-/// report if the settings ask for the group.
+/// Creates the group, if plugins are to have one. If that is not possible, they run in the agent's own
+/// group, which is a problem to report if the settings ask for a group.
 pub(super) fn prepare(settings: &Settings) -> (Option<Arc<PluginGroup>>, Option<Condition>) {
     let Some(limit) = settings.plugin_memory() else { return (None, None) };
     match PluginGroup::prepare(limit) {

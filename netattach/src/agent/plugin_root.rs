@@ -1,11 +1,12 @@
-//! The node's root directory, in which other plugins are started: there they find the programs, libraries and files that they
-//! find on a node, of which the agent's image has none.
+//! The node's root directory, in which other plugins are started: there they find the node's programs,
+//! libraries and files, which the agent's image lacks.
 //!
-//! The node's processes have other numbers than in the agent's container, and plugins ask for namespaces by the number of
-//! their own process: so they get the agent's `/proc`, in the agent's own mounts alone.
+//! The node's processes have other pids than in the agent's container, and plugins open namespaces by their
+//! own pid. So plugins get the agent's `/proc`, mounted in the agent's own mount namespace only.
 //!
-//! In a container whose settings do not say where plugins are started, those of the default network are a problem to report:
-//! what most of them need is not there, and that shows with the first pod, on each node.
+//! If the settings of a containerised agent do not say where plugins are started, the plugins of the
+//! default network are reported as a problem: most of them lack files that they need, which would otherwise
+//! show only with the first pod of each node.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -19,13 +20,13 @@ use crate::rpc::message::Condition;
 
 const PROC: &str = "/proc";
 
-/// Plugins cannot be started there.
+/// Plugins cannot be started in the root directory.
 #[derive(Debug, thiserror::Error)]
 pub enum UnfitRoot {
     /// A capability is missing.
     #[error(transparent)]
     Privileges(#[from] Unprivileged),
-    /// The directory, or the one for `proc` in it, cannot be used.
+    /// The directory, or its `proc` directory, cannot be used.
     #[error(
         "{} cannot be prepared for plugins: delegation.root is where the node's root directory is mounted, as deploy/components/executed-plugins does",
         path.display()
@@ -39,15 +40,15 @@ pub enum UnfitRoot {
     },
 }
 
-/// Makes a root directory fit for plugins.
+/// Prepares a root directory for plugins.
 ///
 /// # Errors
-/// The capability for it is missing, or what has to be there is not.
+/// A capability is missing, or a required directory.
 pub(super) fn prepare(root: &Path) -> Result<(), UnfitRoot> {
     privileges::check_another_root()?;
     let proc = root.join(PROC.trim_start_matches('/'));
     let failed = |source| UnfitRoot::Directory { path: proc.clone(), source };
-    // By the device: an agent that starts again in the same mounts does not mount anew.
+    // Compared by device, so that an agent that restarts in the same mount namespace does not mount again.
     let device = |path: &Path| std::fs::metadata(path).map(|metadata| metadata.dev());
     if device(&proc).map_err(failed)? != device(Path::new(PROC)).map_err(failed)? {
         mount_bind_recursive(PROC, &proc).map_err(|errno| failed(errno.into()))?;
@@ -55,7 +56,7 @@ pub(super) fn prepare(root: &Path) -> Result<(), UnfitRoot> {
     Ok(())
 }
 
-/// Whether plugins are started in a container's root directory, and nobody has said that they are to be.
+/// Whether plugins are started in a container's root directory without an explicit setting.
 pub(super) fn is_forgotten(settings: &Delegation) -> bool {
     !settings.names_root() && is_in_container()
 }
@@ -66,13 +67,13 @@ fn is_in_container() -> bool {
     is_another(std::process::id(), root("/"), root("/proc/1/root"))
 }
 
-/// In a process namespace of its own the agent is the first process, and sees no root directory but its own. A directory is
-/// `None` where it cannot be looked at.
+/// Whether the root directories `own` and `of_first` differ. In a pid namespace of its own the agent is the
+/// first process and can see no other root directory. A directory is `None` if it cannot be read.
 fn is_another(process: u32, own: Option<(u64, u64)>, of_first: Option<(u64, u64)>) -> bool {
     process == 1 || own.zip(of_first).is_some_and(|(own, first)| own != first)
 }
 
-/// What is to be said of a default network whose `plugins` are started there.
+/// Returns the condition for a default network whose `plugins` are started in a container's root directory.
 pub(super) fn without_the_nodes_files(network: &str, plugins: &[String]) -> Option<Condition> {
     let names = plugins.join(", ");
     (!plugins.is_empty()).then(|| Condition {
@@ -92,11 +93,11 @@ mod tests {
     #[test]
     fn a_container_is_known_by_its_first_process_or_by_its_root_directory() {
         let (node, image) = (Some((1, 2)), Some((9, 2)));
-        // By systemd, which has the same root directory, whatever mounts of its own it gives a unit.
+        // Started by systemd, which has the same root directory even if the unit has its own mounts.
         assert!(!is_another(700, node, node));
-        // A pod's only process.
+        // The only process of a pod.
         assert!(is_another(1, image, image));
-        // Of a pod with hostPID, or a unit with RootDirectory.
+        // In a pod with hostPID, or a unit with RootDirectory.
         assert!(is_another(700, image, node));
         assert!(!is_another(700, image, None));
         assert!(!is_another(700, None, node));

@@ -1,15 +1,15 @@
-//! Use of the networks' pools, from one look at them to the next. Pure.
+//! Use of the networks' pools, carried over from one check to the next. Pure.
 
 use std::collections::BTreeSet;
 
 use crate::cni::{CniError, code};
 use crate::ipam::PoolUse;
 
-/// What a look at the networks' pools has found.
+/// The results of a check of the networks' pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct PoolUses {
     rows: Vec<PoolUse>,
-    /// The networks that others were at a pool of.
+    /// The networks with a pool that was locked by other processes.
     busy: BTreeSet<String>,
 }
 
@@ -19,11 +19,12 @@ impl PoolUses {
         &self.rows
     }
 
-    /// Notes what was found of a network. `before`: by the look before. A look hardly waits for others at a pool, as it would keep
-    /// all other networks waiting: then the pool counts as it was.
+    /// Records the result for a network. `before`: the previous check's results, which stay valid for a
+    /// pool that is locked: a check hardly waits for the lock, as this would delay all other networks.
     ///
     /// # Errors
-    /// What is wrong with its pools. That others are at one only if they were before too: pods that come at once are as well.
+    /// The problem of its pools. A locked pool is a problem only if it was locked at the previous check
+    /// too, since a burst of pods also locks pools.
     pub(super) fn note(
         &mut self,
         before: &Self,
@@ -44,7 +45,8 @@ impl PoolUses {
         room
     }
 
-    /// Of more rows than that, keeps those of pools that pods have addresses of: anybody can define others.
+    /// If there are more than `most` rows, keeps those of pools with addresses in use: any author can
+    /// define further pools.
     pub(super) fn keep_most(&mut self, most: usize) {
         self.rows.sort_by_key(|row| row.used == 0);
         self.rows.truncate(most);
@@ -74,7 +76,7 @@ mod tests {
         let (second, told) = look(&first, [("a", Vec::new(), busy()), ("b", vec![row("b", 8)], Ok(()))]);
         assert_eq!(told, [Ok(()), Ok(())]);
         assert_eq!(second.rows(), [row("a", 3), row("b", 8)]);
-        // The pool was read, and then others came.
+        // The pool was read, and then locked by another process.
         let (third, told) = look(&second, [("a", Vec::new(), busy()), ("b", vec![row("b", 7)], busy())]);
         assert_eq!(told, [busy(), Ok(())]);
         assert_eq!(third.rows(), [row("a", 3), row("b", 7)]);

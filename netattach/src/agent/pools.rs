@@ -1,4 +1,4 @@
-//! Networks and pools of addresses for operators: how full they are, and who holds what.
+//! Networks and address pools for operators: how full pools are, and the holders of their addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,11 +13,11 @@ use crate::rpc::message::pools::{Holder, Network, Pool, Range};
 /// Most holders in one answer.
 pub(super) const MOST_HOLDERS: usize = 10_000;
 
-/// How long the pools are looked at for one answer. Whoever asks waits for twice as long, and each that others are at takes a
+/// How long pools are read for one answer. The client waits for twice as long, and each locked pool takes a
 /// tenth of a second.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// A pool as it is put together.
+/// A pool under construction.
 #[derive(Default)]
 struct Found {
     networks: BTreeSet<String>,
@@ -26,7 +26,7 @@ struct Found {
     problem: Option<String>,
 }
 
-/// The networks that are defined, the default one first.
+/// Returns the defined networks, the default network first.
 pub(super) fn networks(intents: &IntentReader) -> Vec<Network> {
     let network = |defined: &Defined| Network {
         network: defined.network.name.to_string(),
@@ -36,7 +36,8 @@ pub(super) fn networks(intents: &IntentReader) -> Vec<Network> {
     intents.defined().iter().map(network).collect()
 }
 
-/// Every pool that a definition names or that attachments have had addresses of. `names`: the attachments.
+/// Returns every pool that a definition names or that attachments have addresses of. `names`: the
+/// attachments.
 pub(super) fn report(
     engine: &Engine,
     intents: &IntentReader,
@@ -65,7 +66,7 @@ pub(super) fn report(
         };
         found.insert(pool, of);
     }
-    // A pool without anything in it that no definition names is history.
+    // An empty pool that no definition names is obsolete.
     found.retain(|_, pool| !pool.networks.is_empty() || !pool.held.is_empty() || pool.problem.is_some());
     let mut room = MOST_HOLDERS;
     found.into_iter().map(|(pool, found)| shown(&pool, found, names, &mut room)).collect()

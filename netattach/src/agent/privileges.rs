@@ -1,5 +1,5 @@
-//! Checks the agent's privileges before anything else: a missing capability would show later as an error of the first
-//! operation that needs it, and that error rarely names it.
+//! Checks the agent's privileges before anything else: otherwise a missing capability would cause an error
+//! in the first operation that needs it, which rarely names it.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ const FIRST_USER_NAMESPACE: u64 = 0xefff_fffd;
 /// A capability, its name, and what it is for.
 type Need = (CapabilitySet, &'static str, &'static str);
 
-/// Needed where plugins are started in another root directory.
+/// Needed to start plugins in another root directory.
 const FOR_ANOTHER_ROOT: Need = (
     CapabilitySet::SYS_CHROOT,
     "CAP_SYS_CHROOT",

@@ -1,4 +1,5 @@
-//! Says in the log whether the node is ready, as `netattachctl status` does: once when that is known, and with each change.
+//! Logs whether the node is ready, as `netattachctl status` shows it: once when that is known, and at each
+//! change.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,13 +8,15 @@ use super::handler::Agent;
 use crate::rpc::message::Readiness;
 use crate::ticks;
 
-/// How often the outcomes of the looks are compared with what was said, and how often until something was.
+/// How often the results of the checks are compared with the last log line, and how often before the first
+/// one.
 const INTERVAL: Duration = Duration::from_secs(1);
 const FIRST_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the first looks have before it is said that the node is not ready: some are taken once the agent serves.
+/// How long the first checks may take before the node is logged as not ready: some run only once the agent
+/// serves.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What was said last: the conditions that are not met, by name. What is wrong with one is logged by its look.
+/// The conditions that the last line named as not met. The check of each condition logs the problem itself.
 #[derive(Debug, Default)]
 struct Said(Option<Vec<String>>);
 
@@ -25,7 +28,8 @@ enum Line {
 }
 
 impl Said {
-    /// What is to be said of these conditions, if it was not said yet. `is_early`: they may not be known yet.
+    /// Returns the line for these conditions, unless it is the same as before. `is_early`: some may not be
+    /// known yet.
     fn line(&mut self, conditions: Vec<Readiness>, is_early: bool) -> Option<Line> {
         let unmet: Vec<Readiness> = conditions.into_iter().filter(|it| !it.met).collect();
         let names = unmet.iter().map(|it| it.condition.clone()).collect();
@@ -41,7 +45,7 @@ impl Said {
     }
 }
 
-/// Follows the conditions, without end. Has nothing looked at for that.
+/// Follows the conditions, forever. Triggers no checks.
 pub(super) async fn tell(agent: Arc<Agent>) {
     let (mut said, began) = (Said::default(), Instant::now());
     loop {
@@ -87,7 +91,7 @@ mod tests {
         let steps = [
             (conditions(&[undefined]), not_ready(undefined.0, undefined.1, 0)),
             (conditions(&[undefined]), None),
-            // The look at the network says that.
+            // The check of the network logs this.
             (conditions(&[("default network", "its plugin is missing")]), None),
             (conditions(&[full, undefined]), not_ready(full.0, full.1, 1)),
             (conditions(&[full]), not_ready(full.0, full.1, 0)),
@@ -106,7 +110,7 @@ mod tests {
         let unknown = || conditions(&[("journal", "state of journal is not known yet")]);
         assert_eq!(said.line(unknown(), true), None);
         assert_eq!(said.line(conditions(&[]), true), Some(Line::Ready));
-        // What was looked at is known.
+        // Once a check has run, its result is known.
         assert_eq!(
             said.line(conditions(&[("journal", "no space")]), true),
             not_ready("journal", "no space", 0)

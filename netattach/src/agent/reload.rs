@@ -1,8 +1,9 @@
-//! SIGHUP: what can be taken anew without a restart, and which changed settings need one.
+//! SIGHUP: reloads what does not need a restart, and names the changed settings that do.
 //!
-//! Manifests are read again from disk (a file system may have reported no change), and the connection to the API server
-//! is made anew with the credentials that are there now. Settings decide what the agent's parts are made of, so that
-//! changed ones take effect at a restart, which loses nothing: they are read, checked and named.
+//! Manifests are read again from disk (a file system may have reported no change), and the connection to
+//! the API server is made again with the current credentials. Settings determine how the agent's parts are
+//! built, so changed settings take effect only at a restart, which loses nothing: they are read, validated
+//! and named.
 
 use std::sync::Arc;
 
@@ -13,10 +14,10 @@ use super::settings_file::leaves;
 use crate::error_chain::Chain;
 use crate::source::Source;
 
-/// Most changed keys that are named.
+/// Most changed keys that are logged.
 const MOST_KEYS: usize = 20;
 
-/// What a reload needs.
+/// The parts that a reload affects.
 pub(super) struct Reload {
     arguments: Option<Arguments>,
     running: Arc<Settings>,
@@ -35,7 +36,7 @@ impl Reload {
         Self { arguments, running, source }
     }
 
-    /// Takes anew what can be, and logs one line that says what could not.
+    /// Reloads, and logs one line that names what could not be reloaded.
     pub(super) fn now(&self, signal: &str) {
         self.source.reread();
         let read = self.arguments.clone().map(Settings::read).transpose();
@@ -66,7 +67,7 @@ impl Reload {
     }
 }
 
-/// What became of the settings.
+/// The result for the settings.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Same,
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
     use crate::objects::Objects;
 
-    /// A source that counts how often it is to be read again.
+    /// A source that counts how often it is read again.
     #[derive(Default)]
     struct Counting(AtomicUsize);
 

@@ -1,16 +1,17 @@
-//! Pods that run without their networks: they select some, and their runtime did not ask this agent to attach them. Its
-//! configuration file was not there, or another one was used.
+//! Repairs pods that run without their networks: pods that select networks, but that the runtime did not
+//! ask this agent to attach, because netattach's configuration file was missing or another one was used.
 //!
-//! They are reported, and by the setting `repair` attached or evicted. Nothing is done before a pod was found so in every
-//! look of a grace time, while no request to attach it came, and while every record of the journal can be read: a record
-//! that cannot be may be the pod's.
+//! They are reported, and, if the setting `repair` says so, attached or evicted. This happens only if every
+//! check of a grace time has found the pod so, no request to attach it came during that time, and every
+//! record of the journal can be read: an unreadable record may be the pod's.
 //!
-//! `attach` asks the runtime for the pod's sandbox and records it without a network of its own; its networks follow as
-//! those of a live pod whose annotation was changed ([`super::live`]).
+//! `attach` asks the runtime for the pod's sandbox and records it without a network of its own; its
+//! networks follow as those of a live pod whose annotation was changed ([`super::live`]).
 //!
-//! `evict` evicts one pod after another. A pod is evicted only after the runtime has asked this agent to attach some pod
-//! since that one was found: else the next would start without its networks as well. Of what one controller makes, few are
-//! evicted in an hour, of a DaemonSet one. A mirror of a static pod never is.
+//! `evict` evicts one pod after another. A pod is evicted only if the runtime has asked this agent to
+//! attach some pod since the problem was found: otherwise the next pod would start without its networks as
+//! well. Per controller only few pods are evicted in an hour, of a DaemonSet one. Mirror pods of static
+//! pods are never evicted.
 
 use std::collections::BTreeMap;
 use std::future::ready;
@@ -34,20 +35,20 @@ use crate::publish::{Event, Regarding};
 use crate::rounds;
 use crate::ticks::ticks;
 
-/// Longest and shortest time between two looks.
+/// Shortest and longest time between two checks.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 /// The interface of a pod's default network, as runtimes of Kubernetes name it.
 const IFNAME: &str = "eth0";
 
-/// What repairs need.
+/// What repairs use.
 pub(super) struct Means {
-    /// The cluster, to evict.
+    /// The cluster, for evictions.
     pub(super) cluster: Arc<Cluster>,
-    /// The runtime's socket, to find sandboxes.
+    /// The runtime's socket, for finding sandboxes.
     pub(super) runtime: Option<PathBuf>,
 }
 
-/// Looks for pods without their networks, and repairs them, without end.
+/// Looks for pods without their networks, and repairs them, forever.
 pub(super) async fn keep(agent: Arc<Agent>, means: Means) {
     let [shortest, longest] = LOOKS;
     let mut tick = ticks(agent.repairs.after.clamp(shortest, longest));
@@ -60,7 +61,7 @@ pub(super) async fn keep(agent: Arc<Agent>, means: Means) {
             (without_networks(&objects, &attached), unreadable)
         });
         let (found, unreadable) = looked.await;
-        // A directory that cannot be listed may have the records of all.
+        // A directory that cannot be listed may contain the records of all pods.
         let unreadable = unreadable.unwrap_or(1);
         for pod in agent.repairs.take_in(found, unreadable, Instant::now()) {
             match agent.repairs.how {
@@ -72,9 +73,10 @@ pub(super) async fn keep(agent: Arc<Agent>, means: Means) {
     }
 }
 
-/// The pods that select networks and run without them.
+/// Returns the pods that select networks and run without them.
 fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef> {
-    // A pod may have several for a while: that of an earlier pod of its name, whose DEL fails, too.
+    // A pod may have several sandboxes for a while, including one of an earlier pod of its name whose DEL
+    // fails.
     let mut sandboxes: BTreeMap<&ObjectName, Vec<&PodRef>> = BTreeMap::new();
     for pod in attached.iter().filter_map(|it| it.plan.sandbox.pod.as_ref()) {
         sandboxes.entry(&pod.name).or_default().push(pod);
@@ -83,8 +85,9 @@ fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef
         pod.annotations.get(NETWORKS_ANNOTATION).is_some_and(|text| !text.trim().is_empty())
             && !pod.host_network
     };
-    // Multus, for one, had attached it before netattach took its place. Statuses that an earlier agent has left are
-    // withdrawn at the start. One that cannot be read may say that.
+    // A network-status shows that other software, such as Multus, attached the pod before netattach
+    // replaced it: statuses of an earlier agent are withdrawn at the start. An unreadable status may say
+    // the same.
     let is_anothers = |pod: &Pod| {
         let text =
             pod.annotations.get(STATUS_ANNOTATION).filter(|_| !pod.labels.contains_key(ATTACHED_LABEL));
@@ -105,7 +108,7 @@ fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef
     missed.map(|pod| PodRef { name: pod.name.clone(), uid: pod.uid.clone() }).collect()
 }
 
-/// Records the pod's sandbox; its networks follow.
+/// Records the pod's sandbox; its networks are attached afterwards.
 async fn attach(agent: &Arc<Agent>, means: &Means, pod: &PodRef) {
     let failed = |why: String| {
         agent.repairs.put_off(
@@ -133,7 +136,7 @@ async fn attach(agent: &Arc<Agent>, means: &Means, pod: &PodRef) {
     }
 }
 
-/// The pod's sandbox, as the runtime has it.
+/// Returns the pod's sandbox as the runtime reports it.
 async fn find_sandbox(agent: &Arc<Agent>, means: &Means, pod: &PodRef) -> Result<Sandbox, String> {
     let said = |error: cri::CriError| Chain(&error).to_string();
     let socket = means.runtime.as_ref().ok_or("runtimeSocket is not set")?;
@@ -164,7 +167,7 @@ async fn find_sandbox(agent: &Arc<Agent>, means: &Means, pod: &PodRef) -> Result
     })
 }
 
-/// Evicts the pod, if that is due, may be, and the server allows it.
+/// Evicts the pod, if it is due and allowed, and the server accepts it.
 async fn evict(agent: &Arc<Agent>, cluster: &Cluster, pod: &PodRef) {
     let repairs = &agent.repairs;
     let put_off = |why: String, how| repairs.put_off(pod, why, how, Instant::now());

@@ -40,53 +40,53 @@ use crate::rpc::message::{
 use crate::source::Source;
 use crate::step::{Interface, MadeBy};
 
-/// What to do where a policy has no effect; why it has none is said before.
+/// The remedy if a policy has no effect; the reason precedes it.
 const WAY_OUT: &str =
     "change that, or take a network of another kind (docs/limits.md), and have the pod made anew";
 
-/// What is said of an interface behind which netattach is chained, and whose addresses nobody knows.
+/// The text for an interface behind which netattach is chained, and whose addresses are not known.
 const ANY_ADDRESS: &str = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the interface, and allowedAddresses names none";
 
-/// Answers questions about the agent.
+/// Answers queries about the agent.
 pub(super) struct Reporter {
     source: Arc<dyn Source>,
     enforcer: Arc<Enforcer>,
     health: Arc<Health>,
     troubles: Arc<Troubles>,
     observer: Arc<Observer>,
-    /// Where the runtime's calls come in.
+    /// The socket for the runtime's calls.
     socket: PathBuf,
 }
 
-/// An attachment, as metrics count it.
+/// An attachment, for metrics.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// The record of its sandbox, and its place there.
+    /// The record of its sandbox, and its index there.
     pub(super) of: (JournalKey, u16),
     pub(super) pod: Option<ObjectName>,
     pub(super) network: String,
     pub(super) ifname: String,
     pub(super) kind: String,
-    /// Its end, or its parent, on the node.
+    /// The end of its link on the node, or its parent.
     pub(super) host_interface: Option<String>,
-    /// How far policies are enforced.
+    /// The enforcement level of policies.
     pub(super) level: &'static str,
     /// Whether a policy selects it that is not enforced, or not as far as required.
     pub(super) unenforced: bool,
-    /// What the programs counted, if it has any.
+    /// The counters of its programs, if it has any.
     pub(super) stats: Option<bpf::Stats>,
 }
 
 /// Numbers of policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PoliciesCounted {
-    /// Of the source.
+    /// Policies of the source.
     pub(super) policies: usize,
-    /// Compiled ones in the maps.
+    /// Compiled policies in the maps.
     pub(super) programmed: usize,
     /// Their rules.
     pub(super) rules: usize,
-    /// Those that are not in force as written.
+    /// Policies that are not in force as written.
     pub(super) problems: usize,
 }
 
@@ -151,7 +151,7 @@ impl Reporter {
         failed.map_or(Ok(rows), Err)
     }
 
-    /// All attachments, as metrics count them.
+    /// Returns all attachments, for metrics.
     ///
     /// # Errors
     /// A map cannot be read.
@@ -182,7 +182,7 @@ impl Reporter {
         failed.map_or(Ok(rows), Err)
     }
 
-    /// What the programs counted of one attachment.
+    /// Returns the counters of one attachment.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -190,7 +190,7 @@ impl Reporter {
         self.enforcer.stats(id)
     }
 
-    /// What devices that run the programs without an attachment have counted: there should be none.
+    /// Returns the counters of devices that run the programs without an attachment; there should be none.
     ///
     /// # Errors
     /// The map cannot be read.
@@ -209,7 +209,7 @@ impl Reporter {
         }
     }
 
-    /// How often programs were put back.
+    /// Returns how often programs were reattached.
     pub(super) fn put_back(&self) -> u64 {
         self.enforcer.put_back()
     }
@@ -222,7 +222,7 @@ impl Reporter {
         }
     }
 
-    /// How far policies are enforced on an attachment.
+    /// Returns the enforcement level of an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
         let hook = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
         let vantage = Vantage { hook: &hook, behind_card: is_behind_card(row.plan) };
@@ -251,7 +251,7 @@ impl Reporter {
         counts.into_iter().map(count).collect()
     }
 
-    /// The records of the packet path, with the attachments' names.
+    /// Returns the records of the packet path, with the attachments' names.
     pub(super) fn flows(&self, engine: &Engine, call: FlowsCall) -> Result<FlowsReport, EnforceError> {
         let batch = self.observer.from(call.from, FLOWS_AT_ONCE);
         let names: BTreeMap<u32, (AttachmentName, Vec<IpAddr>)> = each(engine, |row| {
@@ -287,7 +287,8 @@ impl Reporter {
         Ok(FlowsReport { records, next, missed, untold, untold_ends })
     }
 
-    /// Gives records the names of their ends and of what decided; `attachments` are their numbers.
+    /// Adds to records the names of their ends and of the objects that decided; `attachments` are their
+    /// numbers.
     fn name(&self, records: &mut [FlowRecord], attachments: &[u32]) {
         let recorded = |(record, attachment): (&FlowRecord, &u32)| Recorded {
             attachment: *attachment,
@@ -304,7 +305,7 @@ impl Reporter {
         }
     }
 
-    /// Pools of addresses, with the attachments that hold what is held.
+    /// Returns the address pools, with the attachments that hold addresses.
     pub(super) fn pools(&self, engine: &Engine, intents: &IntentReader) -> Vec<Pool> {
         let names = each(engine, |row| {
             let container_id = row.attached.key.container_id.clone();
@@ -328,7 +329,7 @@ impl Reporter {
         self.enforcer.dump(wanted).into_iter().map(Into::into).collect()
     }
 
-    /// Every path that the flow can take.
+    /// Returns every path that the flow can take.
     ///
     /// # Errors
     /// Code 3: a pod that is neither attached nor in any manifest.
@@ -383,7 +384,7 @@ impl Reporter {
         Ok(PolicyReport { attachments, rules: rules.collect(), conditions: conditions.collect() })
     }
 
-    /// Problems with objects, and with the files that describe networks.
+    /// Returns problems with objects, and with the files that describe networks.
     pub(super) fn of_objects(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let problems = objects.problems.iter().map(|problem| Condition {
@@ -396,7 +397,7 @@ impl Reporter {
             },
         });
         let mut rows: Vec<Condition> = problems.collect();
-        // What else is wrong with an object that cannot be read is about an earlier version, or about what stands for it.
+        // Other problems of an unreadable object concern an earlier version of it, or its replacement.
         let unread: BTreeSet<&str> = rows.iter().map(|row| row.object.as_str()).collect();
         let mut others = self.troubles.rows();
         others.retain(|row| !unread.contains(row.object.as_str()));
@@ -406,12 +407,12 @@ impl Reporter {
         rows
     }
 
-    /// What an ADD depends on, and whether it is there.
+    /// Returns the conditions that an ADD depends on.
     pub(super) fn ready(&self) -> Vec<Readiness> {
         self.with_source(self.health.conditions())
     }
 
-    /// As [`Reporter::ready`], without having anything looked at anew.
+    /// As [`Reporter::ready`], without triggering new checks.
     pub(super) fn known_ready(&self) -> Vec<Readiness> {
         self.with_source(self.health.known_conditions())
     }
@@ -477,7 +478,7 @@ impl Reporter {
         }
     }
 
-    /// Reports that the node's packet filter does not run the rules it should.
+    /// Returns the problem that the node's packet filter does not run the agent's rules.
     fn unjudged(&self) -> Option<Condition> {
         let why = self.enforcer.routed_unjudged()?;
         Some(Condition {
@@ -488,7 +489,7 @@ impl Reporter {
         })
     }
 
-    /// Use of the flow table.
+    /// Returns the use of the flow table.
     pub(super) fn flow_table(&self) -> Vec<FlowTableUse> {
         let flows = self.enforcer.flows();
         let census = flows.census().unwrap_or_default();
@@ -520,7 +521,7 @@ impl Row<'_> {
         }
     }
 
-    /// Reports that a policy selects the attachment where policies are not enforced, or not as far as required.
+    /// Returns the problem that a policy is not enforced on the attachment, or not as far as required.
     fn unenforced(&self, policy: &PolicyName, enforcement: &Enforcement) -> Condition {
         let AttachmentName { pod, network, ifname, .. } = self.name();
         let pod = pod.map_or_else(|| self.attached.key.container_id.clone(), |pod| pod.to_string());
@@ -536,14 +537,14 @@ impl Row<'_> {
         }
     }
 
-    /// What its programs let pass although it is not the attachment's own, in words.
+    /// Returns which traffic its programs let pass although it is not the attachment's own, as text.
     fn laxity(&self) -> Option<String> {
         let protect = self.plan.protect()?;
         let own = || {
             let own = result::own(&self.sandbox().netns, self.plan, self.attached.outputs.of(self.number));
             own.unwrap_or_default()
         };
-        // Where netattach is chained its checks are what was asked for; elsewhere a policy is.
+        // If netattach is chained, its checks are the requested function; otherwise a policy is.
         let is_lax =
             protect.needed && protect.check_addresses && result::is_unaddressed(protect, self.plan, &own());
         let any = is_lax.then(|| ANY_ADDRESS.to_owned());
@@ -573,18 +574,19 @@ impl Row<'_> {
         ends.map_or((None, None), |(host, pod)| (host, Some(pod)))
     }
 
-    /// The parent of its link, if the configuration names one.
+    /// Returns the parent of its link, if the configuration names one.
     fn parent(&self) -> Option<String> {
         self.plan.link()?.parent().map(str::to_owned)
     }
 
     fn result(&self) -> crate::cni::CniResult {
-        // A result that was readable at ADD is readable still; without a result there is nothing to show.
+        // A result that was readable at ADD is still readable; without a result there is nothing to show.
         result::result(self.sandbox(), self.plan, self.attached.outputs.of(self.number)).unwrap_or_default()
     }
 }
 
-/// One row for each attachment for which `make` returns one, by pod and then in the pod's order.
+/// Returns one row for each attachment for which `make` returns one, sorted by pod and then in the pod's
+/// order.
 fn each<T>(engine: &Engine, mut make: impl FnMut(&Row<'_>) -> Option<T>) -> Vec<T> {
     let mut sandboxes = engine.registry().all();
     sandboxes.sort_by(|a, b| (&a.plan.sandbox.pod, &a.key).cmp(&(&b.plan.sandbox.pod, &b.key)));
@@ -648,7 +650,8 @@ fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> Atta
     }
 }
 
-/// The name of an attachment of which only the number is known; 0 stands for devices without an attachment.
+/// Returns the name of an attachment of which only the number is known; 0 stands for devices without an
+/// attachment.
 fn unnamed(id: u32) -> AttachmentName {
     AttachmentName { id: Some(id), pod: None, network: "-".to_owned(), ifname: "-".to_owned() }
 }
@@ -698,8 +701,8 @@ fn resident_memory() -> u64 {
     Resident::now().map_or(0, |resident| resident.all as u64)
 }
 
-/// Whether the runtime finds the agent: another process may have removed the socket's file, which the agent then makes
-/// anew.
+/// Whether the runtime finds the agent: another process may have removed the socket's file, which the agent
+/// then creates again.
 fn sockets(socket: &std::path::Path) -> Readiness {
     let path = socket.display();
     let found = std::fs::symlink_metadata(socket);

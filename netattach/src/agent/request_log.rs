@@ -1,5 +1,6 @@
-//! The log line of a request: one per request, naming its container and pod, its networks and addresses, and why it failed. Of
-//! what failed these are the networks that were to be attached, or what is attached still.
+//! The log line of a request: one per request, with its container and pod, networks and addresses, and the
+//! reason if it failed. A failed request names the networks that were to be attached, or the present
+//! attachments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +46,7 @@ impl Asked {
         &self.verb
     }
 
-    /// What the request is about, as traces have it.
+    /// Returns the attributes of the request for traces.
     pub(super) fn attributes(&self) -> Vec<(&'static str, String)> {
         let Self { verb: _, container, ifname, pod } = self;
         let (namespace, name) = match pod.as_deref().and_then(|pod| pod.split_once('/')) {
@@ -61,14 +62,14 @@ impl Asked {
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
 
-    /// The sandbox, whether there is one of that name or not.
+    /// Returns the key of the sandbox, whether or not it exists.
     pub(super) fn sandbox(&self) -> JournalKey {
         let text = |variable: &Option<String>| variable.clone().unwrap_or_default();
         JournalKey { container_id: text(&self.container), ifname: text(&self.ifname) }
     }
 
-    /// Whether its log line names networks and addresses: STATUS, VERSION and GC are about no single container, whatever their
-    /// variables say, and a runtime asks for STATUS every few seconds.
+    /// Whether its log line names networks and addresses. STATUS, VERSION and GC concern no single
+    /// container, whatever their variables say, and a runtime sends STATUS every few seconds.
     pub(super) fn is_about_a_container(&self) -> bool {
         matches!(self.verb.as_str(), "ADD" | "DEL" | "CHECK")
     }
@@ -78,8 +79,8 @@ impl Asked {
         self.pod.as_ref().filter(|_| self.verb == "ADD")?.parse().ok()
     }
 
-    /// Logs the outcome: one line for each request. Those that only ask are logged at level debug; outcomes of STATUS are
-    /// logged when they change.
+    /// Logs the result: one line for each request. Read-only requests are logged at level debug; results of
+    /// STATUS are logged when they change.
     pub(super) fn answered(&self, made: &Made, error: Option<&CniError>, took: Duration) {
         let Self { verb, container, ifname, pod } = self;
         let Made { networks, addresses } = made;
@@ -99,12 +100,12 @@ impl Asked {
     }
 }
 
-/// Milliseconds, to the microsecond.
+/// Converts to milliseconds, with microsecond precision.
 fn milliseconds(took: Duration) -> f64 {
     (took.as_secs_f64() * 1e6).round() / 1e3
 }
 
-/// The networks and addresses of a sandbox, as log lines have them.
+/// The networks and addresses of a sandbox, for log lines.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Made {
     networks: String,
@@ -115,13 +116,13 @@ pub(super) struct Made {
 const LISTED: usize = 32;
 
 impl Made {
-    /// Nothing yet of these networks.
+    /// Returns these networks, without addresses.
     pub(super) fn named(networks: &[NetworkRef]) -> Self {
         let networks = networks.iter().map(ToString::to_string).collect();
         Self { networks: listed(networks), addresses: String::new() }
     }
 
-    /// What is attached by these records.
+    /// Returns the attachments of these records.
     pub(super) fn of(sandbox: &[Arc<Attached>]) -> Self {
         let (mut networks, mut addresses) = (Vec::new(), Vec::new());
         for attached in sandbox {
@@ -144,7 +145,7 @@ fn listed(mut words: Vec<String>) -> String {
     words.join(",")
 }
 
-/// Logs that a container was detached that no DEL came for, why, and what was detached.
+/// Logs that a container was detached without a DEL, with the reason and the attachments.
 pub(super) fn collected(container: &str, why: &str, detached: &[Arc<Attached>], took: Duration) {
     let pod = detached.iter().find_map(|it| it.plan.sandbox.pod.as_ref()).map(ToString::to_string);
     let Made { networks, addresses } = Made::of(detached);
@@ -162,7 +163,7 @@ pub(super) struct AskedLive {
 }
 
 impl AskedLive {
-    /// What the request is about, as traces have it; `container` is known if the sandbox was found.
+    /// Returns the attributes of the request for traces; `container` is set if the sandbox was found.
     pub(super) fn attributes(&self, container: Option<&str>) -> Vec<(&'static str, String)> {
         let Self { sandbox, what, .. } = self;
         let mut all = match sandbox {
@@ -181,7 +182,7 @@ impl AskedLive {
         all
     }
 
-    /// Logs the outcome; `container` is known if the sandbox was found.
+    /// Logs the result; `container` is set if the sandbox was found.
     pub(super) fn answered(
         &self,
         container: Option<&str>,
@@ -237,7 +238,7 @@ mod tests {
         );
         let none = Asked { verb: String::new(), container: None, ifname: None, pod: None };
         assert_eq!(Asked::of(&call(&[("CNI_ARGS", "K8S_POD_NAME=a"), ("CNI_IFNAME", "")])), none);
-        // What a runtime has left in the environment does not make a question one about a container.
+        // Variables left in the environment do not make a read-only request one about a container.
         let verbs = ["ADD", "DEL", "CHECK", "STATUS", "VERSION", "GC", ""];
         let about = verbs.map(|verb| {
             Asked::of(&call(&[("CNI_COMMAND", verb), ("CNI_CONTAINERID", "c")])).is_about_a_container()

@@ -1,11 +1,12 @@
-//! Whether an ADD that fails unless its status is written is begun while the API server does not answer. Pure.
+//! Decides whether an ADD that requires its status to be written begins while the API server does not
+//! answer. Pure.
 
 use std::time::{Duration, Instant};
 
-/// While the server does not answer, one ADD tries again after so long: it may be reads alone that fail.
+/// While the server does not answer, one ADD is tried after this time: possibly only reads fail.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// What has become of the writes that ADDs waited for.
+/// The results of the writes that ADDs waited for.
 #[derive(Debug, Default)]
 pub(super) struct RequiredStatus {
     /// From when on an ADD tries again; `None`: no write has failed, or one has succeeded since.
@@ -13,8 +14,8 @@ pub(super) struct RequiredStatus {
 }
 
 impl RequiredStatus {
-    /// Whether an ADD is begun. It would do all its work, wait for the write and take all back: where the server cannot be reached
-    /// and the last write has failed, one at a time tries.
+    /// Whether an ADD may begin. Otherwise it would do all its work, wait for the write and roll back: if
+    /// the server is unreachable and the last write has failed, only one ADD at a time is tried.
     pub(super) fn may_begin(&mut self, is_reachable: bool, now: Instant) -> bool {
         match self.again {
             Some(again) if !is_reachable => {

@@ -3,8 +3,8 @@
 //! | module | what it does |
 //! |---|---|
 //! | `start` | starts the parts, each after the parts it depends on |
-//! | `answers` | puts together what requests are answered from |
-//! | `tasks` | what goes on beside requests |
+//! | `answers` | builds the parts that requests are answered from |
+//! | `tasks` | background tasks |
 //! | `error` | why the agent does not run |
 
 mod answers;
@@ -56,8 +56,8 @@ use crate::own_thread;
 use crate::rpc::pending::Pending;
 use crate::rpc::server::{ACCEPTORS, Limits, Listener, serve};
 
-/// How long a blocking thread stays without work: so long that the looks of each second find one, and less than two seconds, or two
-/// of them would have every other look each, and both stay.
+/// How long an idle blocking thread is kept: long enough that the checks of each second find one, and less
+/// than two seconds, as two threads would otherwise take turns with the checks, and both stay.
 const KEEP_ALIVE: Duration = Duration::from_millis(1500);
 
 /// Entry point of `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
@@ -73,7 +73,7 @@ pub(super) fn main() -> ExitCode {
         let settings = settings.and_then(|()| Ok(Settings::unvalidated(arguments)?));
         return ended(settings.map(|settings| node_check::run(&settings, format)));
     }
-    // The settings say how the log is written; mistakes in them are written as text.
+    // The settings determine the log's format; errors in the settings are logged as text.
     let settings = Settings::read(arguments.clone()).map_err(AgentError::from);
     let format = settings.as_ref().map(|settings| settings.log.format).unwrap_or_default();
     let started = log::start(format).map_err(AgentError::from).and(settings);
@@ -87,7 +87,7 @@ fn mount_bpffs(directory: &Path) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// The exit code, after a line for an error.
+/// Returns the exit code, after logging an error.
 fn ended(outcome: Result<ExitCode, AgentError>) -> ExitCode {
     match outcome {
         Ok(exit) => exit,
@@ -106,7 +106,7 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
     run_with(settings, None)
 }
 
-/// As [`run`]; the settings were read from these arguments.
+/// As [`run`]; `arguments`: the arguments that the settings were read from.
 fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), AgentError> {
     if let Err(error) = descriptors::raise() {
         tracing::warn!(error = %Chain(&error), "the limit of open files could not be raised");
@@ -117,12 +117,13 @@ fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), Agen
         .thread_keep_alive(KEEP_ALIVE)
         .build()?;
     let ended = runtime.block_on(serve_until_signal(settings, arguments));
-    // Blocking work ends with the process: the journal records how far it came.
+    // Blocking work ends with the process: the journal records its progress.
     runtime.shutdown_background();
     ended
 }
 
-/// Most blocking threads: for connections, operations, GC with the looks and policy upkeep, questions, and status publishing.
+/// Most blocking threads: for connections, operations, GC with the checks and policy upkeep, queries, and
+/// status publishing.
 const fn most_threads(parallel_adds: usize) -> usize {
     const UPKEEP: usize = 16;
     scheduler::most_threads(parallel_adds) + ACCEPTORS + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
@@ -143,7 +144,7 @@ async fn serve_until_signal(settings: Settings, arguments: Option<Arguments>) ->
     served
 }
 
-/// Serves until a signal ends it, or returns why it cannot serve.
+/// Serves until a signal ends the agent, or returns why it cannot serve.
 async fn serve_until(
     signals: &mut Signals,
     settings: Settings,
@@ -207,12 +208,12 @@ async fn serve_until(
     let early = until_ended(signals, &mut background).await;
     serving.end(signals).await;
     drop(background);
-    // End the plugins of aborted operations.
+    // Kills the plugins of aborted operations.
     let _ = tokio::task::spawn_blocking(move || end_orphans(&owner)).await;
     early.map_or(Ok(()), |early| Err(early.into()))
 }
 
-/// Takes the looks that have to come before the first request. `None`: a signal ended the agent meanwhile.
+/// Runs the checks that must precede the first request. `None`: a signal ended the agent meanwhile.
 async fn look_first(
     signals: &mut Signals,
     health: Arc<Health>,
@@ -220,7 +221,7 @@ async fn look_first(
     taken_over: bool,
 ) -> Option<()> {
     let looks = move || {
-        // The look at the default network needs to know what this finds.
+        // The check of the default network needs the results of this one.
         if let Some(network) = node_network {
             network.look();
         }
@@ -229,7 +230,7 @@ async fn look_first(
     unless_signal(signals.ending(), looks).await
 }
 
-/// Starts what earlier agents have left to do. `young`, `unfinished`: as in [`Recovery`].
+/// Starts the unfinished work of earlier agents. `young`, `unfinished`: as in [`Recovery`].
 fn finish_earlier(
     background: &mut Background,
     agent: &Arc<Agent>,
@@ -244,7 +245,7 @@ fn finish_earlier(
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(agent)));
 }
 
-/// The task that answers requests, until it is to stop.
+/// The task that answers requests until it is stopped.
 struct Serving {
     task: JoinHandle<()>,
     stop: oneshot::Sender<()>,
@@ -254,14 +255,14 @@ impl Serving {
     fn begin(listener: Listener, agent: Arc<Agent>) -> Self {
         let (stop, stopped) = oneshot::channel::<()>();
         let stop_requested = async {
-            // A dropped sender stops the server too.
+            // Dropping the sender stops the server too.
             let _ = stopped.await;
         };
         let task = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), stop_requested));
         Self { task, stop }
     }
 
-    /// Accepts nobody any more, and waits for those who are being answered.
+    /// Stops accepting connections, and waits until the accepted ones are answered.
     async fn end(self, signals: &mut Signals) {
         let Self { mut task, stop } = self;
         drop(stop);
@@ -269,7 +270,7 @@ impl Serving {
             ended = &mut task => {
                 own_thread::joined(ended);
             }
-            // A second signal does not wait for operations in flight: the journal has their progress.
+            // After a second signal, running operations are not waited for: the journal has their progress.
             _ = signals.ending() => task.abort(),
         }
     }

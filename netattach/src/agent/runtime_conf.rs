@@ -1,5 +1,6 @@
-//! Whether the runtime calls netattach for each pod, and once, as it says itself (`runtimeSocket`): what is in the directory
-//! of configurations ([`super::conf_keeper`]) does not tell which one a runtime reads, nor how many files of it.
+//! Checks whether the runtime calls netattach for each pod exactly once, as the runtime itself reports
+//! (`runtimeSocket`): the directory of configurations ([`super::conf_keeper`]) does not show which files,
+//! or how many, a runtime reads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,16 +13,16 @@ use crate::ticks;
 
 /// How often the runtime is asked.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// After it has said something else than before: it may be about to read a file that was just written.
+/// The interval after its report has changed: it may be about to read a file that was just written.
 const SOON: Duration = Duration::from_secs(2);
-/// While something is wrong, and when somebody asks for the status.
+/// The interval while there is a problem, or when a request wants the status.
 const WHILE_WRONG: Duration = Duration::from_secs(5);
 /// The type of netattach among plugins.
 const NETATTACH: &str = "netattach";
-/// Most configurations that are named.
+/// Most configurations that are listed.
 const NAMED: usize = 4;
 
-/// Asks the runtime, without end. What it says counts when it has said it twice.
+/// Asks the runtime, forever. A report counts when it was the same twice.
 pub(super) async fn keep_asking(health: Arc<Health>, socket: PathBuf) {
     let mut before = None;
     loop {
@@ -38,12 +39,12 @@ pub(super) async fn keep_asking(health: Arc<Health>, socket: PathBuf) {
                 }
                 before = Some(said);
             }
-            // It may be starting again. What it has said stands.
+            // The runtime may be restarting. Its last report stays.
             Err(error) => {
                 tracing::debug!(error = %Chain(&error), "the runtime does not say which CNI configurations it reads");
             }
         }
-        // Both may be dropped at any time: a notice is kept.
+        // Both may be dropped at any time: a notification is kept.
         tokio::select! {
             () = ticks::pause(pause) => {}
             () = async {
@@ -54,7 +55,8 @@ pub(super) async fn keep_asking(health: Arc<Health>, socket: PathBuf) {
     }
 }
 
-/// What is wrong with what the runtime has read. `ours`: the directory that netattach writes its own file to.
+/// Returns the problem with the configurations that the runtime has read. `ours`: the directory of
+/// netattach's own file.
 fn problem(read: &Networking, ours: Option<&Path>) -> Option<String> {
     let (own, others): (Vec<&LoadedList>, Vec<&LoadedList>) =
         read.lists.iter().partition(|list| list.plugins.iter().any(|plugin| plugin == NETATTACH));
@@ -82,7 +84,7 @@ fn problem(read: &Networking, ours: Option<&Path>) -> Option<String> {
                 format!("pods are attached by {others} alone")
             }
         )),
-        // There is no configuration yet: the runtime says so itself.
+        // There is no configuration yet: the runtime reports that itself.
         (None, None, true) => None,
         (None, None, false) => Some(format!(
             "the runtime attaches pods by {others}, and does not call netattach: its file has to come first in {read_from}"
@@ -90,7 +92,7 @@ fn problem(read: &Networking, ours: Option<&Path>) -> Option<String> {
     }
 }
 
-/// Names and plugins of configurations.
+/// Returns names and plugins of configurations.
 fn named(lists: &[&LoadedList]) -> String {
     let mut names: Vec<String> = lists
         .iter()

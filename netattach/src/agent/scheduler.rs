@@ -55,8 +55,8 @@ pub(super) struct Turns(Mutex<Asking>);
 struct Asking {
     order: Order,
     waiting: HashMap<Asker, oneshot::Sender<()>>,
-    /// Operations that have answered and hold their turn only for work that no other operation needs to wait for, and looks,
-    /// which nobody has asked for.
+    /// Operations that have sent their answer and hold their turn only for work that other operations need
+    /// not wait for, and the agent's own checks.
     finishing: HashSet<Asker>,
     /// Operations that are detaching their container.
     taking_back: HashMap<Asker, TakingBack>,
@@ -69,15 +69,15 @@ struct Asking {
 struct TakingBack {
     container: String,
     since: Instant,
-    /// The operations that wait for its end. Those that have given up are among them.
+    /// The operations that wait for its end, including those that have given up.
     waiting: Vec<oneshot::Sender<()>>,
 }
 
-/// A container that is being detached while others wait for that.
+/// A container whose detachment others wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Awaited {
     pub(super) container: String,
-    /// How long it has been detached for.
+    /// How long its detachment has taken so far.
     pub(super) lasts: Duration,
     /// Number of operations that wait.
     pub(super) waiting: usize,
@@ -116,14 +116,15 @@ impl Turns {
         (Turn { turns: Arc::clone(self), container: container.to_owned(), asker }, granted)
     }
 
-    /// The container's turn, if it is free.
+    /// Returns the container's turn, if it is free.
     pub(super) fn take(self: &Arc<Self>, container: &str) -> Option<Turn> {
         let asker = self.lock().order.ask_if_free(container)?;
         Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
     }
 
-    /// The same, for a look of the agent's own, or what it puts back after one: it soon ends, and whether the container is in
-    /// use is as it was. A [`Watch`] waits for its end, as for that of an operation that has answered.
+    /// As [`Turns::take`], for a check of the agent or a repair after it: it ends soon, and does not count
+    /// as a request for the container. A [`Watch`] waits for its end, as for an operation that has
+    /// answered.
     pub(super) fn look(self: &Arc<Self>, container: &str) -> Option<Turn> {
         let mut asking = self.lock();
         let asker = asking.order.ask_if_free(container)?;
@@ -131,8 +132,8 @@ impl Turns {
         Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
     }
 
-    /// As [`Turn::finish`], of the operation that has the container's turn, for the thread that carries it out: whoever has the
-    /// answer may ask for a GC before the turn's owner runs again.
+    /// As [`Turn::finish`], for the thread that carries out the operation with the container's turn: a
+    /// client that has the answer may ask for a GC before the turn's owner runs again.
     pub(super) fn finish(&self, container: &str) {
         let mut asking = self.lock();
         if let Some(holder) = asking.order.holder(container) {
@@ -140,7 +141,7 @@ impl Turns {
         }
     }
 
-    /// The containers that are being detached in their turns.
+    /// Returns the containers that are being detached in their turns.
     pub(super) fn leaving(&self) -> Vec<String> {
         self.lock().taking_back.values().map(|it| it.container.clone()).collect()
     }
@@ -150,14 +151,14 @@ impl Turns {
         let mut asking = self.lock();
         let taking_back = asking.taking_back.values_mut().find(|it| it.container == container)?;
         let (grant, gone) = oneshot::channel();
-        // An ADD that has given up does not wait any more.
+        // Removes ADDs that have given up waiting.
         taking_back.waiting.retain(|waiting| !waiting.is_closed());
         taking_back.waiting.push(grant);
         // The sender is dropped with the turn.
         Some(async move { drop(gone.await) })
     }
 
-    /// The containers that are being detached while others wait for that.
+    /// Returns the containers whose detachment others wait for.
     pub(super) fn awaited(&self) -> Vec<Awaited> {
         let asking = self.lock();
         let awaited = asking.taking_back.values().map(|it| Awaited {
@@ -168,7 +169,7 @@ impl Turns {
         awaited.filter(|it| it.waiting > 0).collect()
     }
 
-    /// For how long a container has been detached. `None`: it is not.
+    /// Returns for how long a container has been in detachment. `None`: it is not being detached.
     pub(super) fn detaching_for(&self, container: &str) -> Option<Duration> {
         let asking = self.lock();
         asking.taking_back.values().find(|it| it.container == container).map(|it| it.since.elapsed())
@@ -239,8 +240,8 @@ impl Watch {
         self.0.lock().watched.clone().unwrap_or_default()
     }
 
-    /// The turn of a container that was not requested since the watch began. It waits only for operations that are
-    /// finishing, and for looks.
+    /// Takes the turn of a container that was not requested since the watch began. Waits only for
+    /// operations that are finishing, and for checks.
     pub(super) async fn take(&self, container: &str) -> Option<Turn> {
         let (turn, granted) = {
             let mut asking = self.0.lock();
@@ -273,12 +274,12 @@ struct State {
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
     /// When each operation arrived at its resource.
     since: HashMap<Ticket, Instant>,
-    /// Threads that sleep until their operation may continue, each with what wakes it alone: in a burst most operations
-    /// that have begun sleep, and each of them passes several resources.
+    /// Sleeping threads whose operation may not continue yet, each with its own condition variable: in a
+    /// burst most begun operations sleep, and each of them passes several resources.
     asleep: HashMap<Ticket, Arc<Condvar>>,
 }
 
-/// An operation's place in the lanes. Dropping it leaves the lanes.
+/// An operation's slot in the lanes. Dropping it leaves the lanes.
 #[derive(Debug)]
 pub(super) struct Slot {
     traffic: Arc<Traffic>,
@@ -300,7 +301,7 @@ pub(super) struct Held {
     pub(super) resource: Resource,
     pub(super) standing: usize,
     pub(super) waiting: usize,
-    /// How long the operation that came first has occupied it or waited for it to be opened.
+    /// How long the first operation has occupied it or waited for it to be opened.
     pub(super) longest: Duration,
 }
 
@@ -325,11 +326,11 @@ impl Traffic {
         Ok(Arc::new(slot))
     }
 
-    /// Waits until no operation occupies the resource, then closes it to all. Operations do not wait for this caller
-    /// meanwhile. `None`: the resource was not free in time.
+    /// Waits until no operation occupies the resource, then closes it to all. Operations do not wait for
+    /// this caller meanwhile. `None`: the resource was not free in time.
     pub(super) async fn close(self: &Arc<Self>, resource: &Resource, until: Instant) -> Option<Closed> {
         loop {
-            // Registered before looking, so that an operation that leaves in between is not missed.
+            // Registered before the check, so that an operation that leaves in between is not missed.
             let mut left = std::pin::pin!(self.left.notified());
             left.as_mut().enable();
             {
@@ -347,7 +348,8 @@ impl Traffic {
         self.lock().lanes.is_at_rest(class)
     }
 
-    /// Resources that operations have occupied for longer than that, with the operations that wait for them.
+    /// Returns the resources that operations have occupied for longer than `longer_than`, with the
+    /// operations that wait for them.
     pub(super) fn held(&self, longer_than: Duration) -> Vec<Held> {
         let state = self.lock();
         let rows = state.lanes.held().into_iter().map(|held| {
@@ -452,7 +454,7 @@ impl Place for Slot {
         let has_place = state.lanes.depart(self.ticket);
         state.since.remove(&self.ticket);
         self.traffic.advance(&mut state, self.class);
-        // Notify before waiting for a place: the operation has left the resource already.
+        // Notified before waiting for a slot: the operation has left the resource already.
         self.traffic.left.notify_waiters();
         if !has_place {
             drop(self.traffic.sleep_until_it_may_work(state, self.ticket));
@@ -552,7 +554,7 @@ mod tests {
         assert!(turns.lock().watched.is_none());
     }
 
-    /// A look is none of the runtime's requests, so its container is in use only if the runtime says so.
+    /// A check is no request of the runtime, so its container counts as in use only if the runtime says so.
     #[tokio::test]
     async fn a_look_makes_no_container_busy_and_a_watch_waits_for_its_end() {
         let turns = Arc::new(Turns::default());
@@ -567,7 +569,7 @@ mod tests {
             drop(look);
             assert!(taken.await.is_some(), "{container}");
         }
-        // What asks for the turn meanwhile is a request.
+        // An operation that asks for the turn meanwhile is a request.
         let look = turns.look("asked").unwrap();
         let asking = turns.wait("asked");
         tokio::pin!(asking);
@@ -583,7 +585,8 @@ mod tests {
         Resource::Pool(crate::ipam::Pool::directory("/leases", name))
     }
 
-    /// An operation that has begun and occupies the pool until the returned sender fires; then it has worked.
+    /// An operation that has begun and occupies the pool until the returned sender fires; then it has
+    /// worked.
     async fn standing(traffic: &Arc<Traffic>, class: Class, name: &'static str) -> oneshot::Sender<()> {
         let slot = traffic.enter(class).unwrap();
         slot.begin().await;

@@ -1,13 +1,13 @@
-//! Which rows are shown when there are too many of them. Pure.
+//! Selects the rows to show when there are too many. Pure.
 //!
-//! Authors of one namespace can make thousands of objects that are wrong. What is wrong with those of others is shown
-//! all the same: each namespace has an equal share of the rows.
+//! Authors of one namespace can create thousands of invalid objects. Each namespace has an equal share of
+//! the rows, so the problems of other namespaces are still shown.
 
 use std::collections::BTreeMap;
 
 use crate::rpc::message::Condition;
 
-/// At most `most` rows, in their order. Where there are more, each namespace has as many as every other.
+/// Returns at most `most` rows, in their order, with equal shares for the namespaces.
 pub(super) fn shared(mut rows: Vec<Condition>, most: usize) -> Vec<Condition> {
     if rows.len() <= most {
         return rows;
@@ -17,9 +17,9 @@ pub(super) fn shared(mut rows: Vec<Condition>, most: usize) -> Vec<Condition> {
         *counts.entry(namespace(&row.object)).or_default() += 1;
     }
     let total = |each: usize| counts.values().map(|count| (*count).min(each)).sum::<usize>();
-    // Where there are more namespaces than rows, the first have one each.
+    // If there are more namespaces than rows, the first ones get one row each.
     let each = (2..=most).take_while(|each| total(*each) <= most).last().unwrap_or(1);
-    // What is left after that goes to the first.
+    // The remaining rows go to the first namespaces.
     let mut left = most.saturating_sub(total(each));
     let mut taken: BTreeMap<String, usize> = BTreeMap::new();
     rows.retain(|row| {

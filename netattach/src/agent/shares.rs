@@ -1,27 +1,27 @@
-//! What looks at attachments have found, share by share: each look is at one of some shares, all of them, or the attachments on
-//! a few devices. Pure.
+//! Results of checks of attachments, by share: a check covers some shares, all of them, or the attachments
+//! on a few devices. Pure.
 
 use std::time::{Duration, Instant};
 
 use crate::attach::Looked;
 use crate::rpc::message::Condition;
 
-/// In how many looks each attachment is looked at once.
+/// Number of checks in which each attachment is checked once.
 pub(super) const SHARES: usize = 6;
 /// Most rows that are kept of each share.
 const MOST_ROWS: usize = 100;
 
-/// The attachments that lack something.
+/// The attachments with problems.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
     rows: [Vec<Condition>; SHARES],
     next: usize,
-    /// When the last share was looked at.
+    /// When the last share was checked.
     last: Option<Instant>,
 }
 
 impl Shares {
-    /// The share that is next, to be looked at now.
+    /// Returns the next share, which is checked now.
     pub(super) fn next(&mut self, now: Instant) -> usize {
         let next = self.next;
         self.next = (next + 1) % SHARES;
@@ -29,12 +29,13 @@ impl Shares {
         next
     }
 
-    /// Whether no share has been looked at for so long: looks at devices must not keep the agent from it.
+    /// Whether no share has been checked for that long: checks of devices must not displace those of
+    /// shares.
     pub(super) fn is_late(&self, now: Instant, patience: Duration) -> bool {
         self.last.is_none_or(|last| now.saturating_duration_since(last) >= patience)
     }
 
-    /// What was found at all attachments of a share, in the place of what was known of it.
+    /// Replaces the results of a share.
     pub(super) fn replace(&mut self, share: usize, found: Vec<Looked>) {
         if let Some(rows) = self.rows.get_mut(share) {
             rows.clear();
@@ -42,7 +43,7 @@ impl Shares {
         }
     }
 
-    /// What was found at some attachments, in the place of what was known of those.
+    /// Replaces the results of some attachments.
     pub(super) fn merge(&mut self, found: Vec<Looked>) {
         for one in found {
             let Some(rows) = self.rows.get_mut(one.share) else { continue };
@@ -53,7 +54,7 @@ impl Shares {
         }
     }
 
-    /// All that is known.
+    /// Returns all results.
     pub(super) fn rows(&self) -> impl Iterator<Item = Condition> + '_ {
         self.rows.iter().flatten().cloned()
     }

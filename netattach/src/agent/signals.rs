@@ -3,9 +3,9 @@
 //! | signal | what it does |
 //! |---|---|
 //! | SIGTERM, SIGINT, SIGQUIT | ends after the operations in flight; a second one does not wait for them |
-//! | SIGHUP | takes anew what can be, and says which changed settings need a restart ([`Reload`]) |
+//! | SIGHUP | reloads what does not need a restart, and names changed settings that do ([`Reload`]) |
 //! | SIGUSR1, SIGUSR2 | nothing |
-//! | SIGPIPE | nothing: a reader of the log or of an answer has gone away |
+//! | SIGPIPE | nothing: a reader of the log or of an answer has closed it |
 
 use std::future::ready;
 use std::io;
@@ -21,7 +21,7 @@ pub(super) struct Signals {
     ending: [(Signal, &'static str); 3],
     /// Signals that make other daemons reload their settings.
     others: [(Signal, &'static str); 3],
-    /// What SIGHUP takes anew, once there is something.
+    /// What SIGHUP reloads, once that is known.
     reload: Option<Reload>,
 }
 
@@ -46,13 +46,13 @@ impl Signals {
         })
     }
 
-    /// From now on SIGHUP takes this anew.
+    /// Sets what SIGHUP reloads.
     pub(super) fn reloads(&mut self, reload: Reload) {
         self.reload = Some(reload);
     }
 
-    /// Waits for a signal that ends the agent and returns its name. Meanwhile it logs of each other signal that it has
-    /// no effect.
+    /// Waits for a signal that ends the agent and returns its name. Meanwhile logs each other signal, which
+    /// has no effect.
     pub(super) async fn ending(&mut self) -> &'static str {
         loop {
             // May be dropped at any time: a signal that arrives meanwhile is seen by the next call.

@@ -1,4 +1,4 @@
-//! Where the objects come from, by the settings: a directory of manifests, or a cluster.
+//! Opens the source of objects that the settings choose: a directory of manifests, or a cluster.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::kube::{Access, Cluster, ClusterOptions, NodesWanted, Watcher as ApiWa
 use crate::publish::{Publish, StatusFiles};
 use crate::source::{Files, Source};
 
-/// The source of objects, where status is published, and the cluster if that is both.
+/// The source of objects, the publisher of statuses, and the cluster if it is both.
 pub(super) type Sources = (Arc<dyn Source>, Arc<dyn Publish>, Option<Arc<Cluster>>);
 
 /// Opens the source that the settings name. Nothing is written to a cluster until the journal has been read.
@@ -30,7 +30,7 @@ pub(super) fn open(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Source
     Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
 }
 
-/// How the cluster is followed; nobody is told of requests.
+/// Returns how the cluster is followed, without reporting its requests to metrics.
 fn cluster_options(settings: &Settings) -> Result<ClusterOptions, AgentError> {
     let kubernetes = &settings.kubernetes;
     let kubeconfig = Some(kubernetes.kubeconfig.clone()).filter(|path| !path.as_os_str().is_empty());
@@ -47,7 +47,8 @@ fn cluster_options(settings: &Settings) -> Result<ClusterOptions, AgentError> {
     })
 }
 
-/// The rights in the cluster that an agent with these settings lacks, each with the rule that gives it.
+/// Returns the rights in the cluster that an agent with these settings lacks, each with the rule that
+/// grants it.
 ///
 /// # Errors
 /// Why the server could not be asked, on one line.
@@ -60,7 +61,7 @@ pub fn missing_rights(settings: &Settings) -> Result<Vec<String>, String> {
     Ok(missing.into_iter().map(|it| format!("{}: {}", it.object, it.problem)).collect())
 }
 
-/// What has to be known of the cluster's nodes.
+/// Returns which objects of the cluster's nodes are needed.
 fn nodes_wanted(default: &DefaultNetwork) -> NodesWanted {
     match default {
         DefaultNetwork::Builtin => NodesWanted::All,

@@ -1,9 +1,11 @@
-//! Which agent serves a node: the one that has the locks of the socket and of the state directory, in this order. An agent
-//! that gives its place up lets the socket go first, then ends what it works on, then lets the rest go.
+//! Decides which agent serves a node: the one that holds the locks of the socket and of the state
+//! directory, taken in this order. An agent that ends releases the socket first, then finishes its running
+//! work, then releases the other locks.
 //!
-//! Where the settings say so (`standBySeconds`), an agent that finds the socket taken stands by: it tries what it can try,
-//! reads what it can read, and takes the place when it is free. Until then it writes nothing, neither to the kernel nor to
-//! the disk nor to the cluster, and answers nobody. Why: `docs/decisions/0034-the-next-agent-stands-by.md`.
+//! If the settings say so (`standBySeconds`), an agent that finds the socket locked stands by: it checks
+//! and reads everything that it can, and takes the locks when they are free. Until then it writes nothing,
+//! neither to the kernel nor to the disk nor to the cluster, and answers no request. Why:
+//! `docs/decisions/0034-the-next-agent-stands-by.md`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,28 +21,29 @@ use super::sources::{self, Sources};
 use crate::bpf::Dataplane;
 use crate::rpc::server::{LOCK_PATIENCE, ListenError, Listener, SocketLock};
 
-/// How long an agent that has let its socket go may take to end, where another one stands by: its pod has 20 s.
+/// How long an agent may take to end after it has released its socket, if another one stands by: its pod
+/// has 20 s.
 const LETTING_GO: Duration = Duration::from_secs(30);
 
-/// What an agent has that may serve.
+/// The locks and the listener of the agent that may serve.
 pub(super) struct Place {
     /// Requests wait here until everything else is ready.
     pub(super) listener: Listener,
     /// The lock of the state directory: an agent with another socket may use the same records.
     pub(super) records: Owned,
-    /// What was opened while another agent served.
+    /// Sources opened while another agent served.
     pub(super) sources: Option<Sources>,
 }
 
-/// How long the locks of an agent are waited for that has let its socket go.
+/// Returns how long to wait for the other locks of an agent that has released its socket.
 pub(super) fn letting_go(settings: &Settings) -> Duration {
     settings.stand_by().map_or(owned::PATIENCE, |_| LETTING_GO)
 }
 
-/// Takes the place of the agent of this node, once nobody has it. `None`: a signal came before.
+/// Takes the locks of this node once they are free. `None`: a signal arrived before.
 ///
 /// # Errors
-/// Another agent has it, for longer than this one may stand by; or this one could not serve.
+/// Another agent holds the locks for longer than this one may stand by, or this one could not serve.
 pub(super) async fn take_place(
     signals: &mut Signals,
     settings: &Arc<Settings>,
@@ -59,7 +62,7 @@ pub(super) async fn take_place(
         }
         (taken, _) => (taken?, None),
     };
-    // Before the records: clients that come while the other agent ends wait in the queue of the socket.
+    // Before the records: clients that connect while the other agent ends wait in the socket's queue.
     let listener = Listener::bind(lock)?;
     let own = Arc::clone(settings);
     let owned = unless_signal(signals.ending(), move || {
@@ -69,9 +72,9 @@ pub(super) async fn take_place(
     Ok(Some(Place { listener, records: records?, sources }))
 }
 
-/// Everything of a start that can be had, and can fail, without a change to anything.
+/// Runs every part of a start that changes nothing but may fail.
 fn try_start(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Sources, AgentError> {
-    // First: a cluster is read from here on.
+    // First, as this starts reading the cluster.
     let sources = sources::open(settings, metrics)?;
     Dataplane::try_open(&dataplane(settings)?)?;
     attach_modes(settings)?;
@@ -79,7 +82,7 @@ fn try_start(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Sources, Age
     Ok(sources)
 }
 
-/// Waits until nobody serves the socket.
+/// Waits until the socket's lock is free.
 fn wait(socket: &Path, most: Duration) -> Result<SocketLock, AgentError> {
     let seconds = most.as_secs();
     tracing::info!(

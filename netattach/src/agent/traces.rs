@@ -1,8 +1,9 @@
 //! Traces of requests, sent to a collector by OTLP over HTTP, as JSON.
 //!
-//! A request is a trace of its own, or part of the one that the runtime names in `TRACEPARENT` (W3C Trace Context,
-//! version 00): one span for the request and one for each part of the work ([`timing`](crate::timing)). Nothing waits for
-//! the collector: what it does not take in time is dropped, and that it was is logged once.
+//! A request is a trace of its own, or part of the one that the runtime names in `TRACEPARENT` (W3C Trace
+//! Context, version 00): one span for the request and one for each part of the work
+//! ([`timing`](crate::timing)). No operation waits for the collector: spans that it does not accept in time
+//! are dropped, which is logged once.
 //!
 //! The exporter is our own: see docs/decisions/0031.
 
@@ -31,9 +32,9 @@ const MOST_WAITING: usize = 256;
 const MOST_AT_ONCE: usize = 64;
 /// How long requests are gathered for one message.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long the collector may take.
+/// Timeout of a request to the collector.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of its answer.
+/// Most bytes of its answer that are read.
 const MOST_ANSWER: usize = 64 << 10;
 
 /// The trace that a request belongs to.
@@ -74,7 +75,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Keeps how the work spends its time. Work that starts over is kept once more.
+    /// Records the timings of the work. Work that starts over is recorded once more.
     pub(super) fn worked(&self, times: &Times) {
         if self.context.is_some() {
             *locked(&self.runs) = times.runs().to_vec();
@@ -83,13 +84,13 @@ impl Trace {
 }
 
 impl Traces {
-    /// The sender, and the task that sends to this collector.
+    /// Returns the sender, and the task that sends to this collector.
     pub(super) fn to(endpoint: Endpoint, node: String) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (waiting, taken) = mpsc::channel(MOST_WAITING);
         (Self { waiting, ids: Ids::default() }, export(endpoint, node, taken))
     }
 
-    /// A request has arrived. `None` of `traces`: nothing is traced.
+    /// Begins a request. If `traces` is `None`, it is not traced.
     pub(super) fn begin(traces: Option<&Self>, parent: Option<&str>) -> Trace {
         let context = traces.and_then(|traces| match parent.and_then(parse) {
             Some((_, false)) => None,
@@ -99,7 +100,7 @@ impl Traces {
         Trace { context, began: (SystemTime::now(), Instant::now()), runs: Mutex::default() }
     }
 
-    /// A request has been answered.
+    /// Ends a request.
     pub(super) fn end(
         &self,
         trace: &Trace,
@@ -118,14 +119,14 @@ impl Traces {
             took: trace.began.1.elapsed(),
             runs: std::mem::take(&mut locked(&trace.runs)),
         };
-        // A collector that does not keep up, or is away, delays no pod.
+        // A collector that is slow or absent delays no pod.
         if self.waiting.try_send(traced).is_err() {
             tracing::debug!("a trace is dropped");
         }
     }
 }
 
-/// Reads `00-TRACE-PARENT-FLAGS`; the other value is whether the trace is sampled.
+/// Parses `00-TRACE-PARENT-FLAGS`; the second value is whether the trace is sampled.
 fn parse(text: &str) -> Option<(Context, bool)> {
     let mut parts = text.split('-');
     let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
@@ -142,7 +143,7 @@ fn parse(text: &str) -> Option<(Context, bool)> {
     Some((Context { trace: trace.to_owned(), parent: Some(parent.to_owned()) }, sampled))
 }
 
-/// Numbers that no other process has: they need to be different, not secret.
+/// Generates ids that no other process has: they need to be unique, not secret.
 #[derive(Debug, Default)]
 struct Ids {
     state: RandomState,
@@ -150,7 +151,7 @@ struct Ids {
 }
 
 impl Ids {
-    /// A number of so many hexadecimal digits, at most 32; not 0.
+    /// Returns an id of so many hexadecimal digits, at most 32; not 0.
     fn hex(&self, digits: usize) -> String {
         let mut text = String::new();
         for _ in 0..2 {
@@ -195,14 +196,14 @@ async fn export(endpoint: Endpoint, node: String, mut waiting: mpsc::Receiver<Tr
     }
 }
 
-/// One connection for one message: they are seldom, and the collector is near.
+/// Uses one connection for each message: messages are rare, and the collector is near.
 async fn send(endpoint: &Endpoint, message: String) -> Result<(), String> {
     let named = tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)).await;
     let addresses: Vec<SocketAddr> = named.map_err(said)?.collect();
     let connection = TcpStream::connect(&addresses[..]).await.map_err(said)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(connection)).await.map_err(said)?;
-    // Ends with the sender.
+    // The task ends with the sender.
     tokio::spawn(connection);
     let request = Request::builder()
         .method(Method::POST)
@@ -214,7 +215,7 @@ async fn send(endpoint: &Endpoint, message: String) -> Result<(), String> {
         .map_err(said)?;
     let answer = sender.send_request(request).await.map_err(said)?;
     let status = answer.status();
-    // Read so that the collector sees an orderly end.
+    // Read to the end, so that the collector sees an orderly close.
     let body = Limited::new(answer.into_body(), MOST_ANSWER).collect().await;
     if status == StatusCode::OK {
         body.map(drop).map_err(|error| Chain(&*error).to_string())
@@ -223,7 +224,7 @@ async fn send(endpoint: &Endpoint, message: String) -> Result<(), String> {
     }
 }
 
-/// An error with its causes: hyper's own words are "connection error".
+/// Formats an error with its causes: hyper's own text is only "connection error".
 fn said(error: impl std::error::Error + 'static) -> String {
     Chain(&error).to_string()
 }

@@ -1,8 +1,9 @@
-//! Problems with objects that can be read but do not work as written, reported before they cause harm: policies for
-//! networks that are not defined, NetworkPolicies that are not enforced, definitions by which no pod can be attached,
-//! namespaces whose labels policies select by but no manifest gives, and policies that are not in force as written.
+//! Problems with objects that can be read but do not work as written, reported before they cause harm:
+//! policies for undefined networks, NetworkPolicies that are not enforced, definitions by which no pod can
+//! be attached, namespaces without an object whose labels policies select by, and policies that are not in
+//! force as written.
 //!
-//! Each is logged once when it begins, and is a row of the status as long as it lasts.
+//! Each problem is logged once when it begins, and is a row of the status as long as it lasts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -32,10 +33,10 @@ use crate::source::Source;
 use crate::sync::{Mutex, locked};
 use crate::ticks;
 
-/// Most rows that are reported; of the rest, only the number.
+/// Most rows that are reported; of the others only the number.
 const MOST_ROWS: usize = 100;
 
-/// How often configurations on disk are checked: they change without the objects.
+/// How often configurations on disk are checked: they change independently of the objects.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Looks for problems, and logs new ones.
@@ -45,10 +46,10 @@ pub(super) struct Troubles {
     intents: Arc<IntentReader>,
     engine: Arc<Engine>,
     network_policy: bool,
-    /// Of the network that the agent makes.
+    /// Problems of the network that the agent makes.
     node_network: Option<Arc<NodeNetwork>>,
     seen: Mutex<Seen>,
-    /// Locked while the look is taken.
+    /// Locked during the check.
     disk_look: Mutex<DiskLook>,
     on_disk: Mutex<Vec<Condition>>,
     /// When the disk was last checked.
@@ -59,7 +60,7 @@ pub(super) struct Troubles {
 /// Definitions as they were checked, each with its problem.
 type Checked = BTreeMap<NetworkRef, (Weak<Definition>, Option<String>)>;
 
-/// The outcome of the last look at objects. The objects themselves are not kept.
+/// The results of the last check of objects. The objects themselves are not kept.
 #[derive(Default)]
 struct Seen {
     definitions: Identity<NetworkRef, Arc<Definition>>,
@@ -71,15 +72,15 @@ struct Seen {
     /// Namespaces of pods that have no Namespace object. Pods change most often; this is the only thing about them that
     /// matters here.
     unlabelled: BTreeSet<String>,
-    /// Definitions with an inline configuration, and why no pod can be attached by one. What is the same value has the same
-    /// outcome, but for those that take their range from this node, while its object is the same: of thousands only those are looked
-    /// at that have changed.
+    /// Definitions with an inline configuration, and why no pod can be attached by one. An unchanged
+    /// definition has the same result, except one that takes its range from this node, whose result also
+    /// depends on the node's object. So only changed ones of thousands are checked.
     checked: Checked,
     rows: Vec<Condition>,
 }
 
 impl Seen {
-    /// Whether a look at these objects would have the same outcome.
+    /// Whether a check of these objects would have the same results.
     fn is_of(&self, objects: &Objects, this: &ThisNode, unlabelled: &BTreeSet<String>) -> bool {
         self.unlabelled == *unlabelled
             && self.has_other_nodes == objects.has_other_nodes
@@ -88,7 +89,7 @@ impl Seen {
             && self.network_policies.is_of(&objects.network_policies)
     }
 
-    /// Whether the definitions say the same as at the last look.
+    /// Whether the definitions are the same as at the last check.
     fn has_definitions_of(&self, objects: &Objects, this: &ThisNode) -> bool {
         self.definitions.is_of(&objects.definitions) && self.node.is_of(objects, this)
     }
@@ -118,7 +119,7 @@ impl Troubles {
         }
     }
 
-    /// One row for each problem: with objects as of now, on disk as of the last look.
+    /// Returns one row for each problem: of the current objects, and on disk as of the last check.
     pub(super) fn rows(&self) -> Vec<Condition> {
         let mut rows = self.of_objects();
         rows.extend(locked(&self.on_disk).iter().cloned());
@@ -132,8 +133,8 @@ impl Troubles {
         bounded(rows)
     }
 
-    /// Looks when objects change, when the status is requested, and every [`INTERVAL`], until the objects' source ends;
-    /// at most once a second, however often objects change.
+    /// Checks when objects change, when the status is requested, and every [`INTERVAL`], until the objects'
+    /// source ends; at most once a second, however often objects change.
     pub(super) async fn keep_looking(self: Arc<Self>, mut changes: watch::Receiver<u64>) {
         let mut is_routine = false;
         loop {
@@ -143,7 +144,7 @@ impl Troubles {
                 looking.of_objects();
                 looking.look_at_disk();
             };
-            // Thousands of definitions may have changed, which takes long.
+            // Thousands of definitions may have changed, so this may take long.
             rounds::take(is_routine, look).await;
             // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep
             // starts anew.
@@ -161,7 +162,7 @@ impl Troubles {
         }
     }
 
-    /// Rows for the current objects. The first call after a change takes the look.
+    /// Returns rows for the current objects. The first call after a change runs the check.
     fn of_objects(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let unlabelled = without_object(&objects);
@@ -192,7 +193,7 @@ impl Troubles {
         seen.rows.clone()
     }
 
-    /// Checks the definitions with an inline configuration that are not the same value as before.
+    /// Checks the definitions with an inline configuration that have changed.
     fn check_changed(&self, objects: &Objects, mut before: Checked) -> Checked {
         let inline = objects.definitions.iter().filter(|(_, definition)| definition.config.is_some());
         let each = inline.map(|(name, definition)| {
@@ -237,7 +238,7 @@ impl Troubles {
         rows
     }
 
-    /// The selected definitions by which no pod can be attached.
+    /// Returns the selected definitions by which no pod can be attached.
     fn of_definitions(&self, objects: &Objects, is_of_kind: impl Fn(&Definition) -> bool) -> Vec<Condition> {
         let of_kind = objects.definitions.iter().filter(|(_, definition)| is_of_kind(definition));
         let unusable = of_kind.filter_map(|(name, _)| {
@@ -247,7 +248,7 @@ impl Troubles {
         unusable.collect()
     }
 
-    /// Definitions whose pool is not in force, because attachments live in another.
+    /// Returns definitions whose pool is not in use, because attachments use another one.
     fn of_pools(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let live = self.engine.registry().pools();
@@ -262,7 +263,7 @@ impl Troubles {
         kept.collect()
     }
 
-    /// The reason why no pod can be attached by a definition.
+    /// Returns why no pod can be attached by a definition.
     fn unusable(&self, objects: &Objects, name: &NetworkRef) -> Option<String> {
         let problem = match self.intents.network(objects, name) {
             Err(error) => Some(Chain(&error).to_string()),
@@ -272,7 +273,7 @@ impl Troubles {
     }
 }
 
-/// Forgets what was found of definitions that take their range from the node.
+/// Discards the results of definitions that take their range from the node.
 fn forget_those_of_the_node(checked: &mut Checked, objects: &Objects) {
     checked.retain(|name, _| {
         let config = objects.definitions.get(name).and_then(|definition| definition.config.as_deref());
@@ -280,7 +281,7 @@ fn forget_those_of_the_node(checked: &mut Checked, objects: &Objects) {
     });
 }
 
-/// The default network of several nodes, if each of them would give the same addresses.
+/// Reports a default network of several nodes whose nodes would all give the same addresses.
 fn of_fixed_range(objects: &Objects, default: &NetworkRef) -> Option<Condition> {
     let definition = objects.definitions.get(default).filter(|_| objects.has_other_nodes)?;
     let config = definition.config.as_deref()?;
@@ -293,8 +294,9 @@ fn of_fixed_range(objects: &Objects, default: &NetworkRef) -> Option<Condition> 
     })
 }
 
-/// The policies for undefined networks: of a namespace as many rows as are reported at most, and one more, so that the report
-/// can say that there are more. Its authors could make hundreds of thousands.
+/// Returns the policies for undefined networks: of each namespace at most as many rows as are reported plus
+/// one, so that the report can say that there are more. Authors of one namespace could create hundreds of
+/// thousands.
 pub(super) fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Condition> {
     let mut rows = Vec::new();
     // Policies are ordered by namespace: its name, and where its rows begin.
@@ -314,7 +316,8 @@ pub(super) fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> 
     rows
 }
 
-/// Namespaces of pods that have no Namespace object. A cluster has none: the API accepts no pod without its namespace.
+/// Returns namespaces of pods without a Namespace object. In a cluster there are none: the API accepts no
+/// pod without its namespace.
 pub(super) fn without_object(objects: &Objects) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut next = objects.pods.keys().next();
@@ -329,7 +332,7 @@ pub(super) fn without_object(objects: &Objects) -> BTreeSet<String> {
     found
 }
 
-/// Namespaces without an object, if policies select by namespace labels.
+/// Returns namespaces without an object, if policies select by namespace labels.
 pub(super) fn of_unlabelled(
     objects: &Objects,
     namespaces: &BTreeSet<String>,

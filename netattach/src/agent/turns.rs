@@ -6,7 +6,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 /// An operation that asked for a turn.
 pub(crate) type Asker = u64;
 
-/// The operation that has the turn of each container, and those that wait for it. Containers without any have no entry.
+/// The operation with the turn of each container, and those that wait for it. Containers without any have
+/// no entry.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
     containers: HashMap<String, VecDeque<Asker>>,
@@ -28,12 +29,12 @@ impl Order {
         (!self.containers.contains_key(container)).then(|| self.ask(container).0)
     }
 
-    /// The operation that has a container's turn.
+    /// Returns the operation with a container's turn.
     pub(crate) fn holder(&self, container: &str) -> Option<Asker> {
         self.containers.get(container)?.front().copied()
     }
 
-    /// The containers whose turn is held or waited for by operations other than `but_for`.
+    /// Returns the containers whose turn is held or waited for by operations other than `but_for`.
     pub(crate) fn containers(&self, but_for: &HashSet<Asker>) -> impl Iterator<Item = &str> {
         let counts = |askers: &VecDeque<Asker>| askers.iter().any(|asker| !but_for.contains(asker));
         self.containers.iter().filter(move |(_, askers)| counts(askers)).map(|(name, _)| name.as_str())

@@ -1,7 +1,7 @@
-//! Manifests and settings checked without an agent: what an agent would refuse, or would not carry out as written.
+//! Checks manifests and settings without an agent: finds what an agent would refuse, or would not carry out
+//! as written.
 //!
-//! Everything is read by the code that the agent reads it with; nothing of the node is looked at but the files that are
-//! named.
+//! The agent's own code reads everything; of the node only the named files are read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,18 +31,18 @@ pub const MOST_FINDINGS: usize = 1000;
 /// A problem of a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Finding {
-    /// The file; of an object that no file has, the directory.
+    /// The file; for an object without a file, the directory.
     pub file: PathBuf,
     /// Index of the document in it, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub document: Option<usize>,
     /// Kind and name of the object; empty: the file as a whole.
     pub object: String,
-    /// Where in the object: `spec.config`; empty: the object as a whole.
+    /// The path in the object: `spec.config`; empty: the object as a whole.
     pub path: String,
-    /// What is wrong.
+    /// The problem.
     pub problem: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -53,7 +53,7 @@ pub struct Validated {
     pub objects: BTreeMap<&'static str, usize>,
     /// Problems, by file.
     pub findings: Vec<Finding>,
-    /// How many more there are.
+    /// How many more findings there are.
     #[serde(skip_serializing_if = "is_zero")]
     pub more: usize,
 }
@@ -69,16 +69,16 @@ pub enum ValidateError {
     /// The directory cannot be read.
     #[error(transparent)]
     Directory(#[from] FilesError),
-    /// The settings that are in force without a file are not usable here.
+    /// The default settings cannot be used here.
     #[error("settings")]
     Settings(#[source] SettingsError),
 }
 
-/// Checks a directory of manifests, and settings if there is a file of them. `networks`: the directory where definitions
-/// without a configuration have theirs; that of the settings if it is not given.
+/// Checks a directory of manifests, and settings if there is a settings file. `networks`: the directory of
+/// configurations of definitions without one; by default that of the settings.
 ///
 /// # Errors
-/// [`ValidateError`]; problems of what the directory holds are not errors.
+/// [`ValidateError`]; problems of the directory's content are not errors.
 pub fn validate(
     directory: &Path,
     config: Option<&Path>,
@@ -110,7 +110,7 @@ pub fn validate(
     findings.extend(check.unreadable());
     match settings.intents(Arc::clone(&files) as Arc<dyn Source>) {
         Ok(intents) => {
-            // Nothing is waited for, and what the agent may be told to pass over is a finding.
+            // Does not wait for pods, and reports what the settings might let the agent ignore.
             let intents = IntentReader { pod_wait: Duration::ZERO, ignore_invalid: false, ..intents };
             findings.extend(check.definitions(&intents));
             findings.extend(check.pods(&intents));
@@ -146,7 +146,7 @@ fn of_settings(config: Option<&Path>, error: &SettingsError) -> Finding {
     }
 }
 
-/// The key that an error message names: `key a.b is not known`, `a.b: ...`.
+/// Returns the key that an error message names: `key a.b is not known`, `a.b: ...`.
 fn key_in(text: &str) -> Option<String> {
     let is_key = |word: &str| {
         word.chars().next().is_some_and(char::is_alphabetic)
@@ -156,7 +156,7 @@ fn key_in(text: &str) -> Option<String> {
     after.filter(|word| is_key(word)).map(str::to_owned)
 }
 
-/// What a check needs.
+/// The input of a check.
 struct Check<'a> {
     settings: &'a Settings,
     objects: &'a Objects,
@@ -179,7 +179,7 @@ impl Check<'_> {
         }
     }
 
-    /// Objects that could not be read.
+    /// Returns the objects that could not be read.
     fn unreadable(&self) -> impl Iterator<Item = Finding> {
         self.objects.problems.iter().map(|problem| {
             let (file, document, object) = match &problem.origin {
@@ -197,7 +197,7 @@ impl Check<'_> {
         })
     }
 
-    /// Definitions by which no pod could be attached.
+    /// Returns the definitions by which no pod could be attached.
     fn definitions(&self, intents: &IntentReader) -> Vec<Finding> {
         let options = self.settings.options();
         let names = self.objects.definitions.keys();
@@ -214,7 +214,7 @@ impl Check<'_> {
         unusable.collect()
     }
 
-    /// Pods whose networks cannot be determined.
+    /// Returns the pods whose networks cannot be determined.
     fn pods(&self, intents: &IntentReader) -> Vec<Finding> {
         let mut findings = Vec::new();
         for pod in self.objects.pods.values().filter(|pod| !pod.host_network && !pod.phase.has_ended()) {
@@ -242,7 +242,7 @@ impl Check<'_> {
         findings
     }
 
-    /// Policies that are not in force as written.
+    /// Returns the policies that are not in force as written.
     fn policies(&self, intents: &IntentReader) -> Vec<Finding> {
         let mut findings = Vec::new();
         let kinds = [
@@ -285,8 +285,8 @@ impl Check<'_> {
     }
 }
 
-/// The file and document of each object, by kind and name. Of two with one name, the first in order: that is the one in
-/// force.
+/// The file and document of each object, by kind and name. Of two objects with one name, the first in
+/// order, which is the one in force.
 #[derive(Default)]
 struct Places(BTreeMap<(String, String), (PathBuf, usize)>);
 
@@ -300,7 +300,7 @@ impl Places {
             let Ok(bytes) = bounded::read(&file, budget::MANIFEST.most) else { continue };
             let Ok(text) = std::str::from_utf8(&bytes) else { continue };
             for (at, document) in serde_norway::Deserializer::from_str(text).enumerate() {
-                // What follows an error in YAML is not known.
+                // The documents after a YAML error cannot be read.
                 let Ok(value) = Value::deserialize(document) else { break };
                 places.note(&value, &file, at);
             }
@@ -323,10 +323,10 @@ impl Places {
     }
 }
 
-/// How deep manifests may lie, as the source reads them.
+/// Deepest directory level of manifests, as for the source.
 const DEEPEST: usize = 16;
 
-/// Most files that are looked at for the places of objects.
+/// Most files that are searched for objects.
 const MOST_FILES: usize = 100_000;
 
 fn list(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
@@ -336,7 +336,7 @@ fn list(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
         if found.len() >= MOST_FILES || depth > DEEPEST {
             return;
         }
-        // A link is followed once: as a file.
+        // A symbolic link is followed once, to a file.
         match path.metadata() {
             Ok(metadata) if metadata.is_dir() => list(&path, depth + 1, found),
             Ok(metadata) if metadata.is_file() => found.push(path),

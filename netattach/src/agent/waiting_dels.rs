@@ -1,9 +1,9 @@
-//! Carries out the DELs that the CNI executable has recorded because no agent answered. The runtime was told that they
-//! are done and does not repeat them: one that fails stays and is tried again, at growing intervals, while the agent
-//! runs and at its next start.
+//! Carries out the DELs that the CNI executable has recorded because no agent answered. The runtime was
+//! told that they succeeded and does not repeat them: a DEL that fails is kept and retried, at growing
+//! intervals, while the agent runs and at its next start.
 //!
-//! Most are found at the start ([`left_over`](super::left_over)). The agent looks for others while it serves (`collector`):
-//! one may be recorded because the agent was too slow to answer it.
+//! Most are found at the start ([`left_over`](super::left_over)). The agent also looks for them while it
+//! serves (`collector`): the executable records one if the agent was too slow to answer it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,21 +26,22 @@ use crate::rpc::pending::{self, Pending, PendingError, Request, UnreadableError}
 use crate::sync::{Mutex, locked};
 use crate::waits::{Footprint, Resource};
 
-/// Longest time between two attempts of one DEL; the first retry is at the next look.
+/// Longest time between two attempts of one DEL; the first retry is at the next check.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Most DELs that are under way at a time: an eighth of the queue of DELs, so that those of the runtime find room.
+/// Most recorded DELs that run at a time: an eighth of the queue of DELs, so that the runtime's DELs have
+/// room.
 const AT_ONCE: usize = MOST_DELS / 8;
 
-/// Most of them that may hang at the same plugin or pool: as many as the lanes let stand at one. Further ones would only wait
-/// there, in places that DELs of other networks need.
+/// Most of them that may hang at the same plugin or pool: the limit of the lanes for one resource. Further
+/// ones would only wait there, in slots that DELs of other networks need.
 const OF_ONE: usize = AT_ONCE / 4;
 
 /// The recorded DELs.
 #[derive(Debug)]
 pub(super) struct WaitingDels {
     state_dir: PathBuf,
-    /// The time between two looks.
+    /// The time between two checks.
     interval: Duration,
     failed: Mutex<BTreeMap<PathBuf, Failed>>,
 }
@@ -54,23 +55,23 @@ struct Failed {
     again: Instant,
 }
 
-/// The DELs that are under way, each with what it may hang at.
+/// The DELs that are running, each with the resources at which it may hang.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
     tasks: JoinSet<Footprint>,
     places: Places,
 }
 
-/// The places of DELs that are under way. Pure.
+/// The slots of running DELs. Pure.
 #[derive(Debug, Default)]
 struct Places {
     taken: usize,
-    /// How many may hang at each of these.
+    /// How many DELs may hang at each resource.
     at: BTreeMap<Resource, usize>,
 }
 
 impl UnderWay {
-    /// Gives back the places of those that have ended.
+    /// Frees the slots of ended DELs.
     fn end(&mut self) {
         while let Some(ended) = self.tasks.try_join_next() {
             if let Some(at) = own_thread::joined(ended) {
@@ -81,8 +82,9 @@ impl UnderWay {
 }
 
 impl Places {
-    /// Gives those of the due a place that may begin now, in their order, with what they may hang at and their container's turn.
-    /// `needs`: what the DEL of a container may wait for, as far as it is known.
+    /// Gives slots to those due DELs that may begin now, in their order, with the resources at which they
+    /// may hang and their container's turn. `needs`: the resources that the DEL of a container may wait
+    /// for, as far as known.
     fn give<T>(
         &mut self,
         due: Vec<(PathBuf, String)>,
@@ -120,8 +122,8 @@ impl Places {
     }
 }
 
-/// Of what a DEL needs, that which may hang, and does not at the same time for all DELs of the node. A plugin mostly hangs for all
-/// its networks: what it asks does not answer.
+/// Returns the needs of a DEL that may hang, except those that would hang for all DELs of the node. A
+/// plugin mostly hangs for all its networks, because the service that it calls does not answer.
 fn may_hang_at(needs: &Footprint) -> Footprint {
     let of_one = |needed: &Resource| match needed {
         Resource::Plugin { plugin, network: _ } => {
@@ -138,12 +140,12 @@ fn may_hang_at(needs: &Footprint) -> Footprint {
 }
 
 impl WaitingDels {
-    /// The DELs recorded in that state directory, which are looked for at that interval.
+    /// Handles the DELs recorded in that state directory, which is checked at that interval.
     pub(super) fn new(state_dir: PathBuf, interval: Duration) -> Self {
         Self { state_dir, interval, failed: Mutex::default() }
     }
 
-    /// The DELs that failed, by container.
+    /// Returns the DELs that failed, by container.
     pub(super) fn troubles(&self) -> Vec<Condition> {
         let failed = locked(&self.failed);
         let condition = |failed: &Failed| Condition {
@@ -156,8 +158,9 @@ impl WaitingDels {
         failed.values().map(condition).collect()
     }
 
-    /// The files of `found` to try now, with their containers: those first that have failed least often, and of these the oldest.
-    /// So what belongs to one network that hangs does not keep all others waiting. Forgets the failures of files that are gone.
+    /// Returns the files of `found` to try now, with their containers: those with the fewest failures
+    /// first, and of these the oldest. So DELs of one hanging network do not delay all others. Forgets the
+    /// failures of removed files.
     fn due(&self, found: Vec<Pending>, now: Instant) -> Vec<(PathBuf, String)> {
         let mut failed = locked(&self.failed);
         // Thousands may have failed.
@@ -178,7 +181,7 @@ impl WaitingDels {
         due
     }
 
-    /// Notes a failure, and returns whether it is another one than the last.
+    /// Records a failure, and returns whether it differs from the last one.
     fn failed(&self, path: &Path, container: String, error: String, now: Instant) -> bool {
         let mut failed = locked(&self.failed);
         let last = failed.get(path);
@@ -194,21 +197,21 @@ impl WaitingDels {
     }
 }
 
-/// The time from a failed attempt to the next.
+/// Returns the time from a failed attempt to the next.
 fn pause(interval: Duration, attempts: u32) -> Duration {
     let doubled = 1u32.checked_shl(attempts.saturating_sub(1).min(16)).unwrap_or(u32::MAX);
-    // A little less than the interval, so that the look of that time finds it due.
+    // Slightly less than the interval, so that the check at that time finds it due.
     (interval / 2).saturating_mul(doubled).min(LONGEST_PAUSE)
 }
 
 impl Agent {
-    /// Begins the recorded DELs that are due, except those of containers that another operation has the turn of, as far as
-    /// there is room beside those that are `under_way`: one may hang, and nobody waits for it here.
+    /// Starts the due recorded DELs, as far as there are slots beside those `under_way`, except those of
+    /// containers whose turn another operation has. Does not wait for them, as one may hang.
     pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
         let (found, needs) = match self.work(|agent| Ok(agent.find_waiting())).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "recorded DELs not looked for"),
-            // The agent ends.
+            // The agent is ending.
             Err(_) => return,
         };
         under_way.end();
@@ -224,7 +227,7 @@ impl Agent {
         }
     }
 
-    /// The recorded DELs, and what those of each container may wait for.
+    /// Returns the recorded DELs, and the resources that those of each container may wait for.
     fn find_waiting(&self) -> Result<(Vec<Pending>, BTreeMap<String, Footprint>), PendingError> {
         let found = pending::list(&self.collector.waiting_dels.state_dir)?;
         let containers: BTreeSet<&str> = found.iter().filter_map(|it| it.container.as_deref().ok()).collect();
@@ -235,8 +238,8 @@ impl Agent {
         Ok((found, needs))
     }
 
-    /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and stays. It is logged
-    /// like one that the runtime waits for, a failure once and not at each attempt.
+    /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and
+    /// is kept. It is logged like a DEL of the runtime, but a repeated failure only once.
     pub(super) async fn carry_out(self: &Arc<Self>, path: &Path) -> bool {
         let request = match pending::read(path) {
             Ok(request) => request,
@@ -268,7 +271,7 @@ impl Agent {
         }
     }
 
-    /// What was detached; `None`: the request is for an earlier attachment.
+    /// Returns what was detached; `None`: the request is for an earlier attachment.
     fn carry_out_blocking(&self, key: &JournalKey, request: &Request) -> Result<Option<Made>, cni::CniError> {
         let Request { call, recorded } = request;
         // Some runtimes reuse ids. The DEL deals with a record that cannot be read.
@@ -281,7 +284,7 @@ impl Agent {
         }
         match cni::Request::parse(&call.env, call.stdin.as_bytes()) {
             Ok(asked) => self.call_engine(&asked, &Asked::new()).map(|done| Some(done.made.in_words())),
-            // Nobody repeats it in another form, and the record has all that is needed.
+            // No runtime repeats the request in another form, and the record has all that is needed.
             Err(error) => {
                 tracing::warn!(container = key.container_id, error = %Chain(&error), "the recorded DEL is not valid; carried out from the journal");
                 let made = self.made_of(key);
@@ -293,7 +296,7 @@ impl Agent {
     }
 }
 
-/// Drops a file that will never be a request. One that cannot be read now stays.
+/// Deletes a file that will never be a request. A file that cannot be read now is kept.
 pub(super) fn drop_unusable(path: &Path, error: &UnreadableError) {
     if error.is_no_request() {
         tracing::warn!(request = %path.display(), error = %Chain(error), "unreadable recorded DEL dropped");
@@ -344,7 +347,7 @@ mod tests {
         assert!(waiting.troubles().is_empty());
     }
 
-    /// They are found in the order of their age. A network may hang, and a DEL of it fail only after a minute.
+    /// They are found in the order of their age. A network may hang, and its DEL fail only after a minute.
     #[test]
     fn what_has_failed_again_and_again_is_tried_after_what_has_not() {
         let waiting = WaitingDels::new("/nonexistent".into(), INTERVAL);
@@ -367,7 +370,7 @@ mod tests {
         Resource::Plugin { plugin: plugin.to_owned(), network: network.to_owned() }
     }
 
-    /// Begins those of these containers that get a place, and says which.
+    /// Begins the DELs of those containers that get a slot, and returns the containers.
     fn begun(places: &mut Places, containers: &[String], needs: &BTreeMap<String, Footprint>) -> Vec<String> {
         let due = containers.iter().map(|container| (container.into(), container.clone())).collect();
         let begun = places.give(due, needs, |container| (container != "busy").then_some(()));
@@ -378,14 +381,14 @@ mod tests {
         numbers.map(|number| format!("{name}-{number}")).collect()
     }
 
-    /// None of those has failed yet, and those that hang have come first.
+    /// None of these DELs has failed yet, and the hanging ones have come first.
     #[test]
     fn those_at_one_plugin_or_pool_leave_room_for_others_that_came_after_them() {
         let hung = named("hung", 0..200);
         let pooled = named("pooled", 0..40);
         let others = named("other", 0..100);
         let of_hung = hung.iter().enumerate().map(|(number, container)| {
-            // Of two networks, by one plugin.
+            // Of two networks of one plugin.
             let network = if number % 2 == 0 { "lan" } else { "storage" };
             (container.clone(), Footprint::from([Resource::Sync, plugin("away", network)]))
         });
@@ -400,12 +403,12 @@ mod tests {
         let due = [&busy[..], &hung, &pooled, &others[..10]].concat();
         let expected = [&hung[..OF_ONE], &pooled[..OF_ONE], &others[..10]].concat();
         assert_eq!(begun(&mut places, &due, &needs), expected);
-        // While they hang, later ones of others have a place each, up to all places.
+        // While they hang, later DELs of other networks get one slot each, up to the number of slots.
         let left = AT_ONCE - expected.len();
         let due = [&hung[OF_ONE..], &pooled[OF_ONE..], &others[10..], &named("unknown", 0..9)].concat();
         assert_eq!(begun(&mut places, &due, &needs), others[10..10 + left]);
         assert_eq!(begun(&mut places, &due, &needs), [""; 0]);
-        // Whoever ends leaves his place to the first who may have it.
+        // A DEL that ends frees its slot for the first DEL that may have it.
         places.give_back(&may_hang_at(&needs["other-0"]));
         let late = [&hung[OF_ONE..], &named("unknown", 0..2)].concat();
         assert_eq!(begun(&mut places, &late, &needs), ["unknown-0"]);

@@ -1,4 +1,4 @@
-//! Settings of how the agent is watched: probes and metrics, the log, traces.
+//! Settings for monitoring the agent: probes and metrics, the log, traces.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::SettingsError;
 
-/// Where probes and metrics are served unless the setting says otherwise, and what the probes of the DaemonSet ask.
+/// The default address of probes and metrics, which the DaemonSet's probes use.
 const LISTEN: &str = "127.0.0.1:10475";
 
 /// Probes and metrics.
@@ -47,7 +47,7 @@ pub struct TracesSettings {
     endpoint: String,
 }
 
-/// Where traces are sent.
+/// The collector of traces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
     /// Name or address.
@@ -59,7 +59,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Host and port, as a URL has them.
+    /// Returns host and port, as in a URL.
     pub fn authority(&self) -> String {
         let Self { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -73,7 +73,7 @@ impl fmt::Display for Endpoint {
 }
 
 impl TracesSettings {
-    /// Where traces are sent. `None`: nothing is traced.
+    /// Returns where traces are sent. `None`: tracing is off.
     ///
     /// # Errors
     /// [`SettingsError::Traces`].
@@ -84,7 +84,7 @@ impl TracesSettings {
         let wrong = || SettingsError::Traces(self.endpoint.clone());
         let url: http::Uri = self.endpoint.parse().map_err(|_| wrong())?;
         let host = url.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
-        // Credentials would be sent readable.
+        // Credentials would be sent unencrypted.
         let is_plain =
             url.scheme_str() == Some("http") && !self.endpoint.contains('@') && url.query().is_none();
         if !is_plain {
@@ -106,7 +106,7 @@ impl Default for MetricsSettings {
 }
 
 impl MetricsSettings {
-    /// Where `/metrics`, `/livez` and `/readyz` are served. `None`: nowhere.
+    /// Returns where `/metrics`, `/livez` and `/readyz` are served. `None`: they are not served.
     ///
     /// # Errors
     /// [`SettingsError::Listen`].
@@ -116,14 +116,14 @@ impl MetricsSettings {
         }
         let address = self.listen.parse().map_err(|_| SettingsError::Listen(self.listen.clone()));
         address.and_then(|address: SocketAddr| match address.port() {
-            // Nobody would know which port the kernel chose.
+            // A port chosen by the kernel would not be known to clients.
             0 => Err(SettingsError::Listen(self.listen.clone())),
             _ => Ok(Some(address)),
         })
     }
 }
 
-/// What becomes of an agent's pod whose probes are those of the DaemonSet. `None`: they are answered.
+/// Returns the consequence for an agent's pod with the DaemonSet's probes. `None`: the probes are answered.
 pub(super) fn unprobed(address: Option<SocketAddr>) -> Option<String> {
     let is_at = |address: SocketAddr| {
         let is_reached = address.ip().is_unspecified() || address.ip() == IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -98,11 +98,11 @@ impl Target {
         }
     }
 
-    /// As [`Target::name`], with the whole id of a container that is named by its beginning.
+    /// As [`Target::name`], with the full id of a container that is given by a prefix.
     fn whole(&self, socket: &Path) -> Result<SandboxName, CliError> {
         match self.name()? {
             SandboxName::Container(id) => match whole_id(&id, &attachments(socket)?) {
-                // One that is being attached is in no list yet: the agent knows.
+                // A container that is being attached is not listed yet, but the agent knows it.
                 Err(ContainerIdError::Unknown(id)) => Ok(SandboxName::Container(id)),
                 whole => Ok(SandboxName::Container(whole?)),
             },
@@ -213,7 +213,7 @@ fn render(attached: &Dynamic) -> String {
     table::render(columns.map(|title| (title, Left)), &[row])
 }
 
-/// The trace that this command is part of, if its caller says so.
+/// Returns the trace that this command is part of, if its caller sets it.
 fn traceparent() -> Option<String> {
     std::env::var(TRACE_VARIABLE).ok()
 }

@@ -33,7 +33,7 @@ pub enum CliError {
     /// The configuration of Multus cannot be read.
     #[error(transparent)]
     Import(#[from] import::ImportError),
-    /// `import` of keys that netattach has no equivalent for.
+    /// `import` of keys without an equivalent in netattach.
     #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
     NoEquivalent(Vec<String>),
     /// `uninstall` while an agent runs.
@@ -51,15 +51,15 @@ pub enum CliError {
     /// `uninstall` of a directory that an agent works on.
     #[error("an agent may run: stop it first")]
     Owned(#[from] OwnedError),
-    /// `uninstall` could not look at DELs that wait.
+    /// `uninstall` could not read the recorded DELs.
     #[error("look for DELs that wait for an agent")]
     Pending(#[from] PendingError),
-    /// `uninstall` could not look at a file, or not remove it.
+    /// `uninstall` could not read or remove a file.
     #[error("{action} {path}")]
     File {
         /// The action that failed.
         action: &'static str,
-        /// What it was applied to.
+        /// The path of the file.
         path: PathBuf,
         /// The system's error.
         #[source]
@@ -68,19 +68,19 @@ pub enum CliError {
     /// An object that the command line names does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// The agents of a cluster's nodes that would be asked do not run.
+    /// The agents of the nodes to be queried do not run.
     #[error("no agent can be asked: {}", missing::list(.0))]
     NotRunning(Vec<String>),
-    /// `uninstall` could not remove something.
+    /// `uninstall` could not remove an object.
     #[error("remove pins")]
     Pins(#[from] BpfError),
     /// `uninstall` could not remove tables, routes or bridges.
     #[error("remove tables of the packet filter, routes and bridges")]
     Node(#[from] netlink::Error),
-    /// Arguments that contradict one another, or lack something.
+    /// Arguments contradict one another, or are incomplete.
     #[error("{0}")]
     Usage(String),
-    /// A container's id that is none, or not only one container's.
+    /// The id of a container is invalid, or matches several containers.
     #[error(transparent)]
     Container(#[from] ContainerIdError),
     /// The agent sent an answer of the wrong kind.
@@ -101,10 +101,10 @@ pub enum CliError {
         #[source]
         source: io::Error,
     },
-    /// The cluster could not be asked.
+    /// The cluster could not be queried.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// A namespace could not be made.
+    /// A network namespace could not be created.
     #[error("make a network namespace; run this as root")]
     Netns(#[from] NetnsError),
     /// `validate` found problems.
@@ -113,7 +113,7 @@ pub enum CliError {
     /// `validate` could not begin.
     #[error(transparent)]
     Validate(#[from] ValidateError),
-    /// `doctor` or `test` found that something does not work.
+    /// `doctor` or `test` found a problem.
     #[error("{0} checks failed; each is shown with what is known of it")]
     Unwell(usize),
     /// The answer cannot be encoded as YAML.
@@ -128,7 +128,7 @@ pub enum CliError {
 }
 
 impl CliError {
-    /// The error and its causes on one line, as it may be shown: words of others in it are no more than words.
+    /// Returns the error and its causes on one line, with control characters in texts of others escaped.
     pub fn line(&self) -> String {
         visible::inline(&Chain(self).to_string())
     }

@@ -1,4 +1,4 @@
-//! Which attachments a command is about: by namespace, pod, labels, network or container.
+//! Selects the attachments of a command: by namespace, pod, labels, network or container.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -47,7 +47,7 @@ pub(super) struct PodWord {
     name: String,
 }
 
-/// A filter whose labels and container are known.
+/// A filter with its labels and container resolved.
 #[derive(Debug, Default)]
 pub(super) struct Chosen {
     pub(super) namespace: Option<String>,
@@ -59,18 +59,18 @@ pub(super) struct Chosen {
     pub(super) container: Option<(String, Vec<AttachmentName>)>,
 }
 
-/// An id begins the ids of no container or of more than one.
+/// An id is the prefix of no container's id, or of several.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ContainerIdError {
-    /// Of none.
+    /// Of no container.
     #[error("container {0} is not attached on this node; netattachctl attachments lists what is attached")]
     Unknown(String),
-    /// Of more than one.
+    /// Of several containers.
     #[error("more than one container's id begins with {id}: {}", .candidates.join(", "))]
     Ambiguous {
-        /// As written.
+        /// The id as written.
         id: String,
-        /// The ids, with their pods; at most [`CANDIDATES`] and a word about the others.
+        /// The ids, with their pods; at most [`CANDIDATES`], and a note about the others.
         candidates: Vec<String>,
     },
 }
@@ -109,7 +109,7 @@ impl Filter {
         self.pod.as_ref().and_then(|pod| self.whole(pod).ok())
     }
 
-    /// Completes the pod's name, and asks the agent what only it knows: pods by label, and containers.
+    /// Completes the pod's name, and asks the agent for pods by label and for containers.
     pub(super) fn choose(&self, socket: &Path) -> Result<Chosen, CliError> {
         let pod = self.pod.as_ref().map(|pod| self.whole(pod)).transpose()?;
         let selected = match &self.selector {
@@ -191,7 +191,7 @@ pub(super) fn attachments(socket: &Path) -> Result<Vec<Attachment>, CliError> {
     }
 }
 
-/// The id of the container that has this id, or whose id alone begins so.
+/// Returns the id of the container with this id, or with this unique prefix.
 pub(super) fn whole_id(id: &str, rows: &[Attachment]) -> Result<String, ContainerIdError> {
     let beginning: BTreeSet<(&str, String)> = rows
         .iter()
@@ -213,12 +213,12 @@ pub(super) fn whole_id(id: &str, rows: &[Attachment]) -> Result<String, Containe
     }
 }
 
-/// The beginning of a container's id, as tables show it.
+/// Returns the prefix of a container's id that tables show.
 pub(super) fn short_id(id: &str) -> String {
     id.chars().take(SHORT_ID).collect()
 }
 
-/// How `-o name` calls an attachment: `namespace/pod/interface`.
+/// Returns the name of an attachment for `-o name`: `namespace/pod/interface`.
 pub(super) fn line_name(name: &AttachmentName) -> String {
     format!("{}/{}", super::or_dash(name.pod.as_ref()), name.ifname)
 }

@@ -48,10 +48,10 @@ pub enum ImportError {
         #[source]
         source: std::io::Error,
     },
-    /// A file is there already, and is another.
+    /// A different file exists already.
     #[error("{0} is there already: remove it, or give --write another directory")]
     Exists(PathBuf),
-    /// A directory of the command line is no text, or cannot be made absolute.
+    /// A directory of the command line is not UTF-8, or cannot be made absolute.
     #[error("{0:?} cannot be written into settings")]
     Path(PathBuf),
     /// A file cannot be written.
@@ -121,7 +121,8 @@ fn absolute(path: Option<&Path>) -> Result<Option<String>, ImportError> {
     path.map(|path| text(path).ok_or_else(|| ImportError::Path(path.to_owned()))).transpose()
 }
 
-/// Writes settings and delegates, each whole. Nothing is written if a file of theirs is there that is another. Returns what to say.
+/// Writes settings and delegates, each atomically. Writes nothing if a different file of one of these names
+/// exists. Returns the message.
 fn write(imported: &Imported, directory: &Path) -> Result<String, ImportError> {
     let settings = (SETTINGS.to_owned(), Value::Object(imported.settings.clone()));
     let files: Vec<(PathBuf, Vec<u8>)> = imported
@@ -290,7 +291,7 @@ cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of
         assert_eq!(settings.source, std::path::PathBuf::from("/manifests"));
         let default = serde_json::to_value(&settings).unwrap()["defaultNetwork"].clone();
         assert_eq!(default, written[0].to_str().unwrap());
-        // Once more is no harm; settings that somebody has changed since are not lost.
+        // Repeating the import is harmless; settings that were changed since are kept.
         assert_eq!(run_with(&words).0, text);
         std::fs::write(&written[1], "mine").unwrap();
         std::fs::remove_file(&written[0]).unwrap();

@@ -1,7 +1,8 @@
 //! `kubectl netattach`: the commands of `netattachctl`, run in the pods of agents through the API server.
 //!
-//! The executable is the same, under the name `kubectl-netattach`, by which kubectl finds it. A command line is read here,
-//! so that mistakes are said at once, and is passed on to the `netattachctl` in the agent's pod as it stands.
+//! The executable is the same, under the name `kubectl-netattach`, by which kubectl finds it. A command
+//! line is parsed here first, so that errors are reported at once, and is passed on unchanged to
+//! `netattachctl` in the agent's pod.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ use crate::objects::ObjectName;
 /// The executable in the agent's image.
 pub(super) const REMOTE: &str = "netattachctl";
 
-/// Nodes that are asked at a time.
+/// Nodes that are queried at a time.
 const AT_ONCE: usize = 8;
 
 /// Most bytes of one node's output, if there are several.
@@ -53,20 +54,20 @@ struct Options {
 struct Split {
     options: Options,
     arguments: Arguments,
-    /// What is passed on.
+    /// The command line to pass on.
     remote: Vec<String>,
-    /// Whether every node is asked.
+    /// Whether every node is queried.
     everywhere: bool,
 }
 
 /// Runs a command line of `kubectl netattach`, without its first word. Returns the exit code of the command.
 ///
 /// # Errors
-/// No agent could be asked.
+/// No agent could be queried.
 pub fn run(words: Vec<String>, out: &mut (impl Write + Send)) -> Result<u8, CliError> {
     let split = match split(words) {
         Ok(split) => split,
-        // Prints it, or the help that was asked for.
+        // Prints the error, or the requested help.
         Err(error) => error.exit(),
     };
     if split.arguments.command.is_local() {
@@ -162,7 +163,7 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
                     let ended = remote.run(agent, &command, &mut Passed::data(&mut file)).await;
                     match ended {
                         Ok(0) => writeln!(out, "{}: of node {node}", path.display())?,
-                        // What is there of it is of no use.
+                        // A partial file is of no use.
                         _ => drop(std::fs::remove_file(&path)),
                     }
                     Ok(ended?)
@@ -181,12 +182,12 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
     }
 }
 
-/// Says of nodes what keeps them from being asked.
+/// Returns the error for nodes that cannot be queried.
 fn not_running(absent: &[AbsentAgent]) -> CliError {
     CliError::NotRunning(absent.iter().map(|one| format!("{}: {}", one.place(), one.problem())).collect())
 }
 
-/// What is run in the pod.
+/// Returns the command to run in the pod.
 fn command(split: &Split) -> Vec<String> {
     std::iter::once(REMOTE.to_owned()).chain(split.remote.iter().cloned()).collect()
 }
@@ -199,7 +200,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Whether there is no answer, which is another thing than one that says that there is nothing.
+    /// Whether there is no answer, as opposed to an answer that there is nothing.
     fn is_unknown(&self) -> bool {
         let answered = [0, super::Exit::NotFound.code()].contains(&self.code);
         self.code == super::Exit::NoAgent.code() || (!answered && self.out.is_empty())
@@ -209,8 +210,8 @@ impl Outcome {
 /// The outcomes, by node.
 type Outcomes = std::collections::BTreeMap<String, Outcome>;
 
-/// Asks all agents, a few at a time, and shows their answers by node; of those that do not run, that. The exit code is the
-/// highest.
+/// Queries all agents, a few at a time, and shows their answers by node; for agents that do not run, the
+/// reason. The exit code is the highest.
 async fn everywhere(
     split: &Split,
     remote: Remote,
@@ -260,7 +261,8 @@ async fn everywhere(
     Ok(code)
 }
 
-/// What the command line names is on some nodes: that it is not on the others is an error only if no node that answered has it.
+/// The object of the command line exists on some nodes only: its absence on others is an error only if no
+/// node that answered has it.
 fn forget_where_it_is_not(outcomes: &mut Outcomes) {
     let is_absent = |outcome: &Outcome| outcome.code == super::Exit::NotFound.code();
     let mut answered = outcomes.values().filter(|outcome| outcome.code != super::Exit::NoAgent.code());
@@ -273,7 +275,7 @@ fn forget_where_it_is_not(outcomes: &mut Outcomes) {
     }
 }
 
-/// The answers of all nodes: for people under their names, for programs as one object.
+/// Formats the answers of all nodes: for people under the nodes' names, for programs as one object.
 fn shown(format: Format, outcomes: &Outcomes) -> Result<String, CliError> {
     if format.is_data() {
         let mut nodes = Map::new();
@@ -284,7 +286,7 @@ fn shown(format: Format, outcomes: &Outcomes) -> Result<String, CliError> {
             }
             let text = String::from_utf8_lossy(&outcome.out);
             let values: Vec<Value> = match format {
-                // In YAML, nothing would be null.
+                // In YAML, an empty text would be null.
                 _ if text.trim().is_empty() => Vec::new(),
                 Format::Yaml => serde_norway::Deserializer::from_str(&text)
                     .map(serde::Deserialize::deserialize)
@@ -292,7 +294,7 @@ fn shown(format: Format, outcomes: &Outcomes) -> Result<String, CliError> {
                     .map_err(CliError::Yaml)?,
                 _ => serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<_, _>>()?,
             };
-            // `flows` has values one by one.
+            // `flows` prints a sequence of values.
             let value = match <[Value; 1]>::try_from(values) {
                 Ok([value]) => value,
                 Err(values) => Value::Array(values),
@@ -311,10 +313,11 @@ fn shown(format: Format, outcomes: &Outcomes) -> Result<String, CliError> {
     Ok(outcomes.iter().filter(|(_, outcome)| !outcome.out.is_empty()).map(one).collect())
 }
 
-/// Passes output on.
+/// Passes the output on.
 struct Passed<'a, W> {
     out: &'a mut W,
-    /// What is for people, whichever version of netattachctl the agent has; `None`: data, as it is.
+    /// Escapes text for people, whichever version of netattachctl the agent has; `None`: data, which is
+    /// passed on unchanged.
     text: Option<visible::Pieces>,
     errors: visible::Pieces,
 }
@@ -372,7 +375,7 @@ impl Command {
         matches!(self, Self::Validate(_) | Self::Import(_) | Self::Completion(_))
     }
 
-    /// Whether the command goes on until it is interrupted.
+    /// Whether the command runs until it is interrupted.
     fn has_no_end(&self) -> bool {
         matches!(self, Self::Flows(flows) if flows.follows())
     }
@@ -457,7 +460,7 @@ mod tests {
         let told = |code: u8| (code, format!("said {code}"));
         let silent = || (0, String::new());
         assert_eq!(kept(&[3, 3]), [told(3), told(3)]);
-        // Whether a node that cannot be asked has it, nobody knows.
+        // It is unknown whether a node that does not answer has it.
         assert_eq!(kept(&[3, 4]), [told(3), told(4)]);
         assert_eq!(kept(&[3, 0, 3]), [silent(), told(0), silent()]);
         assert_eq!(kept(&[3, 1, 0]), [silent(), told(1), told(0)]);
@@ -472,7 +475,8 @@ mod tests {
                 .into();
         let json: Value = serde_json::from_str(&shown(Format::Json, &outcomes).unwrap()).unwrap();
         assert_eq!(json, serde_json::json!({"n1": [1], "n2": [{"a": 1}, {"a": 2}]}));
-        // One that is away, one whose answer broke off, one that refused, and two that have nothing.
+        // One node without an agent, one whose answer was cut off, one that refused, and two without the
+        // object.
         let ended = |code, out| Outcome { code, ..outcome(out) };
         let outcomes = [("n1", 4, ""), ("n2", 4, "[{"), ("n3", 1, ""), ("n4", 3, ""), ("n5", 0, "")]
             .map(|(node, code, out)| (node.to_owned(), ended(code, out)))

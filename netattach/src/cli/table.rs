@@ -1,21 +1,21 @@
 //! Tables with columns as wide as their content, separated by two spaces, without borders.
 //!
-//! A table is at most [`MOST_COLUMNS`] characters wide, unless the wide form is asked for: names give up characters in
-//! their middle, as their beginnings and ends tell them apart, and prose is wrapped. Numbers are never cut. What a terminal would
-//! act on is written out ([`visible`]), and counts as it is printed.
+//! A table is at most [`MOST_COLUMNS`] characters wide, unless the wide form is requested: names are
+//! shortened in the middle, as their beginnings and ends distinguish them, and prose is wrapped. Numbers
+//! are never cut. Control characters are escaped ([`visible`]), and count as printed.
 
 use super::visible;
 
 /// Most characters of a line, as far as numbers and titles allow.
 pub(super) const MOST_COLUMNS: usize = 120;
 
-/// The characters that a name keeps in any case.
+/// Least characters of a shortened name.
 const LEAST_NAME: usize = 12;
 
-/// The characters that prose keeps in any case.
+/// Least width of a prose column.
 const LEAST_PROSE: usize = 40;
 
-/// How much further in a sentence goes on: more than what belongs to it.
+/// Indentation of a sentence's continuation lines: more than that of lines that belong to the sentence.
 const FURTHER: usize = 4;
 
 /// Alignment of a column's cells, and what happens to them if the line is too long.
@@ -140,7 +140,7 @@ fn line(text: &mut String, columns: &[(&str, Align)], widths: &[usize], row: &[S
     }
 }
 
-/// The text, with an ellipsis in its middle if it has more than that many characters.
+/// Returns the text, shortened to `width` characters with an ellipsis in the middle.
 pub(super) fn cut(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {
@@ -152,8 +152,8 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     head.chain(['…']).chain(text.chars().skip(length - back)).collect()
 }
 
-/// Sentences, each in a line with its own indent: one that is too long goes on below, further in. What is not ours in them has been
-/// written out, line by line.
+/// Formats sentences, each on a line with its own indentation; a long one continues on further lines,
+/// indented more. Texts of others in them have been escaped, line by line.
 pub(super) fn sentences(text: &str, width: Width) -> String {
     let mut wrapped = String::new();
     for line in text.lines() {
@@ -172,7 +172,7 @@ pub(super) fn sentences(text: &str, width: Width) -> String {
     wrapped
 }
 
-/// Lines of at most that many characters, broken at spaces; a longer word stands on a line of its own.
+/// Returns lines of at most `width` characters, broken at spaces; a longer word is on a line of its own.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -205,7 +205,7 @@ mod tests {
         );
     }
 
-    /// Whoever may write a cell makes no lines, and moves no column.
+    /// The author of a cell's text can neither add lines nor shift columns.
     #[test]
     fn what_a_terminal_acts_on_is_written_out_and_columns_stay_where_they_are() {
         let row = |a: &str, b: &str, c: &str| [a, b, c].map(str::to_owned);

@@ -1,4 +1,4 @@
-//! `netattachctl top`: traffic of attachments, live in a terminal, or one look where the output is not one.
+//! `netattachctl top`: traffic of attachments, live in a terminal, otherwise a single measurement.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal, Write};
@@ -48,7 +48,7 @@ enum By {
     Flows,
 }
 
-/// What went on at one attachment, per second.
+/// Traffic of one attachment, per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     #[serde(flatten)]
@@ -74,7 +74,7 @@ impl Top {
         &self.filter
     }
 
-    /// Writes the busiest attachments: again and again in a terminal.
+    /// Writes the busiest attachments: repeatedly in a terminal.
     pub(super) fn run(&self, socket: &Path, format: Format, out: &mut impl Write) -> Result<(), CliError> {
         let chosen = self.filter.choose(socket)?;
         let is_live = !self.once && format == Format::Table && std::io::stdout().is_terminal();
@@ -104,7 +104,7 @@ impl Top {
         }
     }
 
-    /// The chosen attachments that both looks have, the busiest first.
+    /// Returns the chosen attachments that are in both measurements, the busiest first.
     fn rows(&self, before: &Look, now: &Look, chosen: &Chosen) -> Vec<Row> {
         let seconds = now.0.duration_since(before.0).as_secs_f64().max(0.001);
         let rates = now.1.iter().filter_map(|(id, stats)| {
@@ -125,7 +125,7 @@ impl Top {
     }
 }
 
-/// When, and the counters by the attachment's number.
+/// The time of a measurement, and the counters by attachment number.
 type Look = (Instant, BTreeMap<u32, AttachmentStats>);
 
 fn look(socket: &Path) -> Result<Look, CliError> {

@@ -1,11 +1,12 @@
-//! Text of others, as it may be shown: what a terminal would act on is written out.
+//! Makes text of others safe to show: escapes the characters that a terminal interprets.
 //!
-//! Annotations, configurations and messages of a cluster's tenants are shown to whoever asks an agent: root of the node, or an
-//! administrator of the cluster. A control character in them would move the cursor, set a clipboard, or begin a line that looks like
-//! one of the agent's. Data (`-o json`, `-o yaml`) is for programs, and stays as it is.
+//! Annotations, configurations and messages of a cluster's tenants are shown to the users of an agent: root
+//! of the node, or an administrator of the cluster. A control character in them could move the cursor, set
+//! the clipboard, or start a line that looks like one of the agent's. Data (`-o json`, `-o yaml`) is for
+//! programs, and is not changed.
 
-/// Whether a terminal acts on the character instead of showing it: the controls of ASCII and of Unicode (C0, DEL, C1), its other
-/// ends of lines, and what turns the direction of text around.
+/// Whether a terminal interprets the character instead of showing it: the control characters of ASCII and
+/// Unicode (C0, DEL, C1), further line separators, and characters that change the direction of text.
 fn is_acted_on(sign: char) -> bool {
     sign.is_control()
         || matches!(
@@ -26,30 +27,31 @@ fn written_out(text: &str, is_wanted: impl Fn(char) -> bool) -> String {
     shown
 }
 
-/// A text within a line: an end of a line is none in it.
+/// Escapes a text within a line, including line ends.
 pub(super) fn inline(text: &str) -> String {
     written_out(text, |_| false)
 }
 
-/// A line of its own.
+/// Escapes a line of its own.
 pub(super) fn line(text: &str) -> String {
     inline(text) + "\n"
 }
 
-/// A text whose lines are wanted.
+/// Escapes a text, keeping its line ends.
 pub(super) fn lines(text: &str) -> String {
     written_out(text, |sign| sign == '\n')
 }
 
-/// A text whose lines are wanted and which comes in pieces of bytes: a piece may end within a character.
+/// Escapes a text that arrives in pieces of bytes, keeping its line ends: a piece may end within a
+/// character.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
-    /// The character that has begun.
+    /// The bytes of an incomplete character.
     begun: Vec<u8>,
 }
 
 impl Pieces {
-    /// What is to be shown of one more piece. What is no text is shown as U+FFFD.
+    /// Returns the text to show for one more piece. Bytes that are not UTF-8 are shown as U+FFFD.
     pub(super) fn next(&mut self, piece: &[u8]) -> String {
         let mut bytes = std::mem::take(&mut self.begun);
         bytes.extend_from_slice(piece);
@@ -69,7 +71,7 @@ impl Pieces {
     }
 }
 
-/// Whether more bytes can make a character of these.
+/// Whether more bytes can complete these to a character.
 fn is_begun(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }

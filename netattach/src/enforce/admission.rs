@@ -43,7 +43,7 @@ impl EnforcementRequirement {
         }
     }
 
-    /// The lowest level that it accepts.
+    /// Returns the lowest level that it accepts.
     pub const fn least(self) -> Level {
         match self {
             Self::Warn => Level::None,

@@ -17,8 +17,8 @@ use crate::netlink::Handle;
 use crate::step::EnforceWhen;
 
 impl Enforcer {
-    /// Adopts the attachments found at start and, when they are `all`, removes leftovers of others. Running programs
-    /// are replaced only if this agent's differ.
+    /// Adopts the attachments found at the start and, if they are `all`, removes leftovers of other
+    /// attachments. Running programs are replaced only if this agent's differ.
     pub(super) fn take_over(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
         let is_new = self.dataplane().is_new();
         let changed = is_new || self.dataplane().programs_changed().unwrap_or(true);
@@ -62,7 +62,7 @@ impl Enforcer {
         for attachment in attachments {
             errors.extend(self.take_over_record(&mut state, attachment, is_new).err());
         }
-        // If this fails, everything is written anew.
+        // If this fails, all policies are written again.
         errors.extend(state.recognise(self.sources(), &self.kernel()).err());
         errors.extend(state.bring_up_to_date(self.sources(), &self.kernel()).err());
         if is_new {
@@ -115,8 +115,8 @@ impl Enforcer {
         errors
     }
 
-    /// Ensures that every device is bound to its attachment and runs the programs, and this agent's if those have
-    /// `changed`. Returns the failures of single attachments.
+    /// Ensures that every device is bound to its attachment and runs the programs, and this agent's
+    /// programs if they have `changed`. Returns the failures of single attachments.
     fn take_over_devices(
         &self,
         attachments: &[EnforcedAttachment],
@@ -144,7 +144,7 @@ impl Enforcer {
         for (index, attachment, found) in self.programs().find_node_ends(node_ends, &mut host)? {
             let done = match found {
                 Ok(Some(found)) => self.take_over_node_end(attachment, index, &found, changed, &mut host),
-                // The device is gone: its DEL is still to come.
+                // The device is gone, and its DEL is still to come.
                 Ok(None) => Ok(()),
                 Err(error) => Err(error.into()),
             };
@@ -162,7 +162,7 @@ impl Enforcer {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         if attachment.is_delegated() {
-            // Never on the fast path, and its device is not an uplink either.
+            // A delegated attachment is never on the fast path, and its device is no uplink.
             self.fast_paths().admit(attachment.member());
         }
         if attachment.when == EnforceWhen::Selected && !found.anything() {
@@ -187,7 +187,7 @@ impl Enforcer {
         self.flows().purge(dataplane.attachments().hosts(&strays)?)?;
         let addresses = dataplane.attachments().addresses();
         for id in strays {
-            // Nothing else is known about it.
+            // No other state of it is known.
             let addresses = addresses.get(&id);
             tracing::info!(
                 number = id,

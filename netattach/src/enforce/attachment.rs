@@ -26,7 +26,7 @@ const FLOW_RECORDS: u64 = 1000;
 /// Limit on records of drops of one attachment, per second.
 const DROP_RECORDS: u64 = 100;
 
-/// The address management of another plugin whose leases are renewed by packets of the pod's interface.
+/// The IPAM plugin whose leases are renewed by packets of the pod's interface.
 const DHCP: &str = "dhcp";
 
 /// An attachment to be enforced.
@@ -42,13 +42,15 @@ pub struct EnforcedAttachment {
     pub(crate) on_card: Option<bool>,
     /// Whether another plugin made its interface.
     delegated: bool,
-    /// Whether its end on the node, if it has one, is a representor: others may have programs there, and it stays.
+    /// Whether the end of its link on the node, if any, is a representor: other programs may be attached
+    /// there, and the device stays.
     on_representor: bool,
     /// Whether it is a netkit that netattach made.
     netkit: bool,
-    /// Index of its parent, if that one's links reach each other within it: by its ingress, or by the devices in pods.
+    /// Index of its parent, if links on the parent reach each other within the parent, either past its
+    /// ingress or between pods.
     pub(super) shares: Option<u32>,
-    /// Where its frames leave once more after they were judged.
+    /// Where its frames leave again after they were judged.
     pub(super) trunks: Trunks,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
@@ -56,12 +58,12 @@ pub struct EnforcedAttachment {
     pub(crate) pod: Option<PodRef>,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
-    /// The addresses that are its own: packets to them are the pod's, and nobody else's.
+    /// Its own addresses: packets to them belong to the pod only.
     pub(crate) own: Vec<IpAddr>,
-    /// Those of them that its pod has chosen outside of the subnets that its network's author has named: on its network another host
-    /// may have them.
+    /// Those of its own addresses that the pod has chosen outside the subnets of the network's author:
+    /// another host on the network may have them.
     chosen: Vec<IpAddr>,
-    /// Those by which the node's packet filter may know it.
+    /// The addresses by which the node's packet filter may recognise it.
     pub(super) routed_to: RoutedTo,
     bandwidth: Option<BandwidthLimit>,
     /// The attachment as policies select it; `None` if no policy can.
@@ -79,8 +81,8 @@ impl EnforcedAttachment {
         self.id
     }
 
-    /// Assembles the outputs of an attachment's steps. `cookie`: that of the pod's namespace, where it is known. `leased`:
-    /// [its own](crate::plan::result::own).
+    /// Assembles the outputs of an attachment's steps. `cookie`: that of the pod's netns, if known.
+    /// `leased`: [its own addresses](crate::plan::result::own).
     pub fn new(
         protect: &Protect,
         (sandbox, cookie): (&Sandbox, Option<u64>),
@@ -152,8 +154,8 @@ impl EnforcedAttachment {
         })
     }
 
-    /// Whether its programs may wait for a policy that selects it. Those of a parent are attached with its first
-    /// attachment, whichever that is.
+    /// Whether its programs may be deferred until a policy selects it. The programs of a parent are
+    /// attached with the parent's first attachment.
     pub(crate) fn may_wait(&self) -> bool {
         let has_its_own = match self.point {
             HookPoint::NodeEnd(_) | HookPoint::Pod(_) => true,
@@ -162,7 +164,8 @@ impl EnforcedAttachment {
         has_its_own && self.when == EnforceWhen::Selected
     }
 
-    /// Whether its programs come to a device in the pod that is down until they run, and that nobody else has made.
+    /// Whether its programs are attached to a device in the pod that netattach has made and that is down
+    /// until they run.
     pub(super) fn begins_in_pod(&self) -> bool {
         matches!(self.point, HookPoint::Pod(_)) && self.when == EnforceWhen::Always && !self.delegated
     }
@@ -172,12 +175,12 @@ impl EnforcedAttachment {
         self.delegated
     }
 
-    /// Index of the node's end of its netkit, if it has one that netattach made.
+    /// Index of the node's end of its netkit, if netattach made one.
     pub(super) fn netkit(&self) -> Option<u32> {
         self.netkit.then(|| self.host_index())
     }
 
-    /// Whether its end on the node is a representor, which is the card's.
+    /// Whether the end of its link on the node is a representor, which belongs to the card.
     pub(crate) fn is_on_representor(&self) -> bool {
         self.on_representor && matches!(self.point, HookPoint::NodeEnd(_))
     }
@@ -197,7 +200,7 @@ impl EnforcedAttachment {
         self.point.is_gone(host)
     }
 
-    /// With what is known of its parent, if it has one.
+    /// Adds what is known of its parent, if it has one.
     #[must_use]
     pub fn on_card(self, is_card: Option<bool>) -> Self {
         Self { on_card: is_card, ..self }
@@ -237,7 +240,7 @@ impl EnforcedAttachment {
     }
 }
 
-/// Whether the programs of an attachment that are on the node are on a representor.
+/// Whether the attachment's programs on the node are on a representor.
 pub(crate) fn is_behind_card(attachment: &AttachmentPlan) -> bool {
     matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev)
 }
@@ -247,7 +250,7 @@ fn reach_each_other(attachment: &AttachmentPlan) -> bool {
     matches!(attachment.link().map(Link::tie), Some(Tie::Parent { siblings: true, .. }))
 }
 
-/// Where the frames of a link on that parent leave once more.
+/// Returns where frames of a link on that parent leave again.
 fn trunks(parent: &Parent) -> Trunks {
     let on = parent.trunks.iter().map(|it| (it.device, it.vlan)).collect();
     Trunks { netns_cookie: parent.netns_cookie, on }
@@ -258,14 +261,15 @@ fn is_delegated(attachment: &AttachmentPlan) -> bool {
     attachment.made_by() == MadeBy::Plugin
 }
 
-/// Whether what the pod sends may be taken by another protocol than its frames have: see [`Link::goes_by_named_protocol`]. What
-/// driver is behind an interface of others, or a device of the node, is not known here.
+/// Whether packets of the pod may be handled by another protocol than that in their frames: see
+/// [`Link::goes_by_named_protocol`]. The driver of an interface of another plugin, or of a device of the
+/// node, is not known here.
 fn may_go_by_named_protocol(attachment: &AttachmentPlan) -> bool {
     attachment.link().is_none_or(Link::goes_by_named_protocol)
 }
 
-/// The on-link IPv6 prefixes of an attachment with these addresses, beside the link-local one. A pod that has chosen an address
-/// has not chosen them: see [`author::prefix_v6`].
+/// Returns the on-link IPv6 prefixes of an attachment with these addresses, besides the link-local one. A
+/// pod may choose an address, but not a prefix: see [`author::prefix_v6`].
 fn on_link(sandbox: &Sandbox, attachment: &AttachmentPlan, leased: &Leased) -> Vec<Ipv6Net> {
     let mut found: Vec<Ipv6Net> = Vec::new();
     for leased in &leased.addresses {
@@ -284,25 +288,25 @@ fn on_link(sandbox: &Sandbox, attachment: &AttachmentPlan, leased: &Leased) -> V
     found
 }
 
-/// The addresses that the pod has chosen outside of the subnets that its network's author has named.
+/// Returns the addresses that the pod has chosen outside the subnets of the network's author.
 fn chosen(sandbox: &Sandbox, attachment: &AttachmentPlan, leased: &Leased) -> Vec<IpAddr> {
     let is_chosen = |address: &IpNet| author::subnet(sandbox, attachment, *address).is_none();
     let addresses = leased.addresses.iter().map(|leased| leased.address).filter(is_chosen);
     addresses.map(|address| address.addr()).collect()
 }
 
-/// The VLANs whose tagged frames the attachment's port of a bridge takes.
+/// Returns the VLANs whose tagged frames the attachment's bridge port accepts.
 fn trunk(attachment: &AttachmentPlan) -> impl Iterator<Item = u16> {
     let vlans = attachment.link().and_then(Link::port).and_then(|port| port.vlans.as_ref());
     vlans.into_iter().flat_map(PortVlans::tagged_ids)
 }
 
-/// The VLANs whose tagged frames pass by the key `vlans`.
+/// Returns the VLANs whose tagged frames the key `vlans` allows.
 fn tagged(protect: &Protect) -> impl Iterator<Item = u16> {
     protect.vlans.iter().flat_map(|(first, last)| *first..=*last)
 }
 
-/// Why an attachment's own configuration excludes it from the fast path.
+/// Returns why an attachment's own configuration excludes it from the fast path.
 fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     if is_delegated(attachment) {
         return Some(Reason::Plugin(attachment.kind.clone()));
@@ -324,7 +328,7 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     }))
 }
 
-/// The hook point of the attachment's programs; `None`: there is no such device.
+/// Returns the hook point of the attachment's programs; `None`: the device does not exist.
 fn point(
     (sandbox, cookie): (&Sandbox, Option<u64>),
     attachment: &AttachmentPlan,
@@ -350,7 +354,8 @@ fn point(
     }
 }
 
-/// The endpoint that policies can refer to: by its definition, as its pod's default network, or not at all.
+/// Returns the endpoint that policies can refer to: by its definition, as its pod's default network, or
+/// none.
 fn endpoint(
     protect: &Protect,
     pod: &PodRef,
@@ -369,8 +374,8 @@ fn endpoint(
     })
 }
 
-/// Where servers are for an attachment whose addresses are by DHCP. One that answers is on the link, as a relay is, or has
-/// given the lease.
+/// Returns where DHCP servers are for an attachment with addresses by DHCP. A server or relay that answers
+/// is on the link, or has granted the lease.
 fn dhcp(attachment: &AttachmentPlan, leased: &Leased) -> Option<Dhcp> {
     let by_dhcp = |step: &Step| match step {
         Step::Delegate(plugin) if plugin.role == Role::Plugin => {
@@ -387,19 +392,20 @@ fn dhcp(attachment: &AttachmentPlan, leased: &Leased) -> Option<Dhcp> {
     let server = leased.server.map(|server| IpNet::from(IpAddr::V4(server)));
     let is_leased_here = attachment.steps.iter().any(|step| matches!(step, Step::Lease(_)));
     let hears: BTreeSet<IpNet> = match server {
-        // An address that the link is asked for is not leased yet, and others may be offered.
+        // A requested address is not leased yet, and another one may be offered.
         None if is_leased_here => BTreeSet::new(),
         _ => on_link.iter().copied().chain(server).collect(),
     };
     let asks = match server {
         Some(server) => vec![server],
-        // A /32 is the pod itself, as while its address is asked for: a rule that says nothing, of tables for this pod alone.
+        // A /32 is the pod's own address, as while the address is being requested; a rule for it would have
+        // no effect.
         None => on_link.into_iter().filter(|net| net.prefix_len() < 32).collect(),
     };
     Some(Dhcp { asks, hears: hears.into_iter().collect() })
 }
 
-/// The places of an attachment, as policies refer to them.
+/// Returns the places of an attachment, as policies refer to them.
 pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
     let network = attachment.network.definition().cloned().map(Place::Network);
     network.into_iter().chain(attachment.default.then_some(Place::Default)).collect()
@@ -458,7 +464,7 @@ pub(super) mod tests {
         }
     }
 
-    /// The same made by another plugin, enforced once a policy selects it.
+    /// An attachment made by another plugin, enforced once a policy selects it.
     pub(in crate::enforce) fn delegated(id: u32) -> EnforcedAttachment {
         EnforcedAttachment { delegated: true, when: EnforceWhen::Selected, ..attachment(id) }
     }
@@ -492,7 +498,7 @@ pub(super) mod tests {
             (&leases, &probed, dhcp(&[], &[])),
             (&made, &probed, dhcp(&[], &["10.77.0.9/32"])),
             (&leases, &bound, dhcp(&["192.0.2.67/32"], &["10.77.0.0/24", "192.0.2.67/32"])),
-            // By an agent that did not note the server.
+            // Recorded by an agent that did not record the server.
             (&leases, &told, dhcp(&["10.77.0.0/24"], &[])),
             (&managed, &nothing, dhcp(&[], &[])),
             (&managed, &told, dhcp(&["10.77.0.0/24"], &["10.77.0.0/24"])),

@@ -54,8 +54,8 @@ impl BandwidthLimit {
     }
 }
 
-/// How what a pod receives and what it sends are paced where nothing but the kernel's queues holds a limit. `mtu` is the
-/// interface's, in bytes.
+/// Returns the paces of the received and the sent traffic of a pod if only the kernel's queues enforce a
+/// limit. `mtu` is the interface's, in bytes.
 pub fn paces(bandwidth: Bandwidth, mtu: u32) -> (Option<Pace>, Option<Pace>) {
     let limit = BandwidthLimit::new(bandwidth, mtu, true);
     (limit.received().map(DirectionLimit::pace), limit.sent().map(DirectionLimit::pace))

@@ -1,9 +1,9 @@
 //! Attachments whose programs wait until a policy selects them.
 //!
-//! Attachments of other plugins have their policies in the maps from the ADD on, so that only the programs remain to be
-//! attached. Unless the network asks for it at once, that is deferred until a policy selects the attachment: on a
-//! device in a pod it takes two grace periods, and source checks might break traffic that works without them. Running
-//! programs stay until the attachment ends.
+//! Attachments of other plugins have their policies in the maps from the ADD on, so only the programs
+//! remain to be attached. Unless the network asks for it at once, this is deferred until a policy selects
+//! the attachment: on a device in a pod it takes two RCU grace periods, and source checks might break
+//! traffic that works without them. Running programs stay until the attachment ends.
 
 use std::collections::BTreeMap;
 

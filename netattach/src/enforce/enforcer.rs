@@ -1,8 +1,9 @@
 //! The enforcer: attaches and detaches attachments, and updates the maps when the objects change.
 //!
-//! It combines the parts and decides the order. Locks are taken in this order: the turn of [`AttachedPrograms`], that of
-//! the parents (`hooks::parent`), the state, the lock of [`Routed`]. The parents' is given back before the state is
-//! locked, and the fast path's lock is taken alone. None is held while waiting for readers of policies.
+//! It combines the parts and defines their order. Locks are taken in this order: the turn of
+//! [`AttachedPrograms`], the lock of the parents (`hooks::parent`), the state, the lock of [`Routed`]. The
+//! parents' lock is released before the state is locked, and the fast path's lock is taken alone. No lock
+//! is held while waiting for readers of policies.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -33,7 +34,8 @@ use crate::source::Source;
 use crate::spec::Pace;
 use crate::step::{EnforceWhen, HookKind};
 
-/// How long an ADD waits between two looks at a number at rest, where the kernel cannot report that packets have ended.
+/// How long an ADD waits between two checks whether a number is free, if the kernel cannot report that
+/// packets have ended.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// The dataplane, its policies, and the attachments.
@@ -52,7 +54,7 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Adopts a dataplane, with everything that an earlier agent left in it. `owner`: the agent's state directory.
+    /// Adopts a dataplane with all that an earlier agent left in it. `owner`: the agent's state directory.
     ///
     /// # Errors
     /// The dataplane cannot be read.
@@ -89,10 +91,10 @@ impl Enforcer {
         })
     }
 
-    /// Brings all attachments under the current manifests.
+    /// Applies the current manifests to all attachments.
     ///
     /// # Errors
-    /// A write failed. The previous policies stay in force there.
+    /// A write failed. The previous policies stay in force where it failed.
     pub fn sync(&self) -> Result<(), EnforceError> {
         {
             let mut state = self.lock();
@@ -102,12 +104,12 @@ impl Enforcer {
         self.sweep()
     }
 
-    /// Removes entries that have been unreferenced for long enough, frees the numbers of attachments that have been gone for as
-    /// long, does the rest of the last change, policies for which there is room now and failures, and attaches programs that
-    /// policies wait for.
+    /// Removes entries that have been unreferenced for long enough, frees the numbers of attachments that
+    /// ended as long ago, completes the last change (policies for which there is room now, and failures),
+    /// and attaches programs that policies wait for.
     ///
     /// # Errors
-    /// A map could not be written, or else programs not be attached.
+    /// A map could not be written, or a program not be attached.
     pub fn sweep(&self) -> Result<(), EnforceError> {
         let is_clean = !self.lock().maps().has_unreferenced() && !self.dataplane.attachments().has_resting();
         let unread = if is_clean { None } else { unread_since(&self.kernel(), Instant::now()) };
@@ -118,16 +120,17 @@ impl Enforcer {
         freed.and(went_on.map(drop)).and(purged).and(began)
     }
 
-    /// Where flows stay approved: takes out those of hosts that are gone, and of addresses that pods have given up, once policies
-    /// have changed. Until then what others sent to them entered flows, which would be kept for the next owner. What an attachment of
-    /// this node has is its own, whoever else has claimed it.
+    /// Removes the flows of hosts that are gone, and of addresses that pods have given up, if flows stay
+    /// approved; called once policies have changed. Until then packets to them have entered flows, which
+    /// would be kept for the address's next owner. An address of an attachment of this node belongs to it,
+    /// even if another host has claimed it.
     fn purge_departed(&self, mut gone: BTreeSet<Host>) -> Result<(), EnforceError> {
         let mut state = self.lock();
         if !self.defaults.keep_established {
             state.take_departed();
             return Ok(());
         }
-        // Policies of before let flows in still.
+        // While old policies are still in the maps, they admit flows.
         let mut departed = if state.is_behind() { BTreeSet::new() } else { state.take_departed() };
         if !departed.is_empty() {
             let records = self.dataplane.attachments().records();
@@ -200,7 +203,8 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Takes over the node's addresses, if what the kernel has told of them (`None`: not all) is news.
+    /// Updates the node's addresses, if the notified ones (`None`: some notifications were lost) differ
+    /// from the known ones.
     ///
     /// # Errors
     /// The kernel cannot be asked, or a map not be written.
@@ -218,7 +222,7 @@ impl Enforcer {
         &self.flows
     }
 
-    /// Whether routed packets are to be judged behind the node's address translation.
+    /// Whether routed packets are judged after the node's address translation.
     pub fn judges_routed(&self) -> bool {
         self.options.network_policy
     }
@@ -263,18 +267,20 @@ impl Enforcer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the record of an attachment. From then on what its namespace sends passes beneath its VLAN, if it is on one.
+    /// Writes the record of an attachment. If it is on a VLAN, frames from its netns also pass on the devices
+    /// beneath that VLAN from this point on.
     pub(super) fn put_record(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
         self.dataplane.parents().pass_above(attachment.id, &attachment.trunks)?;
         if attachment.point.is_nowhere() {
-            // Policies of other attachments refer to its addresses; no packet is looked up by its record.
+            // Policies of other attachments use its addresses; no packet is looked up by its record.
             return Ok(());
         }
         Ok(self.dataplane.attachments().put(attachment.id, &self.record(attachment))?)
     }
 
-    /// Waits until a number is free: that of an attachment that went just now may still be counted for. As numbers are
-    /// given out in turn, the sweep has freed it long before, unless there was no other or the agent has just started.
+    /// Waits until a number is free: packets of an attachment that has just ended may still be counted for
+    /// its number. As numbers are assigned in ascending order, the sweep has usually freed it long before,
+    /// unless there was no other number or the agent has just started.
     fn await_free(&self, id: u32) -> Result<(), EnforceError> {
         while let Some(since) = self.dataplane.attachments().resting_since(id) {
             match unread_since(&self.kernel(), Instant::now()).filter(|unread| since <= *unread) {
@@ -285,7 +291,7 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Frees the numbers of attachments that went before `unread`.
+    /// Frees the numbers of attachments that ended before `unread`.
     fn free_numbers(&self, unread: Instant) -> Result<(), EnforceError> {
         Ok(crate::upkeep(|| self.dataplane.free_numbers(unread))?)
     }
@@ -321,7 +327,8 @@ impl Enforcer {
         self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)
     }
 
-    /// Binds the device of an attachment that has its record and its policy: from then on packets find them.
+    /// Binds the device of an attachment that has its record and its policy: from this point on packets
+    /// find them.
     fn bind(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<(), EnforceError> {
         self.routed.guard(attachment, &self.options.restrictions, host)?;
         match attachment.point {
@@ -330,11 +337,11 @@ impl Enforcer {
         }
     }
 
-    /// After the programs of a pod's attachments were attached to ends on the node and to parents: attaches the others', and
-    /// what is left is the fast path.
+    /// Called after the programs on the node's ends and the parents were attached: attaches the programs of
+    /// the other attachments, and admits attachments to the fast path.
     fn begin(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<(), EnforceError> {
         let is_at_node_end = matches!(attachment.point, HookPoint::NodeEnd(_));
-        // A delegated one is never on it, and its device is not an uplink either.
+        // A delegated attachment is never on the fast path, and its device is no uplink.
         if is_at_node_end && (attachment.is_delegated() || attachment.when != EnforceWhen::Selected) {
             self.fast.admit(attachment.member());
         }
@@ -357,7 +364,7 @@ impl Enforcer {
         self.programs.may_begin_by_filters(attachment, pod.map(AsRef::as_ref))
     }
 
-    /// Defers an attachment until a policy selects it, which may be the case already.
+    /// Defers an attachment until a policy selects it, which may already be the case.
     pub(super) fn defer(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
         self.lock().deferred_mut().wait(attachment);
         self.begin_if_due(attachment.id).map(drop)
@@ -366,7 +373,7 @@ impl Enforcer {
     /// Attaches the programs of deferred attachments that are selected now.
     ///
     /// # Errors
-    /// The first failure; the others run. The next sweep tries again.
+    /// The first failure; the others run. The next sweep retries.
     fn begin_due(&self) -> Result<(), EnforceError> {
         let due = {
             let state = self.lock();
@@ -383,7 +390,7 @@ impl Enforcer {
             let state = self.lock();
             state.deferred().due(id, state.maps()).cloned()
         };
-        // It may have ended, and its number may have been reassigned.
+        // The attachment may have ended, and its number may have been reassigned.
         let Some(attachment) = due else { return Ok(false) };
         match self.programs.attach(&attachment, &mut Handle::open()?) {
             // Its pod is terminating, or has deleted the device.

@@ -1,4 +1,5 @@
-//! What attachments keep of an earlier agent while the source does not know all that policies depend on.
+//! Decides which policies of an earlier agent attachments keep while the source does not know everything
+//! that policies depend on.
 //!
 //! An agent that has just started may have to do with half of the peers: what it compiles then would cut connections that its
 //! predecessor's tables allow. So an attachment that these isolate keeps them until the peers have all been read once, or one of
@@ -15,7 +16,7 @@ use crate::objects::{Objects, Unknown};
 use crate::policy::desired::{Desired, EndpointPolicy};
 use crate::policy::diff::{DENY_ALL, PolicyId};
 
-/// Attachments for which nothing has been decided since they were adopted.
+/// Adopted attachments that have not been decided yet.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     adopted: BTreeSet<u32>,
@@ -29,23 +30,23 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// With these, whose policies are an earlier agent's.
+    /// Adds these attachments, whose policies are an earlier agent's.
     pub(super) fn adopt(&mut self, attachments: impl IntoIterator<Item = u32>) {
         self.adopted.extend(attachments);
     }
 
-    /// The attachment has ended, or another has its number.
+    /// Removes an attachment: it has ended, or its number belongs to another one.
     pub(super) fn forget(&mut self, id: u32) {
         self.adopted.remove(&id);
         self.waiting.remove(&id);
     }
 
-    /// Whether some keep what they have because the source does not know enough.
+    /// Whether some keep their policies because the source does not know enough.
     pub(super) fn awaits(&self) -> bool {
         self.awaits
     }
 
-    /// Leaves undecided what has to wait for the source.
+    /// Leaves attachments undecided that have to wait for the source.
     pub(super) fn hold(&mut self, desired: &mut Desired, maps: &PolicyMaps, objects: &Objects) {
         let Unknown { remote_pods, kinds } = objects.unknown;
         let would_open =
@@ -79,13 +80,13 @@ impl Held {
         held
     }
 
-    /// The policies of adopted attachments that are decided for the first time.
+    /// Returns the policies of adopted attachments that are decided for the first time.
     pub(super) fn decided(&self, desired: &Desired) -> Desired {
         let decided = self.adopted.iter().filter_map(|id| Some((*id, desired.endpoints.get(id)?.clone())));
         Desired { endpoints: decided.collect(), ..Desired::default() }
     }
 
-    /// Those that are decided are this agent's.
+    /// Removes the decided attachments, whose policies are this agent's.
     pub(super) fn release(&mut self, desired: &Desired) {
         let Self { adopted, waiting, .. } = self;
         adopted.retain(|id| !desired.endpoints.contains_key(id));

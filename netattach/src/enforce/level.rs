@@ -1,4 +1,5 @@
-//! The enforcement level of an attachment, by where its programs run and by its pod's privileges. Pure.
+//! Determines the enforcement level of an attachment from where its programs run and from its pod's
+//! privileges. Pure.
 
 use crate::hooks::{AttachMode, AttachModes, Lack};
 use crate::objects::{Grant, Pod};
@@ -6,45 +7,46 @@ use crate::policy::level::{Enforcement, Level};
 use crate::spec::{IpvlanMode, LinkMode};
 use crate::step::HookKind;
 
-/// The place of programs on the node. With a link that leads there the kernel gives the node's namespace a number in the
-/// pod's, and makes, moves and deletes links of the node by it (`IFLA_TARGET_NETNSID`) for who has CAP_NET_ADMIN in the node's
-/// user namespace: a pod without one of its own.
+/// The text for programs on the node that a link into the node's netns bypasses. With such a link the
+/// kernel gives the node's netns an id in the pod's netns, and creates, moves and deletes links in the
+/// node's netns by that id (`IFLA_TARGET_NETNSID`) for a process with CAP_NET_ADMIN in the node's user
+/// namespace, which a pod without its own user namespace may have.
 const PAST_NODE: &str = "on the node, past which a link leads that is made there by the number of its namespace, or a \
                          device of kind ifb";
 
-/// Where programs cannot tell what is written into a packet after they have judged it.
+/// The text for programs that cannot see what is written into a packet after they have judged it.
 const UNFINISHED: &str =
     "where they do not see what is written into a packet later, as this kernel does not let them";
 
-/// The facts that determine a level, besides the pod.
+/// The facts that determine a level, except those of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Means {
     /// How programs are attached in pods.
     pub in_pod: AttachMode,
-    /// Whether programs can tell what is written into a packet after they have judged it.
+    /// Whether programs can detect what is written into a packet after they have judged it.
     pub sees_unfinished: bool,
 }
 
-/// Where programs see the traffic of an attachment, as far as its level depends on it.
+/// Where programs see the traffic of an attachment, as far as the level depends on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Vantage<'v> {
     /// Where they run.
     pub hook: &'v HookKind,
-    /// Whether they are on a representor: what the pod sends comes there by its card, without what the kernel noted on it in
-    /// the pod.
+    /// Whether they are on a representor: the pod's packets arrive there from the card, without the
+    /// metadata that the kernel attached to them in the pod.
     pub behind_card: bool,
 }
 
-/// Who may send past the programs that judge what an attachment sends or receives, by a device of kind `ifb`.
+/// Whose traffic can bypass an attachment's programs by a device of kind `ifb`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PastBy {
-    /// Its own pod, what that sends.
+    /// Traffic sent by its own pod.
     ItsPod,
-    /// Another pod with a link on the same parent, what it receives from that.
+    /// Traffic that it receives from another pod with a link on the same parent.
     PodOnItsParent,
 }
 
-/// The enforcement level for an attachment of that pod. An unknown pod may have every privilege.
+/// Returns the enforcement level for an attachment of that pod. An unknown pod may have every privilege.
 pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enforcement {
     let lower = |level, why: String| Enforcement { level, why };
     let privileged = |place: &str, capability: &str, who: String| {
@@ -61,8 +63,9 @@ pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enf
             }
             (None, _) => lower(Level::Full, String::new()),
         },
-        // A packet socket sends what comes to the parent without a socket of the pod's, by which its sender would be known: frames
-        // that the kernel cuts on the pod's device, and copies of group frames.
+        // A packet socket sends packets that reach the parent without the pod's socket, by which the sender
+        // would be known: frames that the kernel segments on the pod's device, and copies of multicast and
+        // broadcast frames.
         HookKind::Parent => match (admin(), raw()) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
             (None, Some(who)) => privileged("on the parent", "CAP_NET_RAW", who),
@@ -80,9 +83,9 @@ pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enf
     }
 }
 
-/// Whether programs in that pod may run by filters until they have links: the kernel has both, no process of the pod can take
-/// filters off, and its runtime needs no place for a qdisc of its own. A pod that is unknown, or is another one of that name than
-/// that with this uid, may have one that can.
+/// Whether programs in that pod may run as filters until they are attached by BPF links: the kernel
+/// supports both, no process of the pod can remove filters, and its runtime does not need the place of a
+/// qdisc. An unknown pod, or one whose uid differs, may have such a process.
 pub(super) fn may_begin_by_filters(modes: AttachModes, pod: Option<&Pod>, uid: Option<&str>) -> bool {
     let has_both = modes == AttachModes { attachments: AttachMode::Clsact, others: AttachMode::Tcx };
     let pod = pod.filter(|pod| uid.is_none_or(|uid| pod.has_uid(uid)));
@@ -90,18 +93,19 @@ pub(super) fn may_begin_by_filters(modes: AttachModes, pod: Option<&Pod>, uid: O
     has_both && pod.is_some_and(leaves_them)
 }
 
-/// The level of an attachment whose programs were found not to judge every packet, for that reason.
+/// Returns the level of an attachment whose programs were found not to judge every packet, for reason
+/// `lack`.
 pub(super) fn lacking(lack: Lack, why: String) -> Enforcement {
     let level = match lack {
         Lack::Absent(_) => Level::None,
-        // They judge what the programs of others let come to them.
+        // They judge the packets that other programs pass on to them.
         Lack::BehindFilter(_) | Lack::BehindTcx(_) => Level::Advisory,
     };
     Enforcement { level, why }
 }
 
-/// The level of an attachment on a device on which others put their filters before its programs again and again: they come
-/// first now and then.
+/// Returns the level of an attachment on a device on which another process repeatedly puts its filters
+/// before the programs, so that these sometimes run first.
 pub(super) fn contested(times: u32) -> Enforcement {
     let why = format!(
         "another program puts its filter before ours again and again: ours were put before it {times} times, and from now on are once a minute"
@@ -109,7 +113,8 @@ pub(super) fn contested(times: u32) -> Enforcement {
     Enforcement { level: Level::Advisory, why }
 }
 
-/// The level of an attachment on a device from which others take its programs again and again: they are missing now and then.
+/// Returns the level of an attachment from whose device another process repeatedly removes the programs, so
+/// that they are sometimes missing.
 pub(super) fn removed(times: u32) -> Enforcement {
     let why = format!(
         "another program takes its programs off again and again: they were put back {times} times and more, and are each time"
@@ -117,8 +122,9 @@ pub(super) fn removed(times: u32) -> Enforcement {
     Enforcement { level: Level::Advisory, why }
 }
 
-/// The level of an attachment on a representor, by whether its card may switch flows by itself that somebody tells it of: those
-/// pass no program. `None`: it may not. `told`: what the kernel says of that, if it does.
+/// Returns the level of an attachment on a representor whose card may switch flows itself once a process
+/// offloads them, as such flows pass no program. `None`: the card may not. `told`: the kernel's answer, if
+/// there is one.
 pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
     let advice = "`ethtool -K REPRESENTOR hw-tc-offload off` keeps it from that";
     let why = match told {
@@ -129,9 +135,9 @@ pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
     Some(Enforcement { level: Level::Advisory, why: format!("{why}; {advice}") })
 }
 
-/// The level of an attachment that is judged in its pod, by the mode in which its interface was found there. `None`:
-/// packets come by the interface. The mode of ipvlans is that of all of one parent: whoever administrates the network of a
-/// pod with one can change it.
+/// Returns the level of an attachment that is judged in its pod, by the mode of its interface there.
+/// `None`: packets pass the interface. All ipvlans on one parent have one mode: a process with
+/// CAP_NET_ADMIN in the netns of a pod with such a link can change it.
 pub(super) fn behind_the_interface(mode: Option<LinkMode>) -> Option<Enforcement> {
     (mode == Some(LinkMode::Ipvlan(IpvlanMode::L3s))).then(|| Enforcement {
         level: Level::None,
@@ -139,14 +145,15 @@ pub(super) fn behind_the_interface(mode: Option<LinkMode>) -> Option<Enforcement
     })
 }
 
-/// The level of an attachment by a netkit on which others have programs on what the pod's end sends.
+/// Returns the level of an attachment by a netkit on whose pod's end other programs judge the sent packets
+/// first.
 pub(super) fn behind_the_pods_end() -> Enforcement {
     let why = "another's netkit program sees what the pod sends before the programs on the node's end, and may end the chain";
     Enforcement { level: Level::Advisory, why: why.to_owned() }
 }
 
-/// The level of an attachment beside devices of kind `ifb` that were found in pods. What such a device sends on passes no program
-/// on the device that receives it next: see `netlink::ifb`.
+/// Returns the level of an attachment if devices of kind `ifb` were found in pods. Packets that such a
+/// device forwards pass no program on the device that receives them next: see `netlink::ifb`.
 pub(super) fn past_by_ifb(by: PastBy) -> Enforcement {
     let why = match by {
         PastBy::ItsPod => {
@@ -159,7 +166,7 @@ pub(super) fn past_by_ifb(by: PastBy) -> Enforcement {
     Enforcement { level: Level::Advisory, why: why.to_owned() }
 }
 
-/// The lower of the level that an attachment has by its place and its pod, and of what its programs were found to be.
+/// Returns the lower of the level by place and pod, and of the level that a check has found.
 pub(super) fn lower_of(by_place: Enforcement, found: Option<Enforcement>) -> Enforcement {
     match found {
         Some(found) if found.level < by_place.level => found,
@@ -167,7 +174,8 @@ pub(super) fn lower_of(by_place: Enforcement, found: Option<Enforcement>) -> Enf
     }
 }
 
-/// The container of a pod that has a capability, and how that is known; `None` if none has it.
+/// Returns the container of a pod that has a capability, and how that is known; `None` if no container has
+/// it.
 fn holder(grant: Option<&Grant>) -> Option<String> {
     match grant {
         Some(Grant::No) => None,
@@ -219,9 +227,9 @@ mod tests {
             (BOTH, Some(pod(Grant::Unknown, Grant::No)), false),
             (BOTH, Some(pod(Grant::ToUnread, Grant::No)), false),
             (BOTH, None, false),
-            // It may put a qdisc where ours would be.
+            // The pod may put a qdisc where ours would be.
             (BOTH, Some(own_runtime()), false),
-            // Of one kind alone there is nothing to exchange.
+            // With only one kind there is nothing to exchange.
             (AttachModes { attachments: AttachMode::Tcx, ..BOTH }, Some(bare()), false),
             (AttachModes { others: AttachMode::Clsact, ..BOTH }, Some(bare()), false),
         ];
@@ -318,7 +326,8 @@ mod tests {
             let vantage = Vantage { hook: &hook, behind_card: false };
             assert_eq!(enforcement(vantage, pod, means).to_string(), expected, "{hook:?}");
         }
-        // A pod with a card may have another link by which it knows the node's namespace. What a card hands over is a new packet.
+        // A pod with a card may have another link by which it knows the node's netns. A packet from the
+        // card is a new packet to the kernel.
         let representor = Vantage { hook: &HookKind::Node, behind_card: true };
         let node_end = Vantage { behind_card: false, ..representor };
         for pod in [Some(&admin), Some(&unread), None] {

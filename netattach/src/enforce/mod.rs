@@ -1,14 +1,19 @@
-//! Keeps the kernel's policies equal to the compiled ones, and enforces attachments from their first packet.
+//! Keeps the policies in the kernel's maps equal to the compiled ones, and enforces attachments from their
+//! first packet.
 //!
-//! The [`enforcer`] combines the parts. An [`attachment`] is enforced with its policies, the settings of the node
-//! ([`node_defaults`]) and its `bandwidth`; [`level`] gives its enforcement level, and [`admission`] refuses a pod if
-//! that is too low. `node_addresses` are what NetworkPolicies except, and `held` is what stays
-//! of an earlier agent while the source does not know enough. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred`
-//! until a policy selects them, and the [`policies`], which decide the contents of the `policy_maps`. `programs`
-//! attaches programs to devices, and `routed` judges the traffic that the node translates, from and to the addresses that `routed_to`
-//! finds. `adoption` adopts the
-//! attachments of an earlier agent, `verify` checks that enforcement is still complete (`whole_parents`: each parent once),
-//! and [`queries`] answers the rest of the agent. Errors are in [`error`].
+//! The [`enforcer`] combines the parts. An [`attachment`] is enforced with its policies, the settings of
+//! the node ([`node_defaults`]) and its `bandwidth`; [`level`] determines its enforcement level, and
+//! [`admission`] refuses a pod if the level is too low. `node_addresses` are the addresses that
+//! NetworkPolicies except, and `held` decides which policies of an earlier agent stay while the source is
+//! incomplete.
+//!
+//! The `state` behind the enforcer's lock consists of a `roster` of attachments, those that are `deferred`
+//! until a policy selects them, and the [`policies`], which determine the contents of the `policy_maps`.
+//!
+//! `programs` attaches programs to devices. `routed` judges the traffic that the node translates, for the
+//! addresses that `routed_to` finds. `adoption` adopts the attachments of an earlier agent, `verify` checks
+//! that enforcement is still complete (`whole_parents`: each parent once per check), and [`queries`]
+//! answers the rest of the agent. Errors are in [`error`].
 
 pub mod admission;
 mod adoption;
@@ -37,12 +42,12 @@ use std::fmt;
 pub use bandwidth::paces;
 pub use whole_parents::WholeParents;
 
-/// The names of the programs that filters of netattach run on devices.
+/// Returns the names of the programs that netattach attaches to devices as filters.
 pub fn names_of_programs() -> Vec<&'static str> {
     crate::bpf::Program::ALL.map(crate::bpf::Program::name).to_vec()
 }
 
-/// The names of those on the node's ends of links.
+/// Returns the names of the programs on the node's ends of links.
 pub fn names_on_node_ends() -> [&'static str; 2] {
     crate::bpf::Program::ON_NODE_ENDS.map(crate::bpf::Program::name)
 }
@@ -58,8 +63,8 @@ use crate::step::HookKind;
 /// The dataplane, as attaching and detaching use it. A trait so that executables without a dataplane do not carry its
 /// code and its BPF object.
 pub trait Enforce: fmt::Debug + Send + Sync {
-    /// Gives attachments of one pod their policy, counters and programs, and sets their links' pace. `host` is in the node's
-    /// namespace, `pod` in the pod's.
+    /// Gives the attachments of one pod their policies, counters and programs, and sets the pace of their
+    /// links. `host` is in the node's netns, `pod` in the pod's.
     ///
     /// # Errors
     /// The kernel refused a map, a program or a queue. [`Enforce::detach`] and the deletion of the links roll it back.
@@ -74,8 +79,9 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn detach(&self, id: u32) -> Result<(), EnforceError>;
-    /// Takes an attachment's programs off the device that its pod had, and off that one's representor: the pod is gone, the
-    /// device is the node's again. Its record stays until [`Enforce::detach`].
+    /// Detaches an attachment's programs from the device that its pod had, and from the device's
+    /// representor: the pod is gone, and the device belongs to the node again. Its record stays until
+    /// [`Enforce::detach`].
     ///
     /// # Errors
     /// The kernel refused. Calling again is safe.
@@ -85,16 +91,19 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn retire(&self, id: u32) -> Result<(), EnforceError>;
-    /// Adopts the attachments of an earlier agent; when they are `all`, others are removed. Returns the failures.
+    /// Adopts the attachments of an earlier agent; if they are `all`, other attachments are removed.
+    /// Returns the failures.
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError>;
-    /// Has what stations send to groups not come in by the node's own link on a parent. Idempotent.
+    /// Drops multicast and broadcast frames of stations that arrive by the node's own link on a parent.
+    /// Idempotent.
     ///
     /// # Errors
     /// The kernel refused the program.
     fn drop_groups(&self, host_link: u32, host: &mut Handle) -> Result<(), EnforceError>;
-    /// The numbers of the attachments that the dataplane has records of.
+    /// Returns the numbers of the attachments with records in the dataplane.
     fn recorded(&self) -> Vec<u32>;
-    /// The first part of the attachment's enforcement that is missing, as text: record, addresses, policy or programs.
+    /// Returns the first missing part of the attachment's enforcement, as text: record, addresses, policy
+    /// or programs.
     ///
     /// # Errors
     /// The check failed.
@@ -103,7 +112,8 @@ pub trait Enforce: fmt::Debug + Send + Sync {
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError>;
-    /// The same in a look at many attachments that knows so much of their parents, which it adds to.
+    /// As [`Enforce::verify`], as part of a check of many attachments: uses and extends what the check
+    /// knows of their parents.
     ///
     /// # Errors
     /// The check failed.
@@ -118,28 +128,29 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused a program.
     fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError>;
-    /// Does what was left for after the attachment's ADD: programs that run by filters in the pod get links, which nobody there
-    /// can take off.
+    /// Does the work that the attachment's ADD has deferred: programs attached as filters in the pod are
+    /// attached by BPF links, which no process in the pod can remove.
     ///
     /// # Errors
-    /// The kernel refused a program: it goes on by a filter. Calling again is safe.
+    /// The kernel refused a program, which stays attached as a filter. Calling again is safe.
     fn settle(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError>;
-    /// Notes what goes past the programs of an attachment whose device is in its pod, as far as that namespace alone shows it:
-    /// its level is lower until a look finds it gone.
+    /// Records which packets bypass the programs of an attachment whose device is in its pod, as far as the
+    /// pod's netns shows it: its level is lower until a check finds nothing any more.
     ///
     /// # Errors
     /// The kernel does not show the device.
     fn look_into_pod(&self, attachment: &EnforcedAttachment, pod: &mut Handle) -> Result<(), EnforceError>;
-    /// Notes whether a look has found a device of kind `ifb` in the pod of the attachments with these numbers: while one is there
-    /// their level, and that of others on their parents, is lower. Returns whether one is there that matters to any.
+    /// Records whether a check has found a device of kind `ifb` in the pod of these attachments: while
+    /// there is one, their level, and that of others on their parents, is lower. Returns whether it matters
+    /// to any attachment.
     fn note_ifb(&self, attachments: &[u32], has_one: bool) -> bool;
-    /// The first shared pin that is missing, as text.
+    /// Returns the first missing shared pin, as text.
     ///
     /// # Errors
     /// The check failed.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
-    /// Checks that the attachment, as it is about to be enforced, has the required enforcement level: a card may switch what a
-    /// representor would show. Devices of others are not asked.
+    /// Checks that the attachment, as it is about to be enforced, has the required enforcement level: a
+    /// card may switch frames that a representor would see. Devices of other plugins are not queried.
     ///
     /// # Errors
     /// As [`Enforce::permit`].
@@ -149,7 +160,8 @@ pub trait Enforce: fmt::Debug + Send + Sync {
         attachment: &AttachmentPlan,
         enforced: &EnforcedAttachment,
     ) -> Result<(), Unenforceable>;
-    /// Checks that the attachment has the required enforcement level; `vantage` is where its frames are seen, if known.
+    /// Checks that the attachment has the required enforcement level; `vantage`: where its programs see its
+    /// frames, if known.
     ///
     /// # Errors
     /// The level is too low; the error names the origin of the requirement.

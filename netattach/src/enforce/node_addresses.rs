@@ -1,5 +1,5 @@
-//! The node's own addresses, which NetworkPolicies except: read at the start and when the kernel tells of others, never while
-//! policies are updated.
+//! The node's own addresses, which NetworkPolicies except. Read at the start and when the kernel notifies
+//! changes, never while policies are updated.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,28 +14,29 @@ use crate::plan::addressing::GATEWAY_V4;
 pub(super) struct NodeAddresses(RwLock<Option<Arc<BTreeSet<IpAddr>>>>);
 
 impl NodeAddresses {
-    /// Nobody asks for them.
+    /// No addresses, for options that do not need them.
     pub(super) const fn none() -> Self {
         Self(RwLock::new(None))
     }
 
-    /// Those of now.
+    /// Reads the present addresses.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The kernel cannot be queried.
     pub(super) fn of_now() -> Result<Self, EnforceError> {
         Ok(Self(RwLock::new(Some(Arc::new(read()?)))))
     }
 
-    /// As they were read last: one value until others are.
+    /// Returns the addresses that were read last, as a value that stays the same while they do.
     pub(super) fn known(&self) -> Arc<BTreeSet<IpAddr>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
     }
 
-    /// Reads them again, if what the kernel has told (`None`: not all) is about others than are known. Returns whether there are.
+    /// Reads the addresses again if the notified ones (`None`: some notifications were lost) differ from
+    /// the known ones. Returns whether the addresses have changed.
     ///
     /// # Errors
-    /// The kernel cannot be asked.
+    /// The kernel cannot be queried.
     pub(super) fn look(&self, told: Option<&[ToldAddress]>) -> Result<bool, EnforceError> {
         let known = self.known();
         if told.is_some_and(|told| !told.iter().any(|it| is_news(&known, it))) {
@@ -50,7 +51,8 @@ impl NodeAddresses {
     }
 }
 
-/// Whether the known addresses may be others after that. One that is told again has only been prolonged.
+/// Whether the notification may change the known addresses. A repeated notification only prolongs an
+/// address's lifetime.
 fn is_news(known: &BTreeSet<IpAddr>, told: &ToldAddress) -> bool {
     is_global(told.address) && known.contains(&told.address) != told.is_there
 }
@@ -62,7 +64,8 @@ fn read() -> Result<BTreeSet<IpAddr>, EnforceError> {
     Ok(addresses.filter(|address| is_global(*address)).chain([on_links]).collect())
 }
 
-/// Whether packets of other links and hosts can have an address. Link-local ones come and go with pods.
+/// Whether an address is used by packets of other links and hosts. Link-local addresses come and go with
+/// pods.
 fn is_global(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),

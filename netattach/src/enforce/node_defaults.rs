@@ -35,7 +35,7 @@ impl NodeDefaults {
         NodeRules { strict_connections, accept_icmp, accept_icmpv6 }
     }
 
-    /// The attachment with these settings and with its own bandwidth.
+    /// Returns the attachment with these settings and its own bandwidth.
     pub(super) fn applied_to(
         self,
         attachment: &Attachment,

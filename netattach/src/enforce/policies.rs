@@ -1,4 +1,4 @@
-//! Updates the maps from their contents to what the objects require.
+//! Updates the maps until they contain what the objects require.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ use crate::policy::options::{OnOverflow, Options};
 use crate::source::log_share::LogShare;
 use crate::source::{NotSynced, Source};
 
-/// Most changes that are kept until they are asked for.
+/// Most changes that are kept until they are read.
 const MOST_CHANGES: usize = 64;
 
 /// Durations of a change of the objects, from the manifests to the maps.
@@ -50,7 +50,7 @@ pub(super) struct Sources<'a> {
     pub(super) source: &'a dyn Source,
     /// Settings.
     pub(super) options: &'a Options,
-    /// What NetworkPolicies except.
+    /// The addresses that NetworkPolicies except.
     pub(super) node: &'a NodeAddresses,
     /// Whether routed packets are judged behind the node's address translation.
     pub(super) behind_translation: bool,
@@ -98,22 +98,22 @@ pub(super) struct Policies {
     over_capacity: Vec<Condition>,
     behind: Behind,
     last_change: Option<Change>,
-    /// Changes that nobody has asked for yet: at most [`MOST_CHANGES`].
+    /// Changes that were not read yet: at most [`MOST_CHANGES`].
     changes: Vec<Change>,
     /// Whether the policies of an earlier agent still have to be compared with the desired ones: the source was not
     /// complete at the start.
     unrecognised: bool,
     /// Whether there was no policy when the desired policies were compiled.
     is_open: bool,
-    /// What stays of an earlier agent.
+    /// Policies of an earlier agent that stay.
     held: Held,
-    /// The settings with the state of the node, as policies were compiled with them last.
+    /// The settings with the state of the node, as of the last compilation.
     of_node: Option<OfNode>,
-    /// What was logged of problems.
+    /// Bounds the log of problems.
     told: LogShare,
 }
 
-/// Settings with the state of the node, and what they were made of.
+/// Settings with the state of the node, and the inputs that they were made from.
 struct OfNode {
     addresses: Arc<BTreeSet<IpAddr>>,
     behind_translation: bool,
@@ -141,12 +141,13 @@ impl Policies {
         &self.desired
     }
 
-    /// Problems of policies, for their authors: what compiling has found, and policies that do not fit.
+    /// Returns problems of policies for their authors: those found by compiling, and policies that do not
+    /// fit.
     pub(super) fn conditions(&self) -> (Conditions, Vec<Condition>) {
         (self.desired.conditions.clone(), self.over_capacity.clone())
     }
 
-    /// How many problems of policies there are.
+    /// Returns the number of problems of policies.
     pub(super) fn conditions_counted(&self) -> usize {
         self.desired.conditions.len() + self.over_capacity.len()
     }
@@ -156,12 +157,12 @@ impl Policies {
         self.behind != Behind::Nothing || self.held.awaits()
     }
 
-    /// What the maps have is an earlier agent's.
+    /// Records that the maps have the contents of an earlier agent.
     pub(super) fn adopt(&mut self) {
         self.held.adopt(self.maps.programmed().endpoints.keys().copied());
     }
 
-    /// Forgets the policies of an attachment that has ended or starts anew.
+    /// Forgets the policies of an attachment that has ended or starts again.
     pub(super) fn forget(&mut self, id: u32) {
         self.maps.forget(id);
         self.held.forget(id);
@@ -177,7 +178,7 @@ impl Policies {
         self.last_change
     }
 
-    /// The changes since the last time.
+    /// Returns the changes since the last call.
     pub(super) fn take_changes(&mut self) -> Vec<Change> {
         std::mem::take(&mut self.changes)
     }
@@ -207,7 +208,7 @@ impl Policies {
         self.compare(&desired, kernel)
     }
 
-    /// Compares what adopted attachments have with what was decided for them now.
+    /// Compares the policies of adopted attachments with those that are desired now.
     fn compare(&mut self, desired: &Desired, kernel: &impl Kernel) -> Result<(), EnforceError> {
         let decided = self.held.decided(desired);
         if !decided.endpoints.is_empty() {
@@ -240,11 +241,11 @@ impl Policies {
         Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)
     }
 
-    /// Gives one more attachment what all have while there is no policy: nothing isolates it. Returns whether that is all there
-    /// is to do; otherwise everything is to be brought up to date.
+    /// Gives one more attachment the state of all attachments while there is no policy: nothing isolates
+    /// it. Returns whether that is sufficient; otherwise everything must be brought up to date.
     ///
     /// # Errors
-    /// The map could not be written. [`Policies::go_on`] tries again.
+    /// The map could not be written. [`Policies::go_on`] retries.
     pub(super) fn enter_open(
         &mut self,
         id: u32,
@@ -265,7 +266,7 @@ impl Policies {
         Ok(true)
     }
 
-    /// The counterpart of [`Policies::enter_open`], for an attachment that the maps have forgotten.
+    /// The counterpart of [`Policies::enter_open`], for an attachment that was removed from the maps.
     pub(super) fn leave_open(&mut self, id: u32, sources: Sources<'_>) -> bool {
         let stays_open = self.stays_open(sources);
         if stays_open {
@@ -274,7 +275,7 @@ impl Policies {
         stays_open
     }
 
-    /// Whether nothing was isolated, all of that is in the maps, and there still is no policy.
+    /// Whether nothing was isolated, the maps are up to date, and there is still no policy.
     fn stays_open(&self, sources: Sources<'_>) -> bool {
         self.is_open
             && self.behind == Behind::Nothing
@@ -307,16 +308,17 @@ impl Policies {
     fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Desired {
         self.is_open = false;
         if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
-            // What an earlier agent had enforced stays. What has nothing yet gets nothing until the policies are known.
+            // Policies that an earlier agent enforced stay. An attachment without any gets none until the
+            // policies are known.
             let undecided = endpoints.keys().copied().collect();
             return Desired { undecided, ..Desired::default() };
         }
-        // After that question: a snapshot from before may be the empty one that precedes the first.
+        // Read after that check: a snapshot from before it may be the empty one that precedes the first.
         let objects = sources.source.snapshot();
         let has_none = has_no_policy(&objects, sources.options);
         let mut desired = if has_none {
-            // Without policies nothing is isolated, and examining every pod would slow down every ADD. Nor is what the last
-            // ones were compiled from of use to anybody: of a large one that is tens of megabytes.
+            // Without policies nothing is isolated, and examining every pod would slow down every ADD. The
+            // state of the compiler is not needed either; for a large cluster it has tens of megabytes.
             self.compiler.forget();
             let open = Arc::<EndpointPolicy>::default();
             let endpoints = endpoints.keys().map(|id| (*id, Arc::clone(&open))).collect();
@@ -421,7 +423,7 @@ impl Policies {
         first
     }
 
-    /// Removes policies that packets no longer read; returns whether there were any.
+    /// Removes policies that packets no longer read. Returns whether there were any.
     fn make_room(&mut self, kernel: &impl Kernel) -> Result<bool, BpfError> {
         if !self.maps.has_unreferenced() {
             return Ok(false);
@@ -430,8 +432,8 @@ impl Policies {
         self.maps.remove_unread(unread, kernel)
     }
 
-    /// Reports the policies that are not in the maps, and logs them once; also logs other new problems of policies, of each
-    /// namespace its share.
+    /// Reports the policies that are not in the maps, and logs them once; also logs other new problems of
+    /// policies, with a share for each namespace.
     fn report(
         &mut self,
         desired: &Desired,
@@ -462,9 +464,9 @@ fn has_no_policy(objects: &Objects, options: &Options) -> bool {
     objects.policies.is_empty() && (objects.network_policies.is_empty() || !options.network_policy)
 }
 
-/// The assignment of an attachment while policies are not in the maps; `None`: it has to wait. An attachment that
-/// should be isolated is never left open, and with [`OnOverflow::Keep`] one that was isolated keeps the policy that
-/// isolated it.
+/// Returns the assignment of an attachment while its policies are not in the maps; `None`: it has to wait.
+/// An attachment that should be isolated is never left open, and with [`OnOverflow::Keep`] an isolated one
+/// keeps the policy that isolated it.
 fn possible(
     refused: &Refused,
     wanted: PolicyIds,
@@ -488,7 +490,7 @@ fn possible(
     })
 }
 
-/// The conditions of the policies that contribute to one that does not fit.
+/// Returns the conditions of the policies that contribute to one that does not fit.
 fn over_capacity(
     desired: &Desired,
     refused: &Arc<CompiledPolicy>,

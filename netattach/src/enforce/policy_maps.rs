@@ -240,8 +240,8 @@ impl PolicyMaps {
         Ok(())
     }
 
-    /// Records the policies that are no longer referenced: of these, and of an earlier agent's. Most changes have none: then
-    /// nothing is looked for among all attachments.
+    /// Records which of these policies, and of an earlier agent's, are no longer referenced. Most changes
+    /// have none; then attachments are not searched.
     pub(super) fn retire(&mut self, policies: &BTreeSet<PolicyId>, kernel: &impl Kernel) {
         let is_known = |id: &PolicyId| self.programmed.policies.contains_key(id);
         let mut candidates: BTreeSet<PolicyId> = policies.iter().copied().filter(is_known).collect();

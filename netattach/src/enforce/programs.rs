@@ -26,20 +26,20 @@ pub(super) struct AttachedPrograms {
     dataplane: Arc<Dataplane>,
     parents: Parents,
     modes: AttachModes,
-    /// Whether programs can tell what is written into a packet after they have judged it.
+    /// Whether programs can detect what is written into a packet after they have judged it.
     sees_unfinished: bool,
     turn: Mutex<()>,
     /// How often programs were reattached.
     put_back: AtomicU64,
     rivals: Rivals,
-    /// Those that take programs off.
+    /// Processes that repeatedly remove programs.
     removers: Rivals,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
 }
 
-/// The right to attach or detach programs on an attachment's device: an attachment that ends meanwhile gets none.
-/// Acquired before the enforcer's lock.
+/// The lock for attaching or detaching programs on an attachment's device: an attachment that ends
+/// meanwhile gets none. Acquired before the enforcer's lock.
 pub(super) type Turn<'a> = MutexGuard<'a, ()>;
 
 /// The state of an adopted attachment's programs.
@@ -47,7 +47,7 @@ pub(super) type Turn<'a> = MutexGuard<'a, ()>;
 pub(super) enum Adopted {
     /// They run, or the pod or its device is gone.
     Done,
-    /// They did not run, and are not needed before a policy selects the attachment.
+    /// They did not run, and are not needed until a policy selects the attachment.
     Deferred,
 }
 
@@ -86,20 +86,20 @@ impl AttachedPrograms {
         enforcement(vantage, pod, means)
     }
 
-    /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the
-    /// two grace periods that links take.
+    /// Whether the programs of an attachment of that pod may run as filters until they are attached by BPF
+    /// links: an ADD then need not wait for the two RCU grace periods of links.
     pub(super) fn may_begin_by_filters(&self, attachment: &EnforcedAttachment, pod: Option<&Pod>) -> bool {
         let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_deref());
         attachment.begins_in_pod() && may_begin_by_filters(self.modes, pod, uid)
     }
 
-    /// Waits for the right to change programs on attachments' own devices.
+    /// Waits for the lock for changing programs on attachments' own devices.
     pub(super) fn take_turn(&self) -> Turn<'_> {
         // No lock is poisoned: a panic ends the agent.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Binds a device of the node to an attachment. Until then its packets are dropped.
+    /// Binds a device of the node to an attachment. Before this its packets are dropped.
     pub(super) fn bind(&self, attachment: &EnforcedAttachment, device: u32) -> Result<(), EnforceError> {
         Ok(self.dataplane.attachments().bind(device, attachment.id)?)
     }
@@ -116,7 +116,7 @@ impl AttachedPrograms {
         }
     }
 
-    /// Attaches the programs by filters to an attachment's device in its pod, which is down.
+    /// Attaches the programs as filters to an attachment's device in its pod, which is down.
     pub(super) fn attach_by_filters(
         &self,
         attachment: &EnforcedAttachment,
@@ -147,8 +147,8 @@ impl AttachedPrograms {
         }
     }
 
-    /// Attaches the programs to the node's ends of attachments of one pod, and puts those whose hook point is a parent under
-    /// its programs. Does nothing about others.
+    /// Attaches the programs to the node's ends of attachments of one pod, and lets the programs of parents
+    /// judge those whose hook point is a parent. Does nothing for others.
     pub(super) fn attach_all(
         &self,
         attachments: &[EnforcedAttachment],
@@ -170,7 +170,7 @@ impl AttachedPrograms {
                 }
                 HookPoint::NodeEnd(device) if attachment.when != EnforceWhen::Selected => {
                     let hooks = node_end::on(*device);
-                    // Nobody else can have programs on devices that were made for this pod.
+                    // No other process can have programs on devices that were made for this pod.
                     let mode = match attachment.is_on_representor() {
                         true => {
                             let mode = hooks.mode(self.modes.attachments);
@@ -188,7 +188,7 @@ impl AttachedPrograms {
         let dataplane = &self.dataplane;
         let entered = self.parents.enter(dataplane, &on_parents, host);
         let entered = entered.map_err(|error| failed(&parents_at, error))?;
-        // Those of parents and of nodes' ends in one datagram.
+        // Those of parents and of nodes' ends in one message.
         let (bare_at, mut devices): (Vec<usize>, Vec<_>) = entered.bare().unzip();
         let positions = bare_at.iter().filter_map(|at| parents_at.get(*at)).chain(&node_at);
         let positions: Vec<usize> = positions.copied().collect();
@@ -210,7 +210,8 @@ impl AttachedPrograms {
         Ok(())
     }
 
-    /// The first program of an attachment that does not judge every packet, as text. `by_filters`: they have no links yet.
+    /// Returns the first program of an attachment that does not judge every packet, as text. `by_filters`:
+    /// they are not attached by BPF links yet.
     pub(super) fn missing(
         &self,
         attachment: &EnforcedAttachment,
@@ -228,7 +229,7 @@ impl AttachedPrograms {
         Ok(lack.map(|lack| self.in_words(attachment, lack, host)))
     }
 
-    /// What an attachment's programs lack, and where.
+    /// Returns what an attachment's programs lack, and where, as text.
     pub(super) fn in_words(&self, attachment: &EnforcedAttachment, lack: Lack, host: &mut Handle) -> String {
         let index = attachment.host_index();
         if index == 0 {
@@ -243,12 +244,14 @@ impl AttachedPrograms {
         }
     }
 
-    /// The level of attachments on a device of that index, where others do something about its programs again and again.
+    /// Returns the level of attachments on a device whose programs other processes repeatedly remove or
+    /// precede.
     pub(super) fn contested(&self, device: u32) -> Option<Enforcement> {
         self.rivals.at(device).map(contested).or_else(|| self.removers.at(device).map(removed))
     }
 
-    /// Puts the programs on an attachment's own device or on its parent back, where one is missing or behind those of others.
+    /// Reattaches the programs on an attachment's own device or on its parent, if one is missing or behind
+    /// programs of others.
     pub(super) fn restore(
         &self,
         attachment: &EnforcedAttachment,
@@ -263,7 +266,7 @@ impl AttachedPrograms {
         } else {
             Restored::default()
         };
-        // In the pod it is the pod's doing, which the level says anyway.
+        // In the pod the pod itself has removed it, which the level expresses anyway.
         if restored.was_absent && restored.helped() && point.host_index() != 0 {
             self.removers.note(point.host_index());
         }
@@ -286,8 +289,8 @@ impl AttachedPrograms {
         Ok(pod::unlink(id, self.dataplane.programs())?)
     }
 
-    /// Takes the programs off the node's end of an attachment that has ended, where that is a device that stays; `clsact` stays
-    /// too, as nothing says who made it. After any attaching in progress.
+    /// Detaches the programs from the node's end of an attachment that has ended, if the device stays;
+    /// `clsact` stays too, as it is not known who made it. Waits for any attaching in progress.
     pub(super) fn leave_node_end(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
         let devices = self.dataplane.attachments().devices_of(id);
@@ -363,7 +366,7 @@ impl AttachedPrograms {
         host: &mut Handle,
     ) -> Result<Adopted, EnforceError> {
         if device.namespace().map_err(HookError::from)?.is_none() {
-            // The pod is gone: its DEL is still to come.
+            // The pod is gone, and its DEL is still to come.
             return Ok(Adopted::Done);
         }
         let (mode, programs) = (self.modes.others, self.dataplane.programs());

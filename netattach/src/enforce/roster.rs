@@ -10,22 +10,23 @@ use crate::objects::{ObjectName, Place};
 use crate::policy::index::{Endpoint, Endpoints};
 use crate::policy::level::Enforcement;
 
-/// The data kept per attachment, by number. An attachment is entered before its programs run. It leaves in two steps:
-/// first no programs are attached for it any more, and once its record is gone policies no longer see it.
+/// The data kept per attachment, by number. An attachment is entered before its programs run. It leaves in
+/// two steps: first no more programs are attached for it; once its record is gone, policies no longer see
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
     endpoints: Endpoints,
-    /// What the endpoints are on: of thousands there are a few.
+    /// The sets of places of the endpoints: thousands of endpoints share a few.
     places: BTreeSet<Arc<BTreeSet<Place>>>,
     points: BTreeMap<u32, Point>,
-    /// What the programs of some were found to lack at the last look.
+    /// What the programs of some attachments lacked at the last check.
     shortfalls: BTreeMap<u32, Enforcement>,
-    /// By what packets of some were found to go past their programs, at the last look into their pods.
+    /// Which packets bypassed the programs of some attachments at the last check of their pods.
     passed_by: BTreeMap<u32, Enforcement>,
-    /// Those whose pods had devices of kind `ifb` at the last look, as far as these matter for them or others, each with the parent
-    /// whose links it reaches.
+    /// Attachments whose pods had devices of kind `ifb` at the last check, as far as these matter for them
+    /// or others, each with the parent whose links the device reaches.
     with_ifb: BTreeMap<u32, Option<u32>>,
-    /// The same by parent.
+    /// The same, indexed by parent.
     with_ifb_on: BTreeSet<(u32, u32)>,
 }
 
@@ -50,8 +51,9 @@ impl Point {
         }
     }
 
-    /// Whether its pod can send past its programs by a device of kind `ifb`: they see what the pod sends as what a device of the
-    /// node receives. Those in the pod see it before it leaves, which no such device keeps them from.
+    /// Whether its pod can bypass its programs by a device of kind `ifb`: that is possible if they see the
+    /// pod's packets on a device that receives them in the node. Programs in the pod see packets before
+    /// they leave it, which no such device prevents.
     fn is_past_by_ifb(&self) -> bool {
         match self.point {
             HookPoint::NodeEnd(_) => !self.behind_card,
@@ -88,15 +90,15 @@ impl Roster {
         if let Some(known) = self.places.get(at) {
             return Arc::clone(known);
         }
-        // Networks that nothing is on any more.
+        // Drops place sets without an endpoint.
         self.places.retain(|places| Arc::strong_count(places) > 1);
         self.places.insert(Arc::clone(at));
         Arc::clone(at)
     }
 
-    /// Stops attaching programs for an attachment. Returns whether no programs can be running on a device in its pod:
-    /// they run there if another plugin made the interface or the link's hook point is there; for an unknown attachment
-    /// they might.
+    /// Stops attaching programs for an attachment. Returns whether no programs can be running on a device
+    /// in its pod: they run there if another plugin made the interface or the link's hook point is there,
+    /// and possibly for an unknown attachment.
     pub(super) fn end(&mut self, id: u32) -> bool {
         self.forget_looks(id);
         self.points
@@ -114,7 +116,7 @@ impl Roster {
         self.points.get(&attachment.id) == Some(&Point::of(attachment))
     }
 
-    /// Notes what an attachment's programs lack, if it has not ended meanwhile.
+    /// Records what an attachment's programs lack, unless it has ended meanwhile.
     pub(super) fn note_shortfall(&mut self, attachment: &EnforcedAttachment, found: Option<Enforcement>) {
         match found.filter(|_| self.is_current(attachment)) {
             Some(found) => self.shortfalls.insert(attachment.id, found),
@@ -122,12 +124,12 @@ impl Roster {
         };
     }
 
-    /// What an attachment's programs were found to lack.
+    /// Returns what an attachment's programs lacked at the last check.
     pub(super) fn shortfall(&self, id: u32) -> Option<&Enforcement> {
         self.shortfalls.get(&id)
     }
 
-    /// Notes by what packets go past an attachment's programs, if it has not ended meanwhile.
+    /// Records which packets bypass an attachment's programs, unless it has ended meanwhile.
     pub(super) fn note_passed_by(&mut self, attachment: &EnforcedAttachment, found: Option<Enforcement>) {
         match found.filter(|_| self.is_current(attachment)) {
             Some(found) => self.passed_by.insert(attachment.id, found),
@@ -135,13 +137,13 @@ impl Roster {
         };
     }
 
-    /// By what packets were found to go past an attachment's programs.
+    /// Returns which packets bypassed an attachment's programs at the last check.
     pub(super) fn passed_by(&self, id: u32) -> Option<&Enforcement> {
         self.passed_by.get(&id)
     }
 
-    /// Notes whether the pod of the attachment with this number has a device of kind `ifb`. Returns whether it has one by which
-    /// something can go past the programs of this attachment, or of others on its parent.
+    /// Records whether the pod of the attachment with this number has a device of kind `ifb`. Returns
+    /// whether packets can bypass the programs of this attachment, or of others on its parent, by it.
     pub(super) fn note_ifb(&mut self, id: u32, has_one: bool) -> bool {
         let matters = |known: &Point| known.is_past_by_ifb() || known.shares.is_some();
         let known = self.points.get(&id).filter(|known| has_one && matters(known));
@@ -153,7 +155,7 @@ impl Roster {
         true
     }
 
-    /// By whose device of kind `ifb` something can go past an attachment's programs.
+    /// Returns whose device of kind `ifb` lets packets bypass an attachment's programs.
     pub(super) fn past_by_ifb(&self, id: u32) -> Option<PastBy> {
         if self.with_ifb.is_empty() {
             return None;
@@ -172,7 +174,8 @@ impl Roster {
         self.points.get(&id).is_some_and(|known| known.behind_card)
     }
 
-    /// Index of the device on the node on which an attachment's programs run; 0 where it is not there.
+    /// Returns the index of the device on the node on which an attachment's programs run; 0 if they are not
+    /// on the node.
     pub(super) fn host_index(&self, id: u32) -> Option<u32> {
         self.points.get(&id).map(|known| known.point.host_index())
     }
@@ -182,7 +185,7 @@ impl Roster {
         &self.endpoints
     }
 
-    /// The same, with the hook points of their programs.
+    /// Returns the same with the hook points of their programs.
     pub(super) fn placed(&self) -> impl Iterator<Item = (&Endpoint, &HookPoint)> {
         let placed = |endpoint: &'_ Endpoint| self.points.get(&endpoint.id).map(|known| &known.point);
         self.endpoints.values().filter_map(move |endpoint| Some((&**endpoint, placed(endpoint)?)))
@@ -233,7 +236,7 @@ mod tests {
         assert_eq!(roster.shortfall(3), Some(&lack));
         roster.note_shortfall(&attachment(3), None);
         assert_eq!(roster.shortfall(3), None);
-        // What is found in the pod stands beside it.
+        // The finding in the pod is kept beside it.
         let passed_by = Enforcement { level: Level::None, why: "past".to_owned() };
         roster.note_passed_by(&attachment(3), Some(passed_by.clone()));
         roster.note_shortfall(&attachment(3), None);
@@ -269,7 +272,7 @@ mod tests {
         enter(2, on(8, true), Some(8));
         enter(3, on(8, true), Some(8));
         enter(4, on(9, true), Some(9));
-        // Not in mode bridge: what it sends leaves by the parent.
+        // Not in mode bridge: its packets leave by the parent.
         enter(5, on(9, false), None);
         // Ipvlans, and a device.
         enter(6, HookPoint::Pod(device(2)), Some(10));
@@ -284,7 +287,7 @@ mod tests {
         assert_eq!(found(&roster), [own, own, other, None, None, None, other, None, None]);
         assert!(!roster.note_ifb(2, false));
         assert_eq!(found(&roster), [own, None, None, None, None, None, other, None, None]);
-        // Its number is another's now, on another parent.
+        // Its number now belongs to another attachment, on another parent.
         let mut moved = attachment(6);
         (moved.point, moved.shares) = (HookPoint::Pod(device(2)), Some(8));
         roster.enter(&moved);

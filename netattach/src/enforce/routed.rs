@@ -1,10 +1,11 @@
-//! Judges routed packets behind the node's address translation: the table in its packet filter, and the devices that
-//! leave their packets to it.
+//! Judges routed packets after the node's address translation: maintains the table in the node's packet
+//! filter, and the devices that leave their packets to the table.
 //!
-//! A device leaves packets to the table only while the table is in place. If it is removed, that is noticed within a
-//! second: the devices then judge everything, the table is restored, and only then do they leave packets to it again.
-//! If it cannot be restored, pods isolated for egress cannot reach Services, nor their node, whose address
-//! may lead elsewhere; nor while it is left alone for a minute, because another program removes it again and again.
+//! A device leaves packets to the table only while the table is installed. A removal is noticed within a
+//! second: the devices then judge everything, the table is restored, and only after that they leave packets
+//! to it again. While it cannot be restored, pods isolated for egress cannot reach Services or their node,
+//! whose address may be translated. The same holds for the minute during which the table is not restored
+//! because another program removes it repeatedly.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -27,25 +28,25 @@ pub(super) struct Routed(Mutex<State>);
 
 struct State {
     maps: bpf::Routed,
-    /// Whose the table is: the agent's state directory.
+    /// Owner of the table: the agent's state directory.
     owner: String,
     /// Whether the table is to be used.
     wanted: bool,
-    /// Why the table is not in place.
+    /// Why the table is not installed.
     missing: Option<String>,
-    /// Whether the table is in place, as [`Routed::keep`] has told last.
+    /// Whether the table is installed, as [`Routed::keep`] last returned.
     told: bool,
-    /// How often it was put back after others had removed or changed it.
+    /// How often it was restored after other processes had removed or changed it.
     put_back: PutBack<()>,
-    /// The packet filter's generation when the table was seen to be in place.
+    /// The packet filter's generation when the table was last seen installed.
     seen: Option<u32>,
     /// Whether the table also sees bridged packets, per family.
     bridged: [bool; 2],
     /// By attachment.
     gateways: BTreeMap<u32, Gateway>,
-    /// What the attachments are called that are found by their addresses, for errors.
+    /// The names, for errors, of attachments that are found by their addresses.
     labels: BTreeMap<u32, String>,
-    /// How many have been found, again and again.
+    /// Counts the gateways found so far.
     found: u64,
 }
 
@@ -59,15 +60,15 @@ struct Gateway {
     link: u32,
     /// `None`: nowhere.
     mac: Option<Mac>,
-    /// Its number among those that were found.
+    /// Its number in the count of found gateways.
     found: u64,
 }
 
 impl Routed {
-    /// Installs the table, replacing an earlier agent's, if it is `wanted`; otherwise has devices judge everything, and
-    /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to an existing table:
-    /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`]. `owner`: the agent's state directory, which the
-    /// table says.
+    /// Installs the table if it is `wanted`, replacing an earlier agent's; otherwise makes devices judge
+    /// everything, and removes the table. `succeeds`: devices may still run programs on other maps, which
+    /// leave packets to an existing table; then both are postponed to [`Routed::take_over`] and
+    /// [`Routed::finish`]. `owner`: the agent's state directory, recorded in the table.
     pub(super) fn begin(
         maps: bpf::Routed,
         owner: String,
@@ -104,8 +105,8 @@ impl Routed {
         Ok(begun)
     }
 
-    /// Installs the table once the earlier attachments are known. Where another's has its name, that stays, and devices judge
-    /// everything.
+    /// Installs the table once the earlier attachments are known. If another owner's table has its name,
+    /// that table stays, and devices judge everything.
     pub(super) fn take_over(&self) -> Result<(), EnforceError> {
         let mut state = self.lock();
         if !state.wanted {
@@ -118,7 +119,7 @@ impl Routed {
         netlink::install_guard(&state.owner, state.maps.program()).map_err(EnforceError::NoGuard)
     }
 
-    /// Removes the table if it is not wanted, when no device leaves packets to it.
+    /// Removes the table if it is not wanted, once no device leaves packets to it.
     pub(super) fn finish(&self) -> Result<(), EnforceError> {
         let state = self.lock();
         let is_own = || Ok::<_, EnforceError>(netlink::guard_of_another(&state.owner)?.is_none());
@@ -128,22 +129,23 @@ impl Routed {
         Ok(())
     }
 
-    /// Whether packets that the node may translate are judged behind the translation.
+    /// Whether packets that the node may translate are judged after the translation.
     pub(super) fn is_active(&self) -> bool {
         let state = self.lock();
         state.wanted && state.missing.is_none()
     }
 
-    /// Why they are not, although they should be.
+    /// Returns why they are not, although they should be.
     pub(super) fn missing(&self) -> Option<String> {
         self.lock().missing.clone()
     }
 
-    /// Has routed packets from and to an attachment judged behind the node's address translation, if the attachment is
-    /// on the default network, as far as the node routes to it.
+    /// Judges routed packets from and to an attachment after the node's address translation, if the
+    /// attachment is on the default network, as far as the node routes to it.
     ///
     /// # Errors
-    /// [`EnforceError::AddressGuarded`]: one of its addresses is another attachment's there already, which keeps it.
+    /// [`EnforceError::AddressGuarded`]: one of its addresses belongs to another attachment there already,
+    /// which keeps it.
     pub(super) fn guard(
         &self,
         attachment: &EnforcedAttachment,
@@ -159,8 +161,9 @@ impl Routed {
         state.guard(attachment, &addresses, host)
     }
 
-    /// As [`Routed::guard`], of an attachment that is there already: an address that is another's too stays with the one that has had
-    /// it first, and what this one sends and receives by it is judged at its device until that one goes.
+    /// As [`Routed::guard`], for an existing attachment. An address that two attachments have stays with
+    /// the first one; traffic of the other one by that address is judged at its device until the first one
+    /// ends.
     pub(super) fn adopt(
         &self,
         attachment: &EnforcedAttachment,
@@ -181,7 +184,8 @@ impl Routed {
         state.guard(attachment, &addresses, host)
     }
 
-    /// The addresses by which an attachment is to be found: on the default network those that the node routes to it.
+    /// Returns the addresses by which an attachment is found: on the default network those that the node
+    /// routes to it.
     fn addresses(
         &self,
         attachment: &EnforcedAttachment,
@@ -201,16 +205,17 @@ impl Routed {
         self.lock().forget(id)
     }
 
-    /// Forgets all attachments but these.
+    /// Removes all attachments except these.
     pub(super) fn retain(&self, known: &BTreeSet<u32>) -> Result<(), EnforceError> {
         let strays: Vec<u32> = self.lock().maps.known().difference(known).copied().collect();
         strays.into_iter().try_for_each(|id| self.forget(id))
     }
 
-    /// Maintains the table and checks links that may have changed. `true`: the table has been installed or removed
-    /// since the last call that did not fail, which changes what policies may refer to. `put_back` is called if the table was gone.
-    /// One call at a time. Attachments come and go meanwhile: they wait for no question to the kernel, but while the table is put
-    /// back. After a failure the next call is to be with [`Changes::Anything`].
+    /// Maintains the table and checks links that may have changed. `true`: the table has been installed or
+    /// removed since the last successful call, which changes what policies may refer to. `put_back` is
+    /// called if the table was gone. One call at a time. Attachments may be added and removed during the
+    /// call: they wait for it only while the table is being restored, not while the kernel is queried.
+    /// After a failure the next call must be with [`Changes::Anything`].
     pub(super) fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
         if !self.lock().wanted {
             return Ok(false);
@@ -232,7 +237,7 @@ impl Routed {
         Ok(std::mem::replace(&mut state.told, is_there) != is_there)
     }
 
-    /// Finds the gateways of these attachments anew. One that cannot be found keeps no other from being looked for.
+    /// Finds the gateways of these attachments again. A failure for one does not prevent the others.
     fn look(&self, touched: BTreeSet<u32>) -> Result<(), EnforceError> {
         if touched.is_empty() {
             return Ok(());
@@ -256,7 +261,8 @@ impl Routed {
 }
 
 impl State {
-    /// Has an attachment found by these addresses; without any, its device judges everything, whatever an earlier agent had.
+    /// Finds an attachment by these addresses; without any, its device judges everything, whatever an
+    /// earlier agent had set.
     fn guard(
         &mut self,
         attachment: &EnforcedAttachment,
@@ -271,7 +277,7 @@ impl State {
         }
         self.maps.guard(attachment.id, addresses)?;
         self.labels.insert(attachment.id, attachment.label.clone());
-        // Only in this case is it known how packets reach the node.
+        // Only in this case it is known how packets reach the node.
         if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
             let gateway = Gateway::find(*device, attachment.routed, host)?;
             self.put(attachment.id, gateway)?;
@@ -285,12 +291,13 @@ impl State {
         Ok(self.maps.forget(id)?)
     }
 
-    /// What an attachment is called. One that an earlier agent has left, and whose record cannot be read, is a number.
+    /// Returns the name of an attachment. One left by an earlier agent, with an unreadable record, is named
+    /// by its number.
     fn label(&self, id: u32) -> String {
         self.labels.get(&id).cloned().unwrap_or_else(|| format!("the attachment with number {id}"))
     }
 
-    /// Whether the table is in place as it was seen, and nothing has changed since that gates depend on.
+    /// Whether the table is installed as last seen, and nothing that gates depend on has changed since.
     fn stands(&self, generation: u32, bridged: [bool; 2], changes: &Changes) -> bool {
         self.missing.is_none()
             && self.seen == Some(generation)
@@ -298,13 +305,14 @@ impl State {
             && changes.is_none()
     }
 
-    /// Has all devices judge everything, including those of an earlier agent's attachments that are not adopted.
+    /// Makes all devices judge everything, including those of an earlier agent's attachments that are not
+    /// adopted.
     fn close(&mut self) -> Result<(), EnforceError> {
         self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
     }
 
-    /// Puts the table back, unless another's has its name or that was done too often just now. Returns whether it did; else
-    /// notes why not.
+    /// Restores the table, unless another owner's table has its name or it was restored too often lately.
+    /// Returns whether it did; otherwise records the reason.
     fn install(&mut self, now: Instant) -> bool {
         self.missing = self.try_to_install(now).err();
         self.missing.is_none()
@@ -331,8 +339,8 @@ impl State {
         Ok(self.maps.set_gate(id, gate)?)
     }
 
-    /// Takes in how the table is, unless that was not to be checked, and whether it sees bridged packets. Returns the attachments
-    /// whose gateways are to be found anew; all other gates are as they are to be.
+    /// Records the state of the table, if it was checked, and whether it sees bridged packets. Returns the
+    /// attachments whose gateways must be found again; all other gates are up to date.
     fn take_in(
         &mut self,
         (is_whole, generation): (Option<bool>, u32),
@@ -366,7 +374,7 @@ impl State {
         Ok(touched)
     }
 
-    /// The attachments whose gateways may be others by these changes.
+    /// Returns the attachments whose gateways may have changed.
     fn touched(&self, changes: &Changes) -> BTreeSet<u32> {
         let is_touched = |gateway: &Gateway| match changes {
             Changes::Anything => true,
@@ -377,15 +385,15 @@ impl State {
         self.gateways.iter().filter(|(_, gateway)| is_touched(gateway)).map(|(id, _)| *id).collect()
     }
 
-    /// Has the gateway of an attachment.
+    /// Sets the gateway of an attachment.
     fn put(&mut self, id: u32, gateway: Gateway) -> Result<(), EnforceError> {
         self.found += 1;
         self.gateways.insert(id, Gateway { found: self.found, ..gateway });
         self.set_gate(id)
     }
 
-    /// The same, of one that was found anew, unless the attachment has gone since or its number is another's, whose own was found
-    /// then.
+    /// Sets a gateway that was found again, unless the attachment has ended since or its number belongs to
+    /// another one, whose gateway was found later.
     fn put_again(&mut self, id: u32, before: u64, gateway: Gateway) -> Result<(), EnforceError> {
         match self.gateways.get(&id) {
             Some(known) if known.found == before => self.put(id, gateway),
@@ -394,7 +402,7 @@ impl State {
     }
 }
 
-/// Why the table is not in place where another program removes it again and again.
+/// Returns the reason if another program removes the table repeatedly.
 fn fought_over(times: u32) -> String {
     format!(
         "another program removes or changes it again and again: it was put back {times} times, and from now on is once a minute \
@@ -402,7 +410,7 @@ fn fought_over(times: u32) -> String {
     )
 }
 
-/// Why the table is not in place where another's has its name.
+/// Returns the reason if another owner's table has the name.
 fn of_another(whose: &str) -> String {
     let table = netlink::GUARD_TABLE;
     format!(
@@ -441,7 +449,7 @@ mod tests {
     use crate::enforce::routed_to::RoutedTo;
     use crate::netlink::Touched;
 
-    /// That of an agent which wants the table, with these gates.
+    /// The state of an agent that wants the table, with these gates.
     fn state(gates: &[(u32, Gate)]) -> State {
         State {
             maps: bpf::Routed::in_memory(gates),
@@ -497,14 +505,15 @@ mod tests {
             assert_eq!(told, Err(why.to_owned()));
             assert_eq!(holders(), [Some(1), None]);
         }
-        // Both are there at a start.
+        // Both exist at a start.
         routed.adopt(&second, &none, &mut host).unwrap();
         assert_eq!(holders(), [Some(1), Some(2)]);
         routed.forget(1).unwrap();
         assert_eq!(holders(), [Some(2), Some(2)]);
         let told = routed.guard(&first, &none, &mut host).map_err(|error| error.to_string());
         assert!(told.unwrap_err().contains("shop/2 eth0"));
-        // On a network of layer 2 alone it is none that the node routes, also where an earlier agent had it so.
+        // On a layer-2 network the node does not route to the address, even if an earlier agent had
+        // recorded that it does.
         let mut unrouted = second;
         unrouted.routed_to = RoutedTo::None;
         routed.adopt(&unrouted, &none, &mut host).unwrap();
@@ -575,7 +584,7 @@ mod tests {
         assert_eq!(take_in(&mut state, true, &links(&[20])), BTreeSet::from([4, 5]));
         assert!(is_open(&state, 3, gate(1, true)), "bridged packets are seen now");
         assert!(is_open(&state, 4, gate(1, false)), "it is looked at first");
-        // The number of the one is another's meanwhile.
+        // The number of one belongs to another attachment meanwhile.
         let [before, other] = [4, 5].map(|id| state.gateways[&id].found);
         state.put(5, gateway(10, 20, 6)).unwrap();
         state.put_again(4, before, gateway(8, 20, 2)).unwrap();

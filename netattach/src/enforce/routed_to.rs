@@ -1,7 +1,9 @@
-//! Which addresses lead the node's packet filter to an attachment: those that the node itself routes to it.
+//! Determines by which addresses the node's packet filter finds an attachment: those that the node itself
+//! routes to it.
 //!
-//! What the table of the packet filter is told is that all that is routed from and to an address is this pod's. On a network of
-//! layer 2 alone an address says nothing of that: another host may have it there, and the node routes to that one, or elsewhere.
+//! The table of the packet filter assumes that all traffic routed from and to such an address belongs to
+//! this pod. On a layer-2 network that does not hold: another host may have the address there, and the node
+//! routes to that host, or elsewhere.
 
 use std::net::IpAddr;
 
@@ -13,24 +15,25 @@ use crate::step::{LeasedAddress, MadeBy, Step};
 /// The addresses that the node routes to an attachment by a device of the attachment's own, as far as its plan says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RoutedTo {
-    /// None: its network is one of layer 2 alone.
+    /// None: its network is a layer-2 network without routing by the node.
     None,
-    /// These: by its end on the node, or by its bridge, where their gateways are.
+    /// These, by its end on the node, or by its bridge, which has their gateways.
     These(Vec<IpAddr>),
-    /// Those of these in a subnet of the node's on this parent (`hostAccess`), by the node's link beside the pod's.
+    /// Those of these in a subnet that the node has on this parent (`hostAccess`), by the node's own link
+    /// on the parent.
     Beside {
         /// Index of the parent.
         parent: u32,
         /// The pod's addresses.
         leased: Vec<LeasedAddress>,
     },
-    /// Another plugin made its interface. These are not the pod's own choice: the node routes to them if its end is no port of a
-    /// bridge, or if it routes to them by that bridge.
+    /// Another plugin made its interface. The pod did not choose these addresses: the node routes to them
+    /// if its end is no bridge port, or if the node routes to them by that bridge.
     Found(Vec<IpAddr>),
 }
 
 impl RoutedTo {
-    /// Those of an attachment with these addresses.
+    /// Returns those of an attachment with these addresses.
     pub(super) fn of(
         (sandbox, attachment): (&Sandbox, &AttachmentPlan),
         leased: &Leased,
@@ -58,10 +61,11 @@ impl RoutedTo {
         }
     }
 
-    /// The addresses, as the kernel has it now. `end`: index of the attachment's end on the node, if its frames are seen there.
+    /// Returns the addresses according to the kernel's present state. `end`: index of the attachment's end
+    /// on the node, if its frames are seen there.
     ///
     /// # Errors
-    /// The kernel could not be asked.
+    /// The kernel could not be queried.
     pub(super) fn addresses(
         &self,
         end: Option<u32>,
@@ -82,14 +86,15 @@ impl RoutedTo {
     }
 }
 
-/// Those of these addresses that the node routes by that end of an interface which another plugin has made.
+/// Returns those of these addresses that the node routes by that end of an interface which another plugin
+/// has made.
 fn found(addresses: &[IpAddr], end: u32, host: &mut Handle) -> Result<Vec<IpAddr>, netlink::Error> {
     let Some(end) = host.forwarding_state(end)? else { return Ok(Vec::new()) };
     let controller = match end.controller {
         Some(index) => host.forwarding_state(index)?,
         None => None,
     };
-    // What an Open vSwitch leads to its ports by is not seen here.
+    // Routes of an Open vSwitch to its ports are not visible here.
     let Some(bridge) = controller.filter(|link| link.bridge.is_some()) else { return Ok(addresses.to_vec()) };
     let mut routed = Vec::with_capacity(addresses.len());
     for address in addresses {
@@ -177,7 +182,7 @@ mod tests {
             (vec![macvlan(), Step::ChooseHostAccess], beside),
             (vec![macvlan()], RoutedTo::None),
             (vec![Step::ClaimDevice(fixtures::device())], RoutedTo::None),
-            // What the pod has asked for may be anybody's.
+            // An address that the pod has asked for may belong to another host.
             (vec![plugin], RoutedTo::Found(ips(&["10.9.0.7"]))),
         ] {
             let attachment = fixtures::attachment("any", steps);
@@ -198,7 +203,7 @@ mod tests {
             let addressing =
                 |text: &str| Addressing { addresses: vec![text.parse().unwrap()], ..Addressing::default() };
             host.configure(routing, &addressing("10.9.0.1/24")).unwrap();
-            // A port of either; a bridge is none itself.
+            // A port of each; a bridge itself is no port.
             for (name, on) in [("a", routing), ("b", switching)] {
                 let port = spec::BridgePort { bridge: name.to_owned(), ..spec::BridgePort::default() };
                 let [host_name, pod_name] = [format!("{name}0"), format!("{name}1")];

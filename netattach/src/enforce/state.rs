@@ -23,7 +23,7 @@ const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
 pub(super) struct State {
     roster: Roster,
     deferred: Deferred,
-    /// Attachments whose programs run by filters in their pods until they have links.
+    /// Attachments whose programs run as filters in their pods until they are attached by BPF links.
     by_filters: BTreeSet<u32>,
     policies: Policies,
 }
@@ -64,17 +64,18 @@ impl State {
         &mut self.deferred
     }
 
-    /// Notes that an attachment's programs run by filters in its pod, until they have links.
+    /// Records that an attachment's programs run as filters in its pod, until they are attached by BPF
+    /// links.
     pub(super) fn note_filters(&mut self, id: u32) {
         self.by_filters.insert(id);
     }
 
-    /// Whether an attachment's programs run by filters in its pod until they have links.
+    /// Whether an attachment's programs run as filters in its pod until they are attached by BPF links.
     pub(super) fn runs_by_filters(&self, id: u32) -> bool {
         self.by_filters.contains(&id)
     }
 
-    /// Notes that an attachment's programs run by links.
+    /// Records that an attachment's programs are attached by BPF links.
     pub(super) fn note_links(&mut self, id: u32) {
         self.by_filters.remove(&id);
     }
@@ -117,7 +118,8 @@ impl State {
     /// Assigns new attachments of a pod their policies, in the maps only: all at once.
     ///
     /// # Errors
-    /// A map could not be written: the attachments must not come up. With the position of one for which it was to be.
+    /// A map could not be written: the attachments must not come up. With the index of the attachment for
+    /// which the write failed.
     pub(super) fn enter(
         &mut self,
         attachments: &[EnforcedAttachment],

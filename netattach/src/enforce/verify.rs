@@ -14,7 +14,8 @@ use crate::netlink::{Handle, ethtool};
 use crate::policy::level::{Enforcement, Level};
 
 impl Enforcer {
-    /// The first part of an attachment's enforcement that is missing, as text. `known`: of parents, by a look that this is part of.
+    /// Returns the first missing part of an attachment's enforcement, as text. `known`: the parents' state,
+    /// shared within one check.
     pub(super) fn difference(
         &self,
         attachment: &EnforcedAttachment,
@@ -58,7 +59,7 @@ impl Enforcer {
         known: &mut WholeParents,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
-        // Not while filters are exchanged for links.
+        // Takes the turn, so that no filter is being replaced by a BPF link meanwhile.
         let by_filters = self.lock().runs_by_filters(attachment.id);
         let turn = by_filters.then(|| self.programs().take_turn());
         let by_filters = by_filters && self.lock().runs_by_filters(attachment.id);
@@ -81,8 +82,8 @@ impl Enforcer {
         Ok(missing.filter(|_| !may_wait))
     }
 
-    /// Reattaches programs that another process has removed from an attachment's device, or has put its own before; returns
-    /// whether that helped. Notes what they lack still.
+    /// Reattaches programs that another process has removed from an attachment's device, or has preceded by
+    /// its own; returns whether that helped. Records what they still lack.
     pub(super) fn put_programs_back(
         &self,
         attachment: &EnforcedAttachment,
@@ -122,7 +123,7 @@ impl Enforcer {
         Ok(true)
     }
 
-    /// Puts programs back on an attachment's own device. An attachment that is ending gets none.
+    /// Reattaches programs on an attachment's own device. An attachment that is ending gets none.
     fn run_again(
         &self,
         attachment: &EnforcedAttachment,
@@ -137,7 +138,7 @@ impl Enforcer {
         Ok(restored)
     }
 
-    /// Notes whether packets come to an attachment's pod behind its interface by now.
+    /// Records whether packets now reach an attachment's pod without passing its interface.
     pub(super) fn note_mode(
         &self,
         attachment: &EnforcedAttachment,
@@ -160,8 +161,8 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Has an attachment's programs run by links that have run by filters in its pod since its ADD. One that has ended, or whose
-    /// pod is gone, is left as it is.
+    /// Replaces the filters by which an attachment's programs have run in its pod since its ADD with BPF
+    /// links. An attachment that has ended, or whose pod is gone, is left unchanged.
     pub(super) fn exchange_filters(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
         if !self.lock().runs_by_filters(attachment.id) {
             return Ok(());
@@ -183,17 +184,18 @@ impl Enforcer {
     }
 }
 
-/// How far an attachment on a representor is past its programs by what its card may switch itself.
+/// Returns the level of an attachment on a representor whose card may switch packets past its programs.
 pub(super) fn offloaded(attachment: &EnforcedAttachment) -> Option<Enforcement> {
     if !attachment.is_on_representor() {
         return None;
     }
-    // What cannot be asked is not known.
+    // A failed query counts as unknown.
     past_programs(ethtool::is_on(attachment.host_index(), ethtool::TC_OFFLOAD).unwrap_or_default())
 }
 
-/// How far the programs on the node's end of a netkit are behind programs of others on what the pod's end sends: those run
-/// before, and may lead packets elsewhere. They can be put there by the node's end alone, so by nobody in the pod.
+/// Returns the level of an attachment by a netkit if other programs judge the packets of the pod's end
+/// first: these run before netattach's, and may redirect packets. They can be attached only from the node's
+/// end, so no process in the pod can do it.
 fn behind_netkit_programs(attachment: &EnforcedAttachment) -> Result<Option<Enforcement>, EnforceError> {
     let Some(index) = attachment.netkit() else { return Ok(None) };
     let shown = |source| HookError::Tcx { device: index, source };

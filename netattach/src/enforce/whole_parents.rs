@@ -1,15 +1,16 @@
-//! What one look knows of parents already: hundreds of macvlans of a node share a few.
+//! Results for parents within one check: hundreds of macvlans of a node share a few parents.
 
 use std::collections::BTreeSet;
 
-/// The parents whose programs a look has found complete. It counts for the attachments that the same look comes to, and for no
-/// other look.
+/// The parents whose programs a check has found complete. Valid for the other attachments of the same check
+/// only.
 #[derive(Debug, Default)]
 pub struct WholeParents(BTreeSet<u32>);
 
 impl WholeParents {
-    /// What an attachment's programs lack: asked for once for all attachments on a parent whose programs lack nothing, and for each
-    /// other. `parent`: index of the parent that the attachment's programs run on, if they run on one.
+    /// Returns what an attachment's programs lack, checked once for all attachments on a parent whose
+    /// programs lack nothing, and for each other attachment. `parent`: index of the parent on which the
+    /// attachment's programs run, if they run on one.
     pub(super) fn lack<T, E>(
         &mut self,
         parent: Option<u32>,

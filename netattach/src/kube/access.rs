@@ -1,4 +1,4 @@
-//! What the agent may do in the cluster, and what it lacks: the server is asked for each right once
+//! Finds the rights in the cluster that the agent lacks: asks the server for each right once
 //! (`SelfSubjectAccessReview`), and again while one is missing or after a request was refused with 403.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::error_chain::Chain;
 use crate::source::Warning;
 use crate::sync::{Mutex, locked};
 
-/// How long one question may take, and most bytes of its answer.
+/// Timeout of one question, and most bytes of its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER: usize = 64 << 10;
 /// How often missing rights are asked for again.
@@ -22,16 +22,16 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// Least time between two rounds, however many requests are refused.
 const LEAST: Duration = Duration::from_secs(10);
 
-/// A right, as a rule of a ClusterRole gives it.
+/// A right, as in a rule of a ClusterRole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Right {
     group: &'static str,
-    /// With its subresource.
+    /// The resource with its subresource.
     resource: &'static str,
     verb: &'static str,
 }
 
-/// What needs rights beyond those of reading the objects that are always followed.
+/// Features that need rights beyond reading the objects that are always followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Uses {
     pub(super) network_policies: bool,
@@ -41,7 +41,7 @@ pub(super) struct Uses {
     pub(super) ranges: bool,
 }
 
-/// Where the questions go.
+/// The path of the questions.
 const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 
 const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
@@ -76,7 +76,7 @@ fn needed(uses: Uses) -> Vec<Right> {
     rights
 }
 
-/// The rights that are missing, as far as the server says.
+/// The missing rights, as far as the server reports them.
 #[derive(Debug, Default)]
 pub(super) struct Missing {
     rights: Mutex<Vec<Right>>,
@@ -84,15 +84,15 @@ pub(super) struct Missing {
 }
 
 impl Missing {
-    /// A request was refused with 403: rights have changed, or some are missing. Not the question itself, which some
-    /// servers allow nobody.
+    /// Records that a request was refused with 403: rights have changed, or some are missing. Not called
+    /// for the question itself, which some servers allow no client.
     pub(super) fn refused(&self, target: &str) {
         if target != REVIEWS {
             self.refused.notify_one();
         }
     }
 
-    /// What to tell an operator: for each kind the verbs, and the rule that gives them.
+    /// Returns a warning for each kind: the missing verbs, and the rule that grants them.
     pub(super) fn warnings(&self) -> Vec<Warning> {
         warnings(&locked(&self.rights))
     }
@@ -103,7 +103,7 @@ impl Missing {
         loop {
             let missing = review(client, &needed).await;
             let is_whole = missing.as_ref().is_some_and(Vec::is_empty);
-            // What could not be asked stays as it was.
+            // If the question failed, the last answer stays.
             if let Some(missing) = missing {
                 let mut known = locked(&self.rights);
                 let new: Vec<Right> = missing.iter().filter(|it| !known.contains(it)).copied().collect();
@@ -116,7 +116,7 @@ impl Missing {
             if is_whole {
                 self.refused.notified().await;
             } else {
-                // Either way it is asked again. The notice is kept if this is dropped.
+                // Asks again in either case. The notification is kept if this future is dropped.
                 let _ = tokio::time::timeout(AGAIN, self.refused.notified()).await;
             }
         }
@@ -126,15 +126,15 @@ impl Missing {
 /// Why rights are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum RightsError {
-    /// There is no way to the server.
+    /// The server cannot be connected to.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The server did not answer, or something else than was asked for.
+    /// The server did not answer, or answered something else.
     #[error("ask the API server what the agent may do: {0}")]
     Asked(String),
 }
 
-/// The rights that are missing now, each with the rule that gives it.
+/// Returns the rights that are missing now, each with the rule that grants it.
 ///
 /// # Errors
 /// [`RightsError::Asked`].
@@ -143,13 +143,13 @@ pub(super) async fn missing(client: &Client, uses: Uses) -> Result<Vec<Warning>,
     Ok(warnings(&missing))
 }
 
-/// Those of the rights that the server denies; `None` if one could not be asked.
+/// Returns those of the rights that the server denies; `None` if one question failed.
 async fn review(client: &Client, rights: &[Right]) -> Option<Vec<Right>> {
     let asked = ask_for(client, rights).await;
     asked.inspect_err(|error| tracing::debug!(error, "the agent's rights are not known")).ok()
 }
 
-/// Those of the rights that the server denies.
+/// Returns those of the rights that the server denies.
 async fn ask_for(client: &Client, rights: &[Right]) -> Result<Vec<Right>, String> {
     #[derive(Deserialize)]
     struct Review {
@@ -213,7 +213,7 @@ mod tests {
 
     use crate::kube::access::*;
 
-    /// The rights that rules give, in order.
+    /// The rights that rules grant, in order.
     fn given(rules: &[Value]) -> Vec<(String, String, String)> {
         let texts = |list: &Value| -> Vec<String> {
             list.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
@@ -252,7 +252,8 @@ mod tests {
         changes.iter().map(added).collect()
     }
 
-    /// What agents read is given to all; what they write with a setting alone, by its component.
+    /// Rights to read are granted to all agents; rights to write for a setting only by the component of
+    /// that setting.
     #[test]
     fn every_right_that_is_used_is_in_the_published_role_and_no_other() {
         let reading = Uses { network_policies: true, nodes: true, ranges: true, ..Uses::default() };
@@ -275,7 +276,7 @@ mod tests {
         }
     }
 
-    /// What the rights give away is said of each.
+    /// The documentation describes the risk of each right.
     #[test]
     fn the_page_on_security_has_every_right_and_no_other() {
         let page = include_str!("../../../docs/security.md");

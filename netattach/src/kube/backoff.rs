@@ -1,10 +1,10 @@
-//! Pauses between tries: each twice as long as the one before, up to a bound, and of a random length around that, so
-//! that the agents of a cluster do not come back at once. Pure but for the random number.
+//! Pauses between attempts: each twice as long as the one before, up to a bound, and randomised so that the
+//! agents of a cluster do not return at once. Pure but for the random number.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Pauses between tries.
+/// Pauses between attempts.
 #[derive(Debug)]
 pub(super) struct Backoff {
     first: Duration,
@@ -17,22 +17,22 @@ impl Backoff {
         Self { first, most, next: first }
     }
 
-    /// The next pause: between half and all of its full length.
+    /// Returns the next pause: between half and all of its full length.
     pub(super) fn next(&mut self) -> Duration {
         let full = self.next;
         self.next = (full * 2).min(self.most);
         full / 2 + spread(full / 2)
     }
 
-    /// The next try is a first one.
+    /// Starts again with the first pause.
     pub(super) fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
-/// A random time of up to `most`: what the agents of a cluster do for one reason is spread over it.
+/// Returns a random time of up to `most`, to spread what all agents of a cluster do for one reason.
 pub(super) fn spread(most: Duration) -> Duration {
-    // The keys of a hash map's state are random.
+    // A hash map's state has random keys.
     let random = RandomState::new().hash_one(0_u8) % 1024;
     most * (random as u32) / 1024
 }

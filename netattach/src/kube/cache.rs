@@ -1,9 +1,10 @@
-//! The objects of the cluster as far as they have been read. Pure.
+//! The objects of the cluster that have been read. Pure.
 //!
-//! An object that cannot be read keeps its previous version, or a policy that isolates takes its place; the problem is
-//! the object's own. Sizes are bounded in total: what exceeds a bound is handled as what cannot be read, but it is one
-//! problem of the kind, however many objects it concerns, and the kind is listed again when there is room for one of them
-//! (`refused`). Who has most gives way first (`weights`).
+//! If an object cannot be read, its previous version is kept, or a policy that isolates replaces it; the
+//! problem is reported for the object. Sizes are bounded in total. An object beyond a bound is treated as
+//! unreadable, but all such objects of a kind are one problem, and the kind is listed again when there is
+//! room for one of them (`refused`). At the bound, objects of the namespace with the most bytes are removed
+//! first (`weights`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -29,13 +30,13 @@ use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
 use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
-/// How long a pod that was asked for by name counts without having been seen by the watch.
+/// How long a pod that was read by name is kept without being seen by the watch.
 const FETCHED: Duration = Duration::from_secs(30);
-/// Objects that are remembered because they cannot be read.
+/// Most unreadable objects that are remembered.
 pub(super) const UNREADABLE: usize = 1024;
-/// Of these, those of one namespace: an author of many must not leave others in the dark about theirs.
+/// Most of them in one namespace, so that an author of many does not hide the problems of others.
 pub(super) const UNREADABLE_OF_NAMESPACE: usize = 128;
-/// Deleted pods that are remembered, so that an answer that was on its way does not bring one back.
+/// Deleted pods that are remembered, so that a late answer does not restore one.
 const DELETED: usize = 1024;
 
 /// See the module's documentation.
@@ -43,28 +44,28 @@ const DELETED: usize = 1024;
 pub(super) struct Cache {
     objects: Objects,
     problems: BTreeMap<Key, String>,
-    /// How many of them each namespace has.
+    /// Number of unreadable objects in each namespace.
     problems_of: BTreeMap<String, usize>,
     weights: Weights,
     stand_ins: StandIns,
-    /// Pods that were asked for by name and that the watch has not shown yet.
+    /// Pods that were read by name and that the watch has not shown yet.
     fetched: BTreeMap<ObjectName, Fetched>,
-    /// The newest version of pods that a list or a watch of them has come to.
+    /// The newest version that a list or a watch of pods has reached.
     pods_at: Option<u64>,
-    /// Uids of pods that were deleted last.
+    /// Uids of the pods deleted last.
     deleted: VecDeque<String>,
     interner: Interner,
-    /// The versions of this node's pods, as last read. They are no part of a pod: most changes of a pod change nothing
-    /// here.
+    /// The versions of this node's pods, as last read. They are not part of a pod, because most changes of
+    /// a pod change nothing here.
     versions: BTreeMap<ObjectName, u64>,
-    /// What exceeds the bound of its kind, by name and size alone.
+    /// Objects beyond the bound of their kind, by name and size only.
     refused: BTreeMap<Content, Refused>,
-    /// Kinds that have had to refuse objects, and have room since for one of them.
+    /// Kinds that have refused objects, and now have room for one of them.
     room: BTreeSet<Content>,
-    /// Kinds of which one that was refused has been kept since their last list began, or a namespace is no longer isolated as
-    /// a whole.
+    /// Kinds that have kept a formerly refused object since their last list began, or of which a namespace
+    /// is no longer isolated as a whole.
     admitted: BTreeSet<Content>,
-    /// The policies that have pods as peers.
+    /// The policies with pods as peers.
     with_pods: BTreeSet<Key>,
     /// The definitions that take their range from the node.
     of_node: BTreeSet<Key>,
@@ -72,15 +73,16 @@ pub(super) struct Cache {
     is_changed: bool,
 }
 
-/// A pod that was asked for by name.
+/// A pod that was read by name.
 #[derive(Debug)]
 struct Fetched {
     at: Instant,
     version: Option<u64>,
 }
 
-/// The pods of other nodes that a list has not had so far. The first list costs nothing that way, and another one as much
-/// as it takes to say what has gone: names of its own for each pod would lie between what is kept of the pods.
+/// The pods of other nodes that a list has not contained so far. The first list starts empty; a later one
+/// needs only the memory to find deleted pods. Copies of the names would fragment the memory between the
+/// kept pods.
 #[derive(Debug, Default)]
 pub(super) struct Unlisted {
     pods: RemotePods,
@@ -88,18 +90,18 @@ pub(super) struct Unlisted {
 }
 
 impl Unlisted {
-    /// The list has that pod.
+    /// Removes a pod that the list contains.
     pub(super) fn remove(&mut self, name: &ObjectName) {
         self.pods.remove(name);
         self.refused.remove(name);
     }
 }
 
-/// Where there may be more objects that cannot be read than are remembered.
+/// Whether there may be more unreadable objects than are remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MoreProblems<'a> {
     OfAll,
-    /// In this namespace; in others possibly too.
+    /// In this namespace, and possibly in others.
     Of(&'a str),
 }
 
@@ -120,14 +122,14 @@ struct Identity {
     resource_version: Option<String>,
 }
 
-/// The version of the object in an event.
+/// Returns the version of the object in an event.
 pub(super) fn version(json: &RawValue) -> Option<String> {
     serde_json::from_str::<Identified>(json.get()).ok()?.metadata.resource_version
 }
 
-/// A version as a number: those of one object grow
-/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>). `None`: this server's are no
-/// numbers, and say nothing about which is newer.
+/// Converts a version to a number: the versions of one object grow
+/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>). `None`: this
+/// server's versions are no numbers, so they cannot be compared.
 pub(super) fn number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
@@ -142,7 +144,7 @@ fn key(kind: Kind, json: &RawValue) -> Option<(Key, Option<String>)> {
     Some((Key { kind: kind.word(), name: ObjectName::new(namespace, name) }, uid))
 }
 
-/// The bound of all the bytes that are kept of a kind.
+/// Returns the bound on all bytes kept of a kind.
 pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
     match kind {
         Kind::Definition => Some(&budget::DEFINITIONS_OF_CLUSTER),
@@ -152,10 +154,10 @@ pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
     }
 }
 
-/// The bytes that are counted for an object: of a pod what is kept of it, which may be little, and of a policy at least that,
-/// which may be many times its text.
+/// Returns the bytes counted for an object: for a pod, those of what is kept, which may be little; for a
+/// policy, at least those of what is kept, which may be many times its text.
 fn bytes_of(object: &Object, json: &RawValue) -> usize {
-    /// What every pod and policy takes, and each string and port of a pod besides its text.
+    /// Overhead of every pod and policy, and of each string and port of a pod.
     const EACH: usize = 512;
     const ITEM: usize = 64;
     match object {
@@ -170,7 +172,7 @@ fn bytes_of(object: &Object, json: &RawValue) -> usize {
 }
 
 impl Cache {
-    /// A new or changed object. Returns its key, or `None` if it has no name.
+    /// Stores a new or changed object. Returns its key, or `None` if it has no name.
     pub(super) fn put(&mut self, kind: Kind, json: &RawValue) -> Option<Key> {
         let Identity { name, namespace, uid, resource_version } = identity(json)?;
         let key = Key { kind: kind.word(), name: ObjectName::new(namespace, name) };
@@ -198,7 +200,7 @@ impl Cache {
                 }
                 self.refuse(Content::Objects(kind), &key.name, bytes);
                 if kind == Kind::Pod {
-                    // Nothing goes by what it was: attachments of pods that are not known keep their policies.
+                    // The old version is dropped too: attachments of unknown pods keep their policies.
                     if self.weights.remove(&key).is_some() {
                         self.has_room(Content::Objects(kind), &key.name.namespace);
                     }
@@ -207,7 +209,7 @@ impl Cache {
                 merge::isolating(&object)
             }
             Err(error) => {
-                // What is kept is of an earlier version.
+                // The kept object is of an earlier version.
                 self.versions.remove(&key.name);
                 let message = clipped(Chain(&error).to_string());
                 self.note(&key, message);
@@ -220,7 +222,7 @@ impl Cache {
         Some(key)
     }
 
-    /// Has a policy stand for one that is not kept, or its namespace isolated as a whole.
+    /// Replaces a policy that is not kept by one that isolates, or isolates its namespace as a whole.
     fn isolate(&mut self, isolating: &Object) {
         let Object::Policy(policy) = isolating else { return };
         let key = isolating.key();
@@ -232,15 +234,16 @@ impl Cache {
         }
     }
 
-    /// A list or a watch of the kind has come to this version.
+    /// Records that a list or a watch of the kind has reached this version.
     pub(super) fn passed(&mut self, kind: Kind, version: Option<&str>) {
         if kind == Kind::Pod {
             self.pods_at = self.pods_at.max(version.and_then(number));
         }
     }
 
-    /// A complete list of the kind is of this version: of an earlier one than before where the server has been put back to an
-    /// earlier state. What was newer in the history that is over never comes, and is not waited for.
+    /// Records the version of a complete list of the kind. The version is lower than before if the server
+    /// was restored to an earlier state. Newer versions of the lost history never come, so they are not
+    /// waited for.
     pub(super) fn listed(&mut self, kind: Kind, version: &str) {
         if kind != Kind::Pod {
             return;
@@ -253,7 +256,7 @@ impl Cache {
         self.pods_at = listed;
     }
 
-    /// An object cannot be read. Of very many the first are remembered, fewer of one namespace.
+    /// Records that an object cannot be read. Only the first of very many are kept, fewer of one namespace.
     fn note(&mut self, key: &Key, message: String) {
         match self.problems.get_mut(key) {
             Some(before) if *before == message => return,
@@ -270,7 +273,7 @@ impl Cache {
         self.is_changed = true;
     }
 
-    /// An object can be read again, or is gone.
+    /// Records that an object can be read again, or is deleted.
     fn is_readable(&mut self, key: &Key) {
         if self.problems.remove(key).is_none() {
             return;
@@ -284,12 +287,12 @@ impl Cache {
         }
     }
 
-    /// An object does not fit into what is kept of its kind.
+    /// Records that an object exceeds the bound of its kind.
     fn refuse(&mut self, content: Content, name: &ObjectName, bytes: usize) {
         self.refused.entry(content).or_default().put(name, bytes);
     }
 
-    /// An object that may have been refused is kept, or gone. Returns whether it had been refused.
+    /// Records that a possibly refused object is kept, or deleted. Returns whether it had been refused.
     fn fits(&mut self, content: Content, name: &ObjectName) -> bool {
         let Some(refused) = self.refused.get_mut(&content) else { return false };
         let was_refused = refused.remove(name);
@@ -305,7 +308,8 @@ impl Cache {
         was_refused
     }
 
-    /// Less is kept of a namespace's objects of a kind than before: what was refused may fit now.
+    /// Notes that fewer bytes of a namespace's objects are kept than before, so refused objects may fit
+    /// now.
     fn has_room(&mut self, content: Content, namespace: &str) {
         if !self.room.contains(&content) && self.may_fit(content, namespace) {
             self.room.insert(content);
@@ -328,17 +332,17 @@ impl Cache {
         })
     }
 
-    /// Whether objects of the kind were refused that may fit now: it has to be listed again.
+    /// Whether refused objects of the kind may fit now, so that it must be listed again.
     pub(super) fn wants_list(&self, content: Content) -> bool {
         self.room.contains(&content)
     }
 
-    /// Whether any kind has to be listed again.
+    /// Whether any kind must be listed again.
     pub(super) fn wants_lists(&self) -> bool {
         !self.room.is_empty()
     }
 
-    /// A list of the kind begins. Room that is made from now on may be too late for it.
+    /// A list of the kind begins. Room that arises later may be too late for this list.
     pub(super) fn list_begins(&mut self, content: Content) {
         self.room.remove(&content);
         self.admitted.remove(&content);
@@ -353,12 +357,13 @@ impl Cache {
         }
     }
 
-    /// Whether the last list of the kind has had anything kept that was refused before.
+    /// Whether the last list of the kind has kept a formerly refused object.
     pub(super) fn has_admitted(&self, content: Content) -> bool {
         self.admitted.contains(&content)
     }
 
-    /// Whether there may be more objects that cannot be read than are remembered: of all of them, or of which namespace.
+    /// Whether there may be more unreadable objects than are remembered: in all namespaces, or in which
+    /// one.
     pub(super) fn has_more_problems(&self) -> Option<MoreProblems<'_>> {
         if self.problems.len() >= UNREADABLE {
             return Some(MoreProblems::OfAll);
@@ -367,7 +372,8 @@ impl Cache {
         full.next().map(|(namespace, _)| MoreProblems::Of(namespace))
     }
 
-    /// How many objects of each kind exceed its bound, and the first of them. Of very many as many as are remembered.
+    /// Returns the number of objects of each kind beyond its bound, and the first of them. Only remembered
+    /// ones are counted.
     pub(super) fn refused(&self) -> impl Iterator<Item = (Content, usize, &ObjectName)> {
         self.refused
             .iter()
@@ -392,7 +398,7 @@ impl Cache {
         }
     }
 
-    /// An object is gone.
+    /// Removes a deleted object.
     pub(super) fn remove(&mut self, kind: Kind, json: &RawValue) {
         let Some((key, uid)) = key(kind, json) else { return };
         if kind == Kind::Pod {
@@ -411,7 +417,7 @@ impl Cache {
         self.remove_key(kind, &key);
     }
 
-    /// Whether an event that lags is of an earlier pod than the one of that name which was asked for.
+    /// Whether a delayed event concerns an earlier pod than the one of that name that was read by name.
     fn is_of_earlier(&self, name: &ObjectName, uid: Option<&str>, version: Option<&str>) -> bool {
         let Some(Fetched { version: Some(fetched), .. }) = self.fetched.get(name) else { return false };
         let is_another = self.objects.pods.get(name).is_some_and(|pod| pod.uid.as_deref() != uid);
@@ -432,7 +438,7 @@ impl Cache {
         self.forget(key);
     }
 
-    /// An object is kept, which may have been refused or unreadable before.
+    /// Records that an object is kept, which may have been refused or unreadable before.
     fn is_kept(&mut self, kind: Kind, key: &Key, was_kept: bool) {
         let content = Content::Objects(kind);
         if self.fits(content, &key.name) {
@@ -443,11 +449,11 @@ impl Cache {
         }
     }
 
-    /// Nothing has to stand for a policy any more.
+    /// Removes the stand-in of a policy, which is not needed any more.
     fn need_not_isolate(&mut self, content: Content, key: &Key) {
         self.stand_ins.remove(key);
         if self.stand_ins.has_all_of(key) {
-            // Whether its namespace still has to be isolated as a whole, only a list says.
+            // Only a list shows whether its namespace must still be isolated as a whole.
             self.room.insert(content);
         }
     }
@@ -458,7 +464,7 @@ impl Cache {
         self.is_changed |= merge::remove(&mut self.objects, key);
     }
 
-    /// An object gives way to another of its kind: as if it had been refused.
+    /// Removes an object in favour of another one of its kind, as if it had been refused.
     fn give_way(&mut self, kind: Kind, key: &Key) {
         let bytes = self.weights.remove(key).unwrap_or_default();
         self.refuse(Content::Objects(kind), &key.name, bytes);
@@ -469,7 +475,7 @@ impl Cache {
         };
         let isolating = isolating.and_then(|policy| merge::isolating(&Object::Policy(Arc::clone(policy))));
         match isolating {
-            // First the one, then not the other: nobody is to see neither.
+            // Inserts the stand-in before removing the policy, so that no reader sees neither.
             Some(isolating) => {
                 self.with_pods.remove(key);
                 self.isolate(&isolating);
@@ -481,8 +487,8 @@ impl Cache {
         }
     }
 
-    /// After a complete list: the objects of the kind that were not in it are gone. A pod that was asked for while the
-    /// list was being read may be newer than it, and stays for its time.
+    /// Removes the objects of the kind that were not in a complete list. A pod that was read by name during
+    /// the list may be newer than it, and is kept for its time.
     pub(super) fn retain(&mut self, kind: Kind, listed: &BTreeSet<Key>) {
         let is_fetched = |key: &Key| kind == Kind::Pod && self.fetched.contains_key(&key.name);
         let mut gone = merge::keys(&self.objects, kind);
@@ -505,9 +511,9 @@ impl Cache {
         }
     }
 
-    /// A pod of this node that was asked for by name, because the watch has not shown it yet. It counts until the watch
-    /// does, and without that for [`FETCHED`] and until the watch has come to its version. A pod that is known, or was
-    /// deleted meanwhile, is not taken.
+    /// Stores a pod of this node that was read by name because the watch has not shown it yet. It is kept
+    /// until the watch shows it, and otherwise for [`FETCHED`] and until the watch has reached its version.
+    /// A pod that is known, or was deleted meanwhile, is not stored.
     pub(super) fn fetched(&mut self, json: &RawValue, now: Instant) -> Option<Arc<Pod>> {
         let Ok(Object::Pod(pod)) = api_object(Kind::Pod, json) else { return None };
         let is_deleted = pod.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));
@@ -525,8 +531,8 @@ impl Cache {
         self.objects.pods.get(&name).cloned()
     }
 
-    /// Removes the pods that were asked for and that the watch has not shown for too long, though it has come to their
-    /// versions: they are gone. Of a watch that shows nothing at all nothing follows.
+    /// Removes pods that were read by name but that the watch has not shown for too long, though it has
+    /// passed their versions: they are deleted. If the watch shows nothing at all, nothing is concluded.
     pub(super) fn expire(&mut self, now: Instant) {
         let is_passed = |version: Option<u64>| version.is_none() || version <= self.pods_at;
         let over = |it: &Fetched| now.duration_since(it.at) >= FETCHED && is_passed(it.version);
@@ -538,15 +544,16 @@ impl Cache {
         }
     }
 
-    /// The version of a pod of this node that has been read last, unless that has not been published yet.
+    /// Returns the version of a pod of this node that was read last, unless it has not been published yet.
     pub(super) fn version_of(&self, pod: &ObjectName) -> Option<u64> {
         if self.is_changed { None } else { self.versions.get(pod).copied() }
     }
 
-    /// How much the pods of other nodes are wanted: at all where a policy with pods as peers is in the namespace of a pod of this
-    /// node, and now where it selects one. `tells_apart`: whether that matters, which takes a look at labels.
+    /// Returns how urgently the pods of other nodes are needed: at all if a policy with pods as peers is in
+    /// the namespace of a pod of this node, and now if it selects such a pod. `tells_apart`: whether to
+    /// distinguish the two, which compares labels.
     pub(super) fn wants_remote_pods(&self, tells_apart: bool) -> Want {
-        /// Most policies that are compared with pods; beyond that the answer is the safe one.
+        /// Most policies that are compared with pods; with more, the safe answer is returned.
         const LOOKED_AT: usize = 4096;
         let mut looked_at = 0;
         for pod in self.objects.pods.values().filter(|pod| !pod.host_network) {
@@ -563,7 +570,7 @@ impl Cache {
         if looked_at > 0 { Want::Soon } else { Want::Not }
     }
 
-    /// The policies of a namespace that have pods as peers.
+    /// Returns the policies of a namespace that have pods as peers.
     fn with_pods_in<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Arc<Policy>> {
         let of_kind = [
             (Kind::MultiNetworkPolicy, &self.objects.policies),
@@ -578,18 +585,18 @@ impl Cache {
         })
     }
 
-    /// Whether a definition takes its range from the node, whose object has to be known then.
+    /// Whether a definition takes its range from the node, whose object is then needed.
     pub(super) fn wants_own_node(&self) -> bool {
         !self.of_node.is_empty()
     }
 
-    /// Whether the cluster has other nodes.
+    /// Records whether the cluster has other nodes.
     pub(super) fn set_other_nodes(&mut self, has_others: bool) {
         self.is_changed |= self.objects.has_other_nodes != has_others;
         self.objects.has_other_nodes = has_others;
     }
 
-    /// The cluster's ranges.
+    /// Records the cluster's ranges.
     pub(super) fn set_ranges(&mut self, ranges: ClusterRanges) {
         if self.objects.cluster_ranges.as_deref() != Some(&ranges) {
             self.objects.cluster_ranges = Some(Arc::new(ranges));
@@ -597,7 +604,7 @@ impl Cache {
         }
     }
 
-    /// A new or changed pod that an agent has attached. Returns its name, or `None` if it has none.
+    /// Stores a new or changed pod that an agent has attached. Returns its name, or `None` if it has none.
     pub(super) fn put_remote(&mut self, json: &RawValue) -> Option<ObjectName> {
         let RemoteMetadata { name, uid, labels, status, ports, beyond } = remote_pod(json)?;
         let written = Written {
@@ -623,7 +630,7 @@ impl Cache {
                     }
                 }
                 Err(_) => {
-                    // One that was known is not there any more.
+                    // A formerly known pod has no attachments any more.
                     self.is_changed |= is_known;
                     self.refuse(Content::RemotePods, &name, 0);
                     if is_known {
@@ -635,20 +642,20 @@ impl Cache {
         Some(name)
     }
 
-    /// A pod that an agent had attached is gone, or its networks are.
+    /// Removes a pod that an agent had attached: the pod or its networks are deleted.
     pub(super) fn remove_remote(&mut self, json: &RawValue) {
         if let Some((key, _)) = key(Kind::Pod, json) {
             self.remove_remote_pod(&key.name);
         }
     }
 
-    /// All pods that agents have attached, as a list of them begins.
+    /// Returns all pods that agents have attached, when a list of them begins.
     pub(super) fn unlisted_remote(&self) -> Unlisted {
         let refused = self.refused.get(&Content::RemotePods).into_iter().flat_map(Refused::names);
         Unlisted { pods: self.objects.remote_pods.clone(), refused: refused.cloned().collect() }
     }
 
-    /// After a complete list: the pods that were not in it are gone.
+    /// Removes the pods that were not in a complete list.
     pub(super) fn retain_remote(&mut self, unlisted: &Unlisted) {
         let pods = unlisted.pods.iter().map(|pod| pod.object_name());
         for name in pods.chain(unlisted.refused.iter().cloned()) {
@@ -669,7 +676,7 @@ impl Cache {
         self.is_changed
     }
 
-    /// The objects, with the problems, if they have changed since they were taken last.
+    /// Returns the objects, with the problems, if they have changed since the last call.
     pub(super) fn take_changed(&mut self) -> Option<Objects> {
         std::mem::take(&mut self.is_changed).then(|| self.objects())
     }
@@ -682,7 +689,7 @@ impl Cache {
         Objects { problems: self.problems.iter().map(problem).collect(), ..self.objects.clone() }
     }
 
-    /// Counts the bytes of a definition or policy, unless all of the kind would be more than may be kept.
+    /// Counts the bytes of a definition or policy, unless the kind would exceed its bound.
     fn weigh(&mut self, kind: Kind, key: &Key, bytes: usize) -> Result<(), Exceeded> {
         if kind == Kind::Node && !self.objects.nodes.contains_key(&key.name.name) {
             return budget::NODES_OF_CLUSTER.check(self.objects.nodes.len() + 1);
@@ -705,8 +712,9 @@ fn has_pods_as_peers(policy: &Policy) -> bool {
     })
 }
 
-/// The pods that the watch selects are those of this node. One that has ended gets no networks any more, and the API server
-/// may have thousands of them. What an agent has attached keeps its status, and a mirror what its static pod is attached by.
+/// The watch selects the pods of this node. Removes the networks of a pod that has ended, of which the API
+/// server may have thousands. A pod that an agent has attached keeps its status, and a mirror pod the
+/// annotations for its static pod.
 fn of_this_node(object: Object) -> Object {
     match object {
         Object::Pod(pod) => {

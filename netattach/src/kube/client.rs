@@ -1,8 +1,9 @@
-//! Requests to the API server: each with a deadline and a bound on its answer, none repeated.
+//! Sends requests to the API server, each with a deadline and a bound on its answer. Requests are not
+//! repeated here.
 //!
-//! The connection is made anew, from the kubeconfig or the service account's files, after an answer or a failure that
-//! another token, another certificate of the server or a dead connection would explain (`renewal`). Until then the
-//! library reads a token file again every minute.
+//! The connection is made anew, from the kubeconfig or the service account's files, after an answer or
+//! failure that another token, another certificate of the server or a dead connection would explain
+//! (`renewal`). In between, the library reads a token file again every minute.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -22,16 +23,16 @@ use super::renewal::{Answered, Renewal};
 use crate::error_chain::Chain;
 use crate::sync::{Mutex, locked};
 
-/// How long a connection may take to be made.
+/// Timeout of connecting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long an answer to a request may take to begin.
+/// Timeout until an answer begins.
 const ANSWER: Duration = Duration::from_secs(30);
-/// Longest pause that a server can ask for.
+/// Longest pause requested by a server that is honoured.
 const MOST_ASKED: Duration = Duration::from_secs(60);
-/// Most bytes that are read of a `Status` that refuses a request.
+/// Most bytes of a `Status` that refuses a request.
 const STATUS: usize = 64 << 10;
 
-/// Where the server's address, its certificates and the agent's identity are from.
+/// The origin of the server's address, its certificates and the agent's identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
     /// The service account of the agent's pod.
@@ -142,7 +143,7 @@ pub(super) struct Refusal {
     pub(super) message: String,
     /// How long the server asks to wait.
     pub(super) retry_after: Option<Duration>,
-    /// The version that was asked for is newer than all that the server has.
+    /// The requested version is newer than any that the server has.
     pub(super) is_of_future: bool,
 }
 
@@ -160,12 +161,12 @@ impl RequestError {
         self.refusal().map(|refusal| refusal.code)
     }
 
-    /// How long the server asks to wait, at most a minute: what it says is not waited for without a bound.
+    /// Returns how long the server asks to wait, at most a minute.
     pub(super) fn asked_pause(&self) -> Duration {
         self.refusal().and_then(|refusal| refusal.retry_after).unwrap_or_default().min(MOST_ASKED)
     }
 
-    /// What it says of the connection.
+    /// Classifies the error for the renewal of the connection.
     fn answered(&self) -> Answered {
         match self {
             // Another token or certificate may help.
@@ -177,9 +178,9 @@ impl RequestError {
     }
 }
 
-/// Somebody who is told of every request that has an answer, or gets none.
+/// Is notified of every request, answered or not.
 pub trait Watcher: fmt::Debug + Send + Sync {
-    /// A request took so long until its answer began; `code` is the HTTP status.
+    /// A request took `took` until its answer began; `code` is the HTTP status.
     fn answered(&self, verb: &'static str, resource: &str, code: Option<u16>, took: Duration);
 }
 
@@ -188,7 +189,7 @@ pub(super) struct Client {
     access: Access,
     current: Mutex<::kube::Client>,
     renewal: Mutex<Renewal>,
-    /// What the agent may not do, as far as it is known.
+    /// The agent's missing rights, as far as known.
     pub(super) missing: Missing,
     watcher: Option<Arc<dyn Watcher>>,
 }
@@ -210,12 +211,12 @@ impl Ask {
         Self { method: Method::GET, target: target.into(), accept: "application/json", body: None }
     }
 
-    /// The path without the query, as messages name it.
+    /// Returns the path without the query, for messages.
     fn path(&self) -> String {
         self.target.split('?').next().unwrap_or_default().to_owned()
     }
 
-    /// The verb, as RBAC names it.
+    /// Returns the verb, as in RBAC.
     fn verb(&self) -> &'static str {
         let (path, query) = self.target.split_once('?').unwrap_or((&self.target, ""));
         match self.method {
@@ -229,13 +230,14 @@ impl Ask {
         }
     }
 
-    /// The resource, such as `pods`, or `pods/status`.
+    /// Returns the resource, such as `pods`, or `pods/status`.
     fn resource(&self) -> &str {
         self.named(self.target.split('?').next().unwrap_or_default()).0
     }
 
-    /// The resource of a path, and whether it names one object: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then
-    /// `namespaces/NAMESPACE` or nothing, then the resource, a name, a subresource.
+    /// Returns the resource of a path, and whether the path names one object: `/api/v1/...` or
+    /// `/apis/GROUP/VERSION/...`, then optionally `namespaces/NAMESPACE`, then the resource, a name, a
+    /// subresource.
     fn named<'p>(&self, path: &'p str) -> (&'p str, bool) {
         let rest = match path.strip_prefix("/apis/") {
             Some(rest) => rest.splitn(3, '/').nth(2),
@@ -334,7 +336,7 @@ impl Client {
         Err(ask.refused(refusal(answer).await))
     }
 
-    /// Sends a request and reads its answer, of `most` bytes, within a time.
+    /// Sends a request and reads its answer, of at most `most` bytes, within `within`.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -353,7 +355,7 @@ impl Client {
         Err(ask.late(within))
     }
 
-    /// Makes the connection anew if what became of a request calls for that.
+    /// Makes the connection anew if the result of a request requires it.
     async fn note(&self, answered: Answered) {
         let is_due = locked(&self.renewal).is_due(answered, Instant::now());
         if is_due {
@@ -361,7 +363,7 @@ impl Client {
         }
     }
 
-    /// Something has come on a connection: an event of a watch.
+    /// Records that something was received on a connection: an event of a watch.
     pub(super) fn heard(&self) {
         locked(&self.renewal).heard(Instant::now());
     }
@@ -383,7 +385,7 @@ async fn connect(access: &Access) -> Result<::kube::Client, AccessError> {
         Access::Kubeconfig(path) => read_kubeconfig(path).await?,
     };
     config.connect_timeout = Some(CONNECT);
-    // Requests have deadlines of their own, and are repeated by those who know whether that still makes sense.
+    // Requests have deadlines of their own, and callers decide whether to repeat them.
     config.default_retry = false;
     let failed = |error| AccessError::Client(Box::new(error));
     Ok(ClientBuilder::try_from(config).map_err(failed)?.build())

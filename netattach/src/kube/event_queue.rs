@@ -1,4 +1,5 @@
-//! The events that wait to be written: authors of one namespace take neither the places nor the turns of others. Pure.
+//! The events that wait to be written, with shares by namespace: authors of one namespace do not displace
+//! others. Pure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -8,7 +9,7 @@ use crate::publish::Event;
 /// Most events that wait.
 pub(super) const WAITING: usize = 256;
 
-/// Events by the namespace of what they are about; those of nodes are in none, which counts as one.
+/// Events by the namespace of their object; those of nodes have none, which counts as one.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
     of: BTreeMap<String, VecDeque<Event>>,
@@ -18,8 +19,8 @@ pub(super) struct EventQueue {
 }
 
 impl EventQueue {
-    /// Queues an event, unless it waits already. Where too many wait, the newest one of the namespace that has most is
-    /// left out for it; returned is what is left out.
+    /// Queues an event, unless it is queued already. If the queue is full, removes and returns the newest
+    /// event of the namespace with the most events.
     pub(super) fn put(&mut self, event: Event) -> Option<Event> {
         let namespace = event.regarding.namespace();
         let own = self.of.get(namespace);
@@ -41,7 +42,7 @@ impl EventQueue {
         left_out
     }
 
-    /// The next event: the oldest of the namespace that follows the last one.
+    /// Removes and returns the next event: the oldest of the namespace after the last one.
     pub(super) fn pop(&mut self) -> Option<Event> {
         let after = (Bound::Excluded(self.last.as_str()), Bound::Unbounded);
         let next = self.of.range::<str, _>(after).next().or_else(|| self.of.first_key_value());

@@ -1,9 +1,10 @@
-//! Events of `events.k8s.io/v1`: what an operator has to mend, on the object that it is about.
+//! Events of `events.k8s.io/v1` for problems that an operator has to fix, each about the affected object.
 //!
-//! The name of an event is made of what it says, so that all agents of a cluster, and an agent after its restart, write
-//! one event for one problem; each time that it is seen again is counted in its series, at most once a minute. That other
-//! agents have found the same wrong with an object that all of them read is no news, and is not counted. All of it
-//! is best effort, behind a bound on the rate and on [what waits](super::event_queue), of which each namespace has a share.
+//! The name of an event is a hash of its content, so that all agents of a cluster, and an agent after its
+//! restart, write one event for one problem; each recurrence is counted in its series, at most once a
+//! minute. If several agents find the same problem of an object that all of them read, it is not counted
+//! repeatedly. All of this is best effort, with a bound on the rate and on [the queue](super::event_queue),
+//! of which each namespace has a share.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,17 +25,17 @@ use crate::error_chain::{Chain, clipped};
 use crate::publish::{Event, Regarding};
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Most events that are remembered, to count them.
+/// Most events whose counts are remembered.
 const REMEMBERED: usize = 1024;
-/// How often an event that is seen again is counted.
+/// Shortest time between two counts of a recurring event.
 const COUNTED: Duration = Duration::from_secs(60);
-/// The steady rate, and how many may come at once.
+/// The steady rate, and the burst.
 const INTERVAL: Duration = Duration::from_secs(1);
 const BURST: u32 = 25;
-/// How long a request may take, and most bytes of its answer.
+/// Timeout of a request, and most bytes of its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER: usize = 64 << 10;
-/// Who reports.
+/// The reporting controller.
 const CONTROLLER: &str = "netattach.dev/agent";
 
 /// See the module's documentation.
@@ -48,7 +49,7 @@ pub(super) struct Events {
 #[derive(Default)]
 struct Waiting {
     events: EventQueue,
-    /// Of each event that was written: when, and how often it was seen.
+    /// For each written event: when it was written, and how often it was seen.
     written: BTreeMap<u64, (Instant, u32)>,
     dropped: u64,
 }
@@ -60,7 +61,8 @@ impl Events {
 
     /// Queues an event.
     pub(super) fn put(&self, mut event: Event) {
-        // A plugin may have said very much, and many such may wait. The API takes no longer note either.
+        // A plugin's text may be very long, and many events may be queued. The API has the same limit on
+        // notes.
         event.note = clipped(event.note);
         let mut waiting = self.waiting();
         if let Some(left_out) = waiting.events.put(event) {
@@ -74,7 +76,7 @@ impl Events {
         self.more.notify_one();
     }
 
-    /// Writes events, without end.
+    /// Writes events, forever.
     pub(super) async fn run(self: Arc<Self>, client: Arc<Client>) {
         let mut bucket = Bucket::new(INTERVAL, BURST, Instant::now());
         loop {
@@ -91,7 +93,7 @@ impl Events {
         }
     }
 
-    /// Creates the event, or counts it in the series of the one that there is.
+    /// Creates the event, or counts it in the series of the existing one.
     async fn write(&self, client: &Client, event: &Event, name: &str, count: u32) {
         let namespace = match event.regarding.namespace() {
             "" => "default",
@@ -124,7 +126,7 @@ impl Events {
     fn uid(&self, regarding: &Regarding) -> Option<String> {
         match regarding {
             Regarding::Pod(name) => self.view.snapshot().pods.get(name)?.uid.clone(),
-            // What `kubectl describe node` looks for; the kubelet does the same.
+            // `kubectl describe node` selects events by this value; the kubelet sets it too.
             Regarding::Node(name) => Some(name.clone()),
             _ => None,
         }
@@ -136,7 +138,7 @@ impl Events {
 }
 
 impl Waiting {
-    /// The name of an event and how often it was seen, unless it was written just now.
+    /// Returns the name of an event and its count, unless it was written just now.
     fn count(&mut self, event: &Event, now: Instant) -> Option<(String, u32)> {
         let hash = hash(event);
         if self.written.len() >= REMEMBERED && !self.written.contains_key(&hash) {
@@ -155,19 +157,20 @@ impl Waiting {
     }
 }
 
-/// Whether an event that is there already is to be counted: this agent has seen it before, or nobody else can have.
+/// Whether a recurrence of an existing event is counted: this agent has seen it before, or no other agent
+/// can have.
 fn is_news(regarding: &Regarding, count: u32) -> bool {
     count > 1 || !regarding.is_read_by_all()
 }
 
-/// What identifies an event. Not random: all agents of one version make the same of it.
+/// Returns the hash that identifies an event. Not random: all agents of one version compute the same.
 fn hash(event: &Event) -> u64 {
     let mut hasher = DefaultHasher::new();
     event.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The name of the object, as far as there is room for it in the name of the event.
+/// Returns the name of the object, truncated to fit into the name of the event.
 fn prefix(name: &str) -> String {
     let prefix: String = name.chars().take(200).collect();
     prefix.trim_end_matches(['.', '-']).to_owned()
@@ -177,7 +180,7 @@ fn json_body(kind: &'static str, value: &Value) -> Option<(&'static str, Vec<u8>
     Some((kind, value.to_string().into_bytes()))
 }
 
-/// The event as the API takes it.
+/// Returns the event as an API object.
 fn body(event: &Event, name: &str, namespace: &str, uid: Option<&str>, node: &str, now: &str) -> Value {
     let (api_version, kind) = match &event.regarding {
         Regarding::Pod(_) => ("v1", "Pod"),

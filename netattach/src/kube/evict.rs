@@ -1,5 +1,6 @@
-//! Evicts one pod: it is read from the server first, so that who it is and who owns it is decided on its newest form, and
-//! evicted as that pod alone, by its uid. The server honours PodDisruptionBudgets: it answers 429 while one forbids it.
+//! Evicts one pod. It is read from the server first, so that its identity and owner are taken from its
+//! newest version, and evicted by its uid. The server honours PodDisruptionBudgets: it answers 429 while
+//! one forbids the eviction.
 
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use crate::objects::ObjectName;
 /// Most bytes of a pod, and of the answer to an eviction.
 const POD: usize = 4 << 20;
 const STATUS: usize = 64 << 10;
-/// How long a request may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The versions of an eviction, newest first: a server before Kubernetes 1.22 knows the other alone, and answers 400 to the
-/// first.
+/// The API versions of an eviction, newest first: a server before Kubernetes 1.22 knows only the second,
+/// and answers 400 to the first.
 const VERSIONS: [&str; 2] = ["policy/v1", "policy/v1beta1"];
-/// Longest pause that a server can ask for.
+/// Longest pause requested by a server that is honoured.
 const MOST_ASKED: Duration = Duration::from_secs(600);
 
 /// A pod that may be evicted, as the server has it now.
@@ -28,9 +29,10 @@ const MOST_ASKED: Duration = Duration::from_secs(600);
 pub struct Candidate {
     /// Its uid.
     pub uid: String,
-    /// What makes it anew.
+    /// Its controller, which creates it again.
     pub owner: Option<Owner>,
-    /// It is the mirror of a static pod: the kubelet runs it from a file, and evicting it ends nothing.
+    /// Whether it is the mirror of a static pod: the kubelet runs that pod from a file, and evicting the
+    /// mirror does not end it.
     pub is_static: bool,
     /// It is being deleted, or has ended.
     pub has_ended: bool,
@@ -47,12 +49,12 @@ pub struct Owner {
     pub uid: String,
 }
 
-/// Why an eviction has not happened.
+/// Why a pod was not evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotEvicted {
     /// The pod is gone, or another one has its name.
     Gone,
-    /// A PodDisruptionBudget forbids it now, or the server has too much to do.
+    /// A PodDisruptionBudget forbids it now, or the server is overloaded.
     Forbidden {
         /// The server's words.
         why: String,
@@ -124,7 +126,7 @@ fn read(pod: Pod) -> Candidate {
     let owner = metadata.owner_references.into_iter().flatten().find(controls);
     Candidate {
         uid: metadata.uid,
-        // A mirror is owned by its node, which makes nothing anew.
+        // A mirror pod is owned by its node, which does not create pods.
         owner: owner.map(|Reference { kind, name, uid, .. }| Owner { kind, name, uid }),
         is_static: mirror.is_some() || source.is_some_and(|source| source != "api"),
         has_ended: metadata.deletion_timestamp.is_some()
@@ -162,7 +164,7 @@ fn eviction(name: &ObjectName, uid: &str, version: &str) -> Ask {
 fn failed(error: &RequestError) -> NotEvicted {
     let why = Chain(error).to_string();
     match error.code() {
-        // 409: the uid is another's.
+        // 409: the uid belongs to another pod.
         Some(404 | 409) => NotEvicted::Gone,
         Some(429) => {
             let pause = error.refusal().and_then(|refusal| refusal.retry_after).unwrap_or_default();

@@ -1,5 +1,6 @@
-//! Runs a command in an agent's pod, as `kubectl exec` does: for `kubectl netattach`. No port is opened for it: the API
-//! server passes it on to the kubelet, and who may do it is decided by the right to `create pods/exec`.
+//! Runs a command in an agent's pod, as `kubectl exec` does: for `kubectl netattach`. It needs no open
+//! port: the API server forwards the request to the kubelet, and the right to `create pods/exec` decides
+//! who may run commands.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,16 +17,16 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::objects::ObjectName;
 
-/// How long a connection may take to be made.
+/// Timeout of connecting.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long the list of agents may take.
+/// Timeout of listing the agents.
 const LIST: Duration = Duration::from_secs(30);
 /// Most agents that are listed.
 const MOST_AGENTS: u32 = 5000;
-/// Bytes that are read at once.
+/// Size of one read, in bytes.
 const PIECE: usize = 32 << 10;
 
-/// Which cluster, and as whom.
+/// The cluster and the identity to use.
 #[derive(Debug, Clone, Default)]
 pub struct Target {
     /// The kubeconfig; otherwise that of the environment, as kubectl finds it.
@@ -34,7 +35,7 @@ pub struct Target {
     pub context: Option<String>,
 }
 
-/// A connection of a person to a cluster.
+/// A user's connection to a cluster.
 pub struct Remote {
     client: Client,
 }
@@ -59,30 +60,30 @@ pub struct AgentPod {
 /// The pods of agents in a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agents {
-    /// Those that can be asked, one of each node, by node.
+    /// Running agents, one for each node, by node.
     pub running: Vec<AgentPod>,
-    /// One of each node that has none of those, by node.
+    /// Agents that do not run, one for each other node, by node.
     pub absent: Vec<AbsentAgent>,
 }
 
 /// The pod of an agent that does not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AbsentAgent {
-    /// The node that it is on, or is for; `None`: neither is known.
+    /// The node that it is on, or is meant for; `None`: neither is known.
     pub node: Option<String>,
     /// Its name.
     pub pod: ObjectName,
-    /// What it is instead, such as "is Pending (Init: CrashLoopBackOff)".
+    /// Its state, such as "is Pending (Init: CrashLoopBackOff)".
     pub state: String,
 }
 
 impl AbsentAgent {
-    /// The node, or the pod where that is not known.
+    /// Returns the node, or the pod if the node is not known.
     pub fn place(&self) -> String {
         self.node.clone().unwrap_or_else(|| format!("pod {}", self.pod))
     }
 
-    /// Why the node cannot be asked.
+    /// Returns why the node cannot be queried.
     pub fn problem(&self) -> String {
         format!("its agent's pod {} {}", self.pod, self.state)
     }
@@ -134,14 +135,14 @@ pub enum RemoteError {
 }
 
 impl RemoteError {
-    /// Whether what was asked for is not there.
+    /// Whether the requested object does not exist.
     pub fn is_not_found(&self) -> bool {
         let Self::Server { source, .. } = self else { return false };
         matches!(&**source, ::kube::Error::Api(status) if status.code == 404)
     }
 }
 
-/// Takes the pieces of a command's output.
+/// Receives the pieces of a command's output.
 pub trait Sink {
     /// A piece of standard output.
     ///
@@ -176,8 +177,8 @@ impl Remote {
         Ok(Self { client })
     }
 
-    /// The pods of agents that have these labels in a namespace. Pods of other namespaces may have the labels as well: whoever
-    /// makes them would be asked in the agents' place.
+    /// Returns the pods of agents that have these labels in a namespace. Only this namespace is searched:
+    /// pods elsewhere may have the same labels, and their authors would be queried instead of the agents.
     ///
     /// # Errors
     /// [`RemoteError::Server`], [`RemoteError::Late`].
@@ -189,7 +190,7 @@ impl Remote {
         Ok(agents(pods.items))
     }
 
-    /// The node of a pod; `None` if it has none yet.
+    /// Returns the node of a pod; `None` if it has none yet.
     ///
     /// # Errors
     /// [`RemoteError::Server`], [`RemoteError::Late`].
@@ -242,7 +243,7 @@ impl Remote {
         let (mut out_buffer, mut err_buffer) = (vec![0; PIECE], vec![0; PIECE]);
         let (mut has_out, mut has_err) = (true, true);
         while has_out || has_err {
-            // A read that is dropped has taken nothing.
+            // A read that is dropped has consumed nothing.
             tokio::select! {
                 count = read(&mut out, &mut out_buffer), if has_out => match count.map_err(output)? {
                     0 => has_out = false,
@@ -263,7 +264,7 @@ async fn read(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> std::
     stream.read(buffer).await
 }
 
-/// The answer, unless it takes too long.
+/// Returns the answer, unless it takes too long.
 async fn within<T>(
     within: Duration,
     doing: impl Fn() -> String,
@@ -276,7 +277,8 @@ async fn within<T>(
     }
 }
 
-/// A node with a pod that does not run and one that does is one that can be asked, as while one replaces the other.
+/// Sorts pods into running and absent agents. A node with one of each, as during an update, counts as
+/// running.
 fn agents(pods: Vec<Pod>) -> Agents {
     let running = one_of_each_node(pods.iter().filter_map(agent).collect());
     let can_be_asked =
@@ -297,7 +299,8 @@ fn node_name(pod: &Pod) -> Option<String> {
     pod.spec.as_ref()?.node_name.clone().filter(|name| !name.is_empty())
 }
 
-/// A pod that runs on a node. One whose container is started again and again is in the phase `Running` all the while.
+/// Returns a pod that runs on a node. A pod whose container restarts again and again stays in the phase
+/// `Running`.
 fn agent(pod: &Pod) -> Option<AgentPod> {
     let (node, name) = (node_name(pod)?, name(pod)?);
     let status = pod.status.as_ref()?;
@@ -315,7 +318,7 @@ fn is_stopped(container: &ContainerStatus) -> bool {
     container.state.as_ref().is_some_and(|state| state.waiting.is_some() || state.terminated.is_some())
 }
 
-/// A pod that does not run.
+/// Returns a pod that does not run.
 fn absent_agent(pod: &Pod) -> Option<AbsentAgent> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown");
     let state = match (&pod.metadata.deletion_timestamp, waits_for(pod)) {
@@ -327,7 +330,7 @@ fn absent_agent(pod: &Pod) -> Option<AbsentAgent> {
     Some(AbsentAgent { node: node_name(pod).or_else(|| meant_for(pod)), pod: name(pod)?, state })
 }
 
-/// Why a pod does not run, in the words of the kubelet or the scheduler.
+/// Returns why a pod does not run, in the words of the kubelet or the scheduler.
 fn waits_for(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
     let of =
@@ -344,7 +347,7 @@ fn waits_for(pod: &Pod) -> Option<String> {
         .or_else(unplaced)
 }
 
-/// Why a container does not run; not that it waits for those before it.
+/// Returns why a container does not run, unless it only waits for the containers before it.
 fn stopped_by(container: &ContainerStatus) -> Option<String> {
     let state = container.state.as_ref()?;
     let waiting = state.waiting.as_ref().and_then(|waiting| waiting.reason.clone());
@@ -357,7 +360,7 @@ fn stopped_by(container: &ContainerStatus) -> Option<String> {
         .or_else(failed)
 }
 
-/// The node that the controller of a DaemonSet means a pod for that is on none yet.
+/// Returns the node for which the controller of a DaemonSet has created a pod that is not scheduled yet.
 fn meant_for(pod: &Pod) -> Option<String> {
     let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
     let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
@@ -367,7 +370,7 @@ fn meant_for(pod: &Pod) -> Option<String> {
     named.values.as_ref()?.first().cloned()
 }
 
-/// Of two pods of a node, as while one replaces the other, the one that is ready.
+/// Of two pods of a node, as during an update, keeps the ready one.
 fn one_of_each_node(mut agents: Vec<AgentPod>) -> Vec<AgentPod> {
     agents.sort_by(|one, other| {
         let rank = |agent: &AgentPod| !agent.is_ready;
@@ -377,7 +380,7 @@ fn one_of_each_node(mut agents: Vec<AgentPod>) -> Vec<AgentPod> {
     agents
 }
 
-/// The exit code in the status of a command that has ended; `None` if it was not run.
+/// Returns the exit code in the status of a command that has ended; `None` if it was not run.
 fn exit_code(status: &Status) -> Option<u8> {
     if status.status.as_deref() == Some("Success") {
         return Some(0);
@@ -455,7 +458,7 @@ mod tests {
         let pods = [
             unplaced,
             pod("na-1", "n1", json!({"phase": "Running"})),
-            // The next agent of a node beside the one that serves.
+            // The next agent of a node, beside the serving one.
             pod("na-1-next", "n1", json!({"phase": "Pending"})),
             ending,
             pod(

@@ -1,42 +1,42 @@
-//! Which failed writes are logged one by one: while a server is away, those of each pod fail again and again for one reason.
-//! Pure.
+//! Decides which failed writes are logged: while a server is unavailable, the writes of all pods fail
+//! repeatedly for one reason. Pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How often is said that a reason lasts, and how many there were.
+/// How often a lasting reason is logged again, with the number of failures.
 const COUNTED: Duration = Duration::from_secs(60);
-/// A reason that has not been there for so long is a new one: a pod's writes are at most a minute apart, or as long as the
-/// server asks for.
+/// A reason that did not occur for this long counts as new: attempts for a pod are at most a minute apart,
+/// or as long as the server asks for.
 const OVER: Duration = Duration::from_secs(180);
 
-/// The failures of each reason: the HTTP status of the refusal, of which there are few, or that there was no answer.
+/// The failures by reason: the HTTP status of the refusal, of which there are few, or no answer.
 #[derive(Debug, Default)]
 pub(super) struct Failures(BTreeMap<Option<u16>, Reason>);
 
 #[derive(Debug)]
 struct Reason {
-    /// When it was last there.
+    /// When it last occurred.
     last: Instant,
-    /// When it was last said.
+    /// When it was last logged.
     said: Instant,
-    /// How often it was not said since.
+    /// How many failures were not logged since.
     left_out: u64,
 }
 
-/// What to log of a failure.
+/// What to log for a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
-    /// The failure, which is the first for its reason.
+    /// The failure, as the first for its reason.
     Failure,
-    /// The failure, and that there were so many more since the last line for its reason.
+    /// The failure, and the number of others since the last line for its reason.
     More(u64),
     /// Nothing.
     Nothing,
 }
 
 impl Failures {
-    /// A write has failed, with that status.
+    /// Records a failed write with that status.
     pub(super) fn line(&mut self, code: Option<u16>, now: Instant) -> Line {
         let known = self.0.get_mut(&code).filter(|reason| now.duration_since(reason.last) < OVER);
         let Some(reason) = known else {
@@ -67,7 +67,7 @@ mod tests {
         }
         assert_eq!((line(None, 60), line(Some(503), 60)), (Line::More(59), Line::Nothing));
         assert_eq!((line(None, 119), line(None, 120)), (Line::Nothing, Line::More(1)));
-        // It was over, and is there again.
+        // The reason was gone, and occurs again.
         assert_eq!((line(None, 120 + 180), line(None, 301)), (Line::Failure, Line::Nothing));
     }
 }

@@ -1,5 +1,6 @@
-//! Follows one kind of objects for as long as the agent runs: lists them, watches from there, and lists again only if
-//! the server does not have that version any more, or a watch from there cannot go on. Whatever fails, what is known stays.
+//! Follows one kind of objects for as long as the agent runs: lists them, watches from the list's version,
+//! and lists again only if the server no longer has that version, or a watch from it cannot continue. Known
+//! objects are kept through all failures.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,26 +18,26 @@ use super::watch::{Broken, Event, watch};
 use crate::source::read::Kind;
 use crate::source::read::manifest::Key;
 
-/// Pauses between tries.
+/// Pauses between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MOST_PAUSE: Duration = Duration::from_secs(30);
-/// How often a kind that the server does not serve is asked for again.
+/// How often a kind that the server does not serve is requested again.
 const UNSERVED: Duration = Duration::from_secs(30);
-/// The pauses before a kind counts as one that the server does not serve: a server that is being started, or one of several
-/// that is not up to date, may not know it yet. Without it, its policies would not be in force.
+/// The pauses before a kind counts as not served: a server that is starting, or one of several servers that
+/// is not up to date, may not know it yet. Concluding too early would disable the kind's policies.
 const BEFORE_UNSERVED: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
-/// Least time from one watch to the next of a server that ends each after an event.
+/// Least time between two watches, if a server ends each after an event.
 const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
-/// Refusals in a row of one position, after which the kind is listed: there may be a server that has put back its history,
-/// and says of a version that is still to come neither 404 nor 410.
+/// Consecutive refusals of one version after which the kind is listed: a server whose history was restored
+/// to an earlier state may answer neither 404 nor 410 for a version that it has not reached yet.
 const REFUSALS: u32 = 3;
-/// Least and most time from one list to the next that is made because there is room for what was refused: at its bound a
-/// kind is large. The time doubles while lists have nothing kept that was refused.
+/// Least and most time between two lists that are made because refused objects may fit: at its bound a kind
+/// is large. The time doubles while lists keep no formerly refused object.
 const ROOM: Duration = Duration::from_secs(60);
 const MOST_ROOM: Duration = Duration::from_secs(960);
 
-/// A kind, and those to tell.
+/// Follows a kind, and reports to the view.
 pub(super) struct Follower {
     pub(super) client: Arc<Client>,
     pub(super) view: Arc<View>,
@@ -46,27 +47,27 @@ pub(super) struct Follower {
     pub(super) watch_seconds: u32,
 }
 
-/// A position in the history of a kind.
+/// A version of a kind, from which to watch.
 struct Position {
     path: &'static str,
     version: String,
 }
 
-/// When a kind may be listed again because there is room for what was refused.
+/// When a kind may be listed again for refused objects.
 struct ForRoom {
     backoff: Backoff,
     next: tokio::time::Instant,
-    /// The next list is one of these.
+    /// The next list is for refused objects.
     is_next: bool,
 }
 
 impl ForRoom {
     fn new(now: tokio::time::Instant) -> Self {
-        // A pause is of at least half its length.
+        // A pause is at least half its length.
         Self { backoff: Backoff::new(ROOM * 2, MOST_ROOM), next: now, is_next: false }
     }
 
-    /// The kind has been listed. `has_admitted`: there was room for one that had been refused.
+    /// The kind has been listed. `has_admitted`: a formerly refused object was kept.
     fn listed(&mut self, has_admitted: bool, now: tokio::time::Instant) {
         if !std::mem::take(&mut self.is_next) {
             return;
@@ -80,20 +81,20 @@ impl ForRoom {
 
 /// Why a round has ended.
 enum Ended {
-    /// The watch ended as it should.
+    /// The watch ended after its time.
     Regularly,
     Unserved,
-    /// What was refused may fit now.
+    /// Refused objects may fit now.
     Room,
     Failed(Broken),
 }
 
-/// What a round had of its watch.
+/// What a round has received from its watch.
 #[derive(Default)]
 struct Had {
-    /// There was an event.
+    /// At least one event.
     events: bool,
-    /// When there was the first, or the watch had not ended for a while.
+    /// When the first event came, or the watch had lasted for a while.
     lives_since: Option<Instant>,
 }
 
@@ -104,14 +105,14 @@ impl Had {
 }
 
 impl Follower {
-    /// Follows the kind, without end.
+    /// Follows the kind, forever.
     pub(super) async fn run(&self) {
         let mut backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
         let mut position = None;
         let mut room = ForRoom::new(tokio::time::Instant::now());
-        // Whether the round before had nothing of its watch either.
+        // Whether the previous round received nothing from its watch either.
         let mut again = false;
-        // Whether the server has said since then that it does not have the position any more.
+        // Whether the server has reported since then that it no longer has the version.
         let mut was_gone = false;
         let mut refusals = 0;
         let mut before_unserved = BEFORE_UNSERVED.into_iter();
@@ -145,21 +146,21 @@ impl Follower {
                     refusals += u32::from(position.is_some() && broken.denies_position());
                     let lists = !broken.may_go_on() || refusals >= REFUSALS;
                     let error = broken.error();
-                    // The server was restarted, or had forgotten the position: the next round goes well.
+                    // The server was restarted, or has dropped the version: the next round will succeed.
                     if again || !passes(&error) {
                         self.view.failing(self.resource, &error);
                     }
                     if lists {
                         (position, refusals) = (None, 0);
                     }
-                    // A list costs more than a watch: events between two do not hurry the next. Nor does the time that a list
-                    // takes: it is long where the server has much to do.
+                    // A list costs more than a watch, so events between two lists do not shorten the pause.
+                    // Neither does the duration of a list, which is long if the server is busy.
                     if (had.events && !lists) || had.has_lived_for(MOST_PAUSE) {
                         backoff.reset();
                     }
                     let pause = backoff.next().max(error.asked_pause());
                     again = true;
-                    // One server's history has ended for all agents at once.
+                    // The history of one server ends for all agents at once.
                     if error.code() == Some(GONE) && !std::mem::replace(&mut was_gone, true) {
                         pause.max(spread(self.resource.spread()))
                     } else {
@@ -171,8 +172,8 @@ impl Follower {
         }
     }
 
-    /// Lists, unless the position is known, and watches from there until the watch ends, or there is room for what was
-    /// refused and it is time to look.
+    /// Lists, unless the version is known, and watches from it until the watch ends, or until refused
+    /// objects may fit and their list is due.
     async fn round(&self, position: &mut Option<Position>, had: &mut Had, room: &mut ForRoom) -> Ended {
         if position.is_none() {
             match self.list().await {
@@ -207,10 +208,10 @@ impl Follower {
         let room = async {
             tokio::time::sleep_until(next_for_room).await;
             self.view.has_room(self.resource).await;
-            // All agents have the same room at the same time.
+            // All agents have room at the same time.
             tokio::time::sleep(spread(self.resource.spread())).await;
         };
-        // Both may be dropped: a watch begins anew from the last version, or after a list.
+        // Both may be dropped: a watch restarts from the last version, or after a list.
         tokio::select! {
             ended = watch(&self.client, &target, &from, lives, take) => match ended {
                 Ok(()) => Ended::Regularly,
@@ -220,8 +221,9 @@ impl Follower {
         }
     }
 
-    /// Whether the kind has to be listed though its watch has ended as it should: a newer version is served by now, or the
-    /// server has put back its history. A watch from a version that is still to come tells nothing, not even a bookmark.
+    /// Whether the kind must be listed although its watch has ended after its time: a newer API version is
+    /// served now, or the server's history was restored to an earlier state. A watch from a future version
+    /// receives nothing, not even a bookmark.
     async fn is_outdated(&self, position: Option<&Position>, had: &Had) -> bool {
         let Some(&Position { path, ref version }) = position else { return false };
         let target = |path: &'static str| Target {
@@ -293,17 +295,17 @@ impl Follower {
     }
 }
 
-/// Whether a version is before another one of the same kind. Those that are no numbers are not compared.
+/// Whether a version precedes another one of the same kind. `false` if they are no numbers.
 fn is_before(version: &str, other: &str) -> bool {
     matches!((cache::number(version), cache::number(other)), (Some(version), Some(other)) if version < other)
 }
 
-/// Whether an error is usual once, and none when the next round goes well.
+/// Whether an error may occur once without a problem, if the next round succeeds.
 fn passes(error: &RequestError) -> bool {
     matches!(error, RequestError::Ended { .. }) || matches!(error.code(), Some(GONE | UNKNOWN))
 }
 
-/// The names that a list has had, of pods of other nodes those that it has not had.
+/// The names in a list; of pods of other nodes, those not in it.
 #[derive(Default)]
 struct Listed {
     objects: BTreeSet<Key>,

@@ -1,4 +1,4 @@
-//! Lists objects in pages, so that at most one page is in memory beside what is kept of the others.
+//! Lists objects in pages, so that besides the kept objects at most one page is in memory.
 
 use std::time::Duration;
 
@@ -9,24 +9,25 @@ use super::backoff::Backoff;
 use super::client::{Ask, Client, RequestError};
 use super::resource::{METADATA_LIST, Target};
 
-/// Most bytes of one page. A page that is larger is asked for again with half as many objects: an object is at most
-/// some 3 MiB, because etcd takes no request of more than 1.5 MiB.
+/// Most bytes of one page. A larger page is requested again with half as many objects: an object has at
+/// most about 3 MiB, because etcd accepts no request of more than 1.5 MiB.
 const PAGE: usize = 16 << 20;
-/// How long one page may take.
+/// Timeout of one page.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Pauses before a page is asked for again, and how often in a row: for some ten minutes. A server forgets the position in
-/// a list after five to ten (kube-apiserver, `--etcd-compaction-interval`).
+/// Pauses before a page is requested again, and the number of attempts: for about ten minutes in total. A
+/// server drops the position of a list after five to ten minutes (kube-apiserver,
+/// `--etcd-compaction-interval`).
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MOST_PAUSE: Duration = Duration::from_secs(30);
 const TRIES: u32 = 30;
-/// How long the question for a version may take, and most bytes of its answer: the metadata of one object.
+/// Timeout of the request for a version, and most bytes of its answer: the metadata of one object.
 const VERSION_PATIENCE: Duration = Duration::from_secs(10);
 const VERSION: usize = 4 << 20;
-/// HTTP status of a position in a list, or in the history, that the server does not have any more.
+/// HTTP status for a position in a list, or a version, that the server no longer has.
 pub(super) const GONE: u16 = 410;
 /// HTTP status of a kind that is not served.
 pub(super) const UNKNOWN: u16 = 404;
-/// HTTP status of a position that the server takes for none.
+/// HTTP status for a position that the server considers invalid.
 const BAD_REQUEST: u16 = 400;
 
 #[derive(Deserialize)]
@@ -45,14 +46,15 @@ struct PageMetadata {
     next: Option<String>,
 }
 
-/// Reads all objects of a kind, each with `take`, and returns the version of the list, from which to watch.
+/// Reads all objects of a kind, calls `take` for each, and returns the version of the list, from which to
+/// watch.
 ///
-/// A page after the first that does not come is asked for again from the same position, up to [`TRIES`] times in a row, and
-/// each failure is `failed`: an overloaded server has to answer no page twice. The position in a list expires when it takes
-/// too long, some minutes; then the error has the status [`GONE`] and the list begins anew.
+/// If a page after the first fails, it is requested again from the same position, up to [`TRIES`] times in
+/// a row, and each failure is reported to `failed`: an overloaded server need not answer a page twice. The
+/// position expires after some minutes; the error then has the status [`GONE`] and the list begins anew.
 ///
 /// # Errors
-/// [`RequestError`]; `take` was called for a part of the objects then.
+/// [`RequestError`]; `take` may have been called for some of the objects.
 pub(super) async fn list(
     client: &Client,
     target: &Target<'_>,
@@ -79,7 +81,7 @@ pub(super) async fn list(
             Err(RequestError::TooLarge { .. }) if limit != Some(1) => {
                 limit = Some(limit.map_or(page, |limit| limit / 2));
             }
-            // Before the first page there is nothing to go on from.
+            // Before the first page there is no position to continue from.
             Err(error) if next.is_none() || !may_come(&error) || tries.left == 0 => return Err(error),
             Err(error) => {
                 failed(&error);
@@ -89,20 +91,20 @@ pub(super) async fn list(
     }
 }
 
-/// The objects of a page.
+/// Calls `take` for the objects of a page.
 fn taken(ask: &Ask, body: &[u8], take: impl FnMut(&RawValue)) -> Result<PageMetadata, RequestError> {
     let page: Page<'_> = serde_json::from_slice(body).map_err(|source| ask.undecodable(source))?;
     page.items.into_iter().flatten().for_each(take);
     Ok(page.metadata)
 }
 
-/// Whether a page that has failed may come from the same position.
+/// Whether a failed page may succeed from the same position.
 fn may_come(error: &RequestError) -> bool {
     let is_too_large = matches!(error, RequestError::TooLarge { .. });
     !is_too_large && !matches!(error.code(), Some(GONE | UNKNOWN | BAD_REQUEST))
 }
 
-/// Tries of one page.
+/// Attempts for one page.
 struct Tries {
     backoff: Backoff,
     left: u32,
@@ -113,14 +115,14 @@ impl Tries {
         Self { backoff: Backoff::new(FIRST_PAUSE, MOST_PAUSE), left: TRIES }
     }
 
-    /// The pause before the next one.
+    /// Returns the pause before the next attempt.
     fn pause(&mut self, error: &RequestError) -> Duration {
         self.left = self.left.saturating_sub(1);
         self.backoff.next().max(error.asked_pause())
     }
 }
 
-/// The version that a list of the kind would have now.
+/// Returns the version that a list of the kind would have now.
 ///
 /// # Errors
 /// [`RequestError`]; with the status 404 if the kind is not served at that path.

@@ -1,16 +1,22 @@
-//! The Kubernetes API as the source of objects and the place where status is published. The only module that names the
-//! `kube` crates.
+//! The Kubernetes API as the source of objects and the destination of statuses. The only module that names
+//! the `kube` crates.
 //!
-//! One thread talks to the server, so that reading a large cluster delays no CNI call. For each kind of
-//! [`resource`](self), `follow` reads all objects by `list` and their changes by `watch`, through `client`, with pauses
-//! of `backoff` after failures, over a connection that `renewal` says when to make anew; `cache` turns them into the model,
-//! bounded by `weights` and `stand_ins` and with what is `refused` remembered, and `view` publishes snapshots of it; `on_demand`
-//! says when what only some need is followed. `source`
-//! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the network-status of
-//! pods: the newest of each from `queue`, as `patch` composes it, within `rate`, and logs what `failures` lets it; `events`
-//! writes events, of those in `event_queue`, `taint` removes the taint of a node that waits for its agent, `nodes` asks
-//! whether there are others, `ranges` for the ranges of Services and of this node, `evict` evicts a pod; [`exec`] runs a
-//! command in one, for people. `access` says what the agent may not do.
+//! One thread talks to the server, so that reading a large cluster delays no CNI call.
+//!
+//! - Reading: for each kind of [`resource`](self), `follow` reads all objects by `list` and their changes
+//!   by `watch`, through `client`, with pauses of `backoff` after failures; `renewal` decides when the
+//!   connection is made anew.
+//! - Keeping: `cache` converts objects into the model, bounded by `weights` and `stand_ins`, and remembers
+//!   objects that are `refused`; `view` publishes snapshots of it; `on_demand` decides when kinds that are
+//!   not always needed are followed.
+//! - Answering: `source` answers from the snapshots, and asks the server for one pod if the watch lags
+//!   behind the runtime.
+//! - Writing: `publish` writes the network-status of pods, the newest of each from `queue`, as composed by
+//!   `patch`, within `rate`; `failures` decides which failures are logged. `events` writes the events in
+//!   `event_queue`, `taint` removes the startup taint of a node, `evict` evicts a pod.
+//! - Further requests: `nodes` asks whether there are other nodes, `ranges` for the ranges of Services and
+//!   of this node, [`exec`] runs a command in a pod for `kubectl netattach`, and `access` finds missing
+//!   rights.
 
 mod access;
 mod backoff;

@@ -1,4 +1,4 @@
-//! Whether the cluster has nodes other than this one: asked for now and then, as a watch would bring every heartbeat.
+//! Asks from time to time whether the cluster has other nodes, as a watch would receive every heartbeat.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const ANSWER: usize = 2 << 20;
 /// How long a request may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Tells the view whether there are other nodes, without end.
+/// Tells the view whether there are other nodes, forever.
 pub(super) async fn look_for_others(client: Arc<Client>, view: Arc<View>) {
     loop {
         let pause = match has_others(&client).await {

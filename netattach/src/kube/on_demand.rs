@@ -1,8 +1,9 @@
-//! Kinds that are followed only while something needs them: when they are listed first, and how long they are kept.
+//! Kinds that are followed only while they are needed: when they are first listed, and how long they are
+//! kept.
 //!
-//! Whoever writes objects decides what is needed, and can do so again and again: each first list of a large kind costs the API
-//! server as much as all agents together have of it. So those for which nothing waits are spread, and what is needed again soon
-//! after it was given up is kept the longer.
+//! Authors of objects determine what is needed, and can change that repeatedly. Each first list of a large
+//! kind, by all agents together, is expensive for the API server. So lists that nothing waits for are
+//! spread over time, and a kind that is needed again soon after it was dropped is kept longer.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -11,14 +12,14 @@ use tokio::sync::watch;
 
 use super::follow::Follower;
 
-/// Longest time that the first list of what nothing waits for is put off.
+/// Longest delay of the first list of a kind that nothing waits for.
 const SPREAD: Duration = Duration::from_secs(10);
-/// How long what is followed on demand is followed after the last object that needs it has gone: twice as long each time that it
-/// is needed again within [`MOST_KEPT`].
+/// How long a kind is followed after the last object that needs it is deleted; doubles each time that it is
+/// needed again within [`MOST_KEPT`].
 const KEPT: Duration = Duration::from_secs(60);
 const MOST_KEPT: Duration = Duration::from_secs(3600);
 
-/// How much a kind is wanted.
+/// How urgently a kind is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Want {
     /// Nothing needs it.
@@ -46,7 +47,7 @@ pub(super) async fn follow_wanted(follower: Follower, mut wanted: watch::Receive
     }
 }
 
-/// Waits for that time, or until something waits for the kind. Returns whether it is still wanted.
+/// Waits for that time, or until something waits for the kind. Returns whether it is still needed.
 async fn is_time(wanted: &mut watch::Receiver<Want>, delay: Duration) -> bool {
     match tokio::time::timeout(delay, wanted.wait_for(|want| *want != Want::Soon)).await {
         Ok(want) => want.is_ok_and(|want| *want == Want::Now),
@@ -54,7 +55,7 @@ async fn is_time(wanted: &mut watch::Receiver<Want>, delay: Duration) -> bool {
     }
 }
 
-/// Waits until it is not wanted, and has not been for that long.
+/// Waits until it has not been needed for that long.
 async fn unwanted(wanted: &mut watch::Receiver<Want>, kept: Duration) {
     loop {
         if wanted.wait_for(|want| *want == Want::Not).await.is_err() {
@@ -66,9 +67,9 @@ async fn unwanted(wanted: &mut watch::Receiver<Want>, kept: Duration) {
     }
 }
 
-/// A time up to that one.
+/// Returns a random time of up to `most`.
 fn at_random(most: Duration) -> Duration {
-    // The keys of a hash map's state are random.
+    // A hash map's state has random keys.
     let random = RandomState::new().hash_one(0_u8) % 1024;
     most * (random as u32) / 1024
 }
@@ -77,19 +78,19 @@ fn at_random(most: Duration) -> Duration {
 #[derive(Debug, Default)]
 struct Keeping {
     kept: Duration,
-    /// When it was given up last.
+    /// When following it last ended.
     ended: Option<Instant>,
 }
 
 impl Keeping {
-    /// It is followed anew. Returns how long it is to be kept once it is not wanted any more.
+    /// Following starts. Returns how long the kind is kept once it is no longer needed.
     fn begins(&mut self, now: Instant) -> Duration {
         let is_soon = self.ended.is_some_and(|ended| now.duration_since(ended) < MOST_KEPT);
         self.kept = if is_soon { (self.kept * 2).min(MOST_KEPT) } else { KEPT };
         self.kept
     }
 
-    /// It is given up.
+    /// Following ends.
     fn ends(&mut self, now: Instant) {
         self.ended = Some(now);
     }

@@ -1,7 +1,7 @@
-//! The merge patches (RFC 7386) by which a pod's network-status is written. Pure.
+//! Composes the merge patches (RFC 7386) that write a pod's network-status. Pure.
 //!
-//! They go to the subresource `status`, which takes a pod's labels and annotations too. The uid in a patch makes the
-//! server refuse it for another pod of the same name.
+//! They are sent to the subresource `status`, which accepts a pod's labels and annotations too. The uid in
+//! a patch makes the server refuse it for another pod of the same name.
 
 use serde_json::{Value, json};
 
@@ -10,21 +10,21 @@ use crate::npwg::STATUS_ANNOTATION;
 use crate::objects::remote::{PORTS_ANNOTATION, ports_annotation};
 use crate::objects::{ObjectName, Pod};
 
-/// What is to be written of a pod.
+/// The status to write for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Status {
-    /// Its networks, as the annotation has them. The ports that its containers name are written with them.
+    /// Its networks, as in the annotation. The named ports of its containers are written with them.
     Attached { text: String },
-    /// It has none any more.
+    /// It has no networks any more.
     Detached,
 }
 
-/// Where the patch is sent.
+/// Returns the path of the patch.
 pub(super) fn path(name: &ObjectName) -> String {
     format!("{}/status", pod_path(name))
 }
 
-/// The patch. `pod`: as it is known. The ports of one that is not are not either, and what is written of them stays.
+/// Returns the patch. `pod`: the known object; if unknown, so are its ports, and their written values stay.
 pub(super) fn patch(uid: Option<&str>, pod: Option<&Pod>, status: &Status) -> Value {
     let (text, ports, label) = match status {
         Status::Attached { text } => {
@@ -45,7 +45,7 @@ pub(super) fn patch(uid: Option<&str>, pod: Option<&Pod>, status: &Status) -> Va
     json!({ "metadata": metadata })
 }
 
-/// Whether the pod has what the patch would write.
+/// Whether the pod already has the content of the patch.
 pub(super) fn is_written(pod: &Pod, status: &Status) -> bool {
     let annotation = |key| pod.annotations.get(key).map(String::as_str);
     let (text, ports) = (annotation(STATUS_ANNOTATION), annotation(PORTS_ANNOTATION));

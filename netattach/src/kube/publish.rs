@@ -1,8 +1,8 @@
-//! Publishes the network-status of this node's pods: one patch for each change, off the way of CNI calls.
+//! Publishes the network-status of this node's pods: one patch for each change, independently of CNI calls.
 //!
-//! A pod's newest status is written; one that is there already is not. A pod that is gone is left alone, and one that is
-//! being deleted is given time to go: DEL of a deleted pod costs no request. A server that asks for a pause gets it from the
-//! writes of all pods.
+//! The newest status of a pod is written, unless the pod already has it. A deleted pod is skipped, and a
+//! pod that is being deleted is given time to end, so that DEL of a deleted pod needs no request. If the
+//! server asks for a pause, the writes of all pods pause.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
@@ -30,19 +30,19 @@ use crate::publish::{Event, Publish, PublishError, Published};
 use crate::source::Warning;
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Writes in flight at a time.
+/// Concurrent writes.
 const AT_ONCE: usize = 4;
-/// The steady rate, and how many may come at once.
+/// The steady rate, and the burst.
 const INTERVAL: Duration = Duration::from_millis(50);
 const BURST: u32 = 100;
-/// How long a write may take.
+/// Timeout of a write.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of the answer, which has the whole pod.
 const ANSWER: usize = 4 << 20;
-/// How long writes may fail before it is reported.
+/// How long writes may fail before a warning is reported.
 const REPORTED: Duration = Duration::from_secs(10);
 
-/// A write, and what became of it.
+/// A write, and its result.
 struct Sent {
     write: Write,
     outcome: Outcome,
@@ -51,7 +51,7 @@ struct Sent {
 }
 
 impl Sent {
-    /// How long the server, which has too much to do, asks everybody to wait.
+    /// Returns how long an overloaded server asks all clients to wait.
     fn pause(&self) -> Option<Duration> {
         match (&self.outcome, self.code) {
             (Outcome::Failed { pause, .. }, Some(429 | 503)) if !pause.is_zero() => Some(*pause),
@@ -64,12 +64,12 @@ impl Sent {
 pub struct Publisher {
     view: Arc<View>,
     queue: Mutex<Queue>,
-    /// Of writes, for the log.
+    /// Failures of writes, for the log.
     failures: Mutex<Failures>,
-    /// Pods that have been published since the start, by this agent or its predecessor. `None`: what others have left was
-    /// withdrawn, or stays.
+    /// Pods published since the start, by this agent or its predecessor. `None`: leftovers of others were
+    /// withdrawn, or are kept.
     mine: Mutex<Option<BTreeSet<PodRef>>>,
-    /// Whether those of the predecessor are among them.
+    /// Whether those of the predecessor are included.
     adopted: watch::Sender<bool>,
     more: Notify,
     events: Arc<Events>,
@@ -95,13 +95,13 @@ impl Publisher {
         }
     }
 
-    /// The events that are written.
+    /// Returns the writer of events.
     pub(super) fn events(&self) -> Arc<Events> {
         Arc::clone(&self.events)
     }
 
-    /// Writes what is to be written, without end. Nothing is written before the pods are known: most of what an agent
-    /// publishes at its start is there already.
+    /// Writes queued statuses, forever. Waits until the pods are known: at the start most statuses are
+    /// already written.
     pub(super) async fn run(self: Arc<Self>, client: Arc<Client>) {
         let mut changes = self.view.changes();
         while self.view.synced().is_err() {
@@ -109,7 +109,7 @@ impl Publisher {
                 return;
             }
         }
-        // The cluster may be known before the journal is.
+        // The cluster may be read before the journal.
         if self.adopted.subscribe().wait_for(|adopted| *adopted).await.is_err() {
             return;
         }
@@ -124,7 +124,7 @@ impl Publisher {
                 false => self.start(&client, &mut bucket, &mut writing),
             };
             let sleep = tokio::time::sleep_until(wake.into());
-            // All three may be dropped at any time: a notice is kept, writes go on.
+            // All three may be dropped at any time: a notification is kept, and writes continue.
             tokio::select! {
                 () = self.more.notified() => {}
                 () = sleep => {}
@@ -138,7 +138,7 @@ impl Publisher {
         }
     }
 
-    /// Starts the writes that are due, as far as rate and number allow. Returns when to look again.
+    /// Starts the writes that are due, within rate and number. Returns when to call again.
     fn start(&self, client: &Arc<Client>, bucket: &mut Bucket, writing: &mut JoinSet<Sent>) -> Instant {
         let idle = Duration::from_secs(3600);
         let snapshot = self.view.snapshot();
@@ -197,7 +197,7 @@ impl Publisher {
         let Some(mine) = self.mine().take() else { return };
         let snapshot = self.view.snapshot();
         let labelled = snapshot.pods.values().filter(|pod| pod.labels.contains_key(ATTACHED_LABEL));
-        // An earlier pod of the name, whose DEL is still to come, is another one.
+        // An earlier pod of the same name, whose DEL is still to come, is a different pod.
         for pod in labelled.filter(|pod| !mine.iter().any(|of| of.is(pod))) {
             self.queue().put(pod.name.clone(), pod.uid.clone(), Status::Detached, None, Instant::now());
         }
@@ -211,7 +211,7 @@ impl Publisher {
         self.more.notify_one();
     }
 
-    /// A condition of the writes that an operator should know.
+    /// Returns a warning about the writes for the operator.
     pub(super) fn warning(&self) -> Option<Warning> {
         let queue = self.queue();
         let (pods, since, why) = queue.failing().filter(|(_, since, _)| since.elapsed() >= REPORTED)?;
@@ -272,14 +272,15 @@ impl Publish for Publisher {
 
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {
         let snapshot = self.view.snapshot();
-        // The status of an earlier pod of the name went with its object. What is to be written of the later one stays so.
+        // The status of an earlier pod of the name was deleted with its object. A queued status of the
+        // later pod stays queued.
         if snapshot.pods.get(&pod.name).is_none_or(|object| pod.is(object)) {
             self.put(pod, Status::Detached, None);
         }
         Ok(())
     }
 
-    /// Takes effect when the pods are known. Until it is called, nothing is written.
+    /// Takes effect when the pods are known. Until this is called, nothing is written.
     fn withdraw_others(&self, attached: Option<&BTreeSet<PodRef>>) -> Result<(), PublishError> {
         {
             let mut mine = self.mine();
@@ -313,14 +314,15 @@ async fn send(client: &Client, write: Write) -> Sent {
     }
 }
 
-/// What became of a write that the server has not confirmed.
+/// Classifies the result of a write that failed.
 fn failed(error: &RequestError) -> Outcome {
     let why = Chain(error).to_string();
     match error.code() {
-        // The pod is gone, or another one has its name. A server that answers 409 in the latter case is asked again
-        // until the watch shows the other pod: 409 may also be a conflict with another writer.
+        // The pod is deleted, or another one has its name. A server may answer 409 in the latter case; then
+        // the write is repeated until the watch shows the other pod, as 409 may also be a conflict with
+        // another writer.
         Some(404) => Outcome::Gone(why),
-        // A uid is immutable. Another field, or a policy of admission, is not the pod's fate.
+        // A uid is immutable. Another field, or an admission policy, says nothing about the pod.
         Some(422) if why.contains("metadata.uid") => Outcome::Gone(why),
         code => Outcome::Failed {
             why,

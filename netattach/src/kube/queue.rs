@@ -1,4 +1,4 @@
-//! What is to be written of pods: the newest status of each, one write of a pod at a time. Pure.
+//! The statuses to be written: the newest of each pod, with one write of a pod at a time. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -11,42 +11,43 @@ use super::patch::{Status, is_written, patch};
 use crate::objects::{ObjectName, Pod};
 use crate::publish::Published;
 
-/// Pauses between tries.
+/// Pauses between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const MOST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How long the watch may take to show what was written.
+/// How long the watch may take to show a write.
 const LAG: Duration = Duration::from_secs(30);
 
-/// How long the withdrawal of a pod that is being deleted waits for its end, which makes it superfluous. A kubelet has the
-/// object removed some seconds after DEL; one with a finalizer may stay for as long as it likes.
+/// How long the withdrawal for a pod that is being deleted waits for the pod's end, which makes the
+/// withdrawal unnecessary. A kubelet removes the object some seconds after DEL; with a finalizer it may
+/// stay indefinitely.
 const END: Duration = Duration::from_secs(10);
 
-/// How often what was written of pods that nobody asks about is forgotten.
+/// How often records of writes are removed for pods without a pending status.
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// What a writer waits for: that a status is written, or why it is not.
+/// A caller that waits for the result of a write.
 pub(super) type Waiter = Sender<Result<(), String>>;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     wanted: BTreeMap<ObjectName, Wanted>,
-    /// Writes that are under way.
+    /// Running writes.
     writing: BTreeMap<ObjectName, Vec<Waiter>>,
-    /// What was written last, until the watch shows it. `None`: it is not known whether the last write took effect, and
-    /// what the watch shows may be from before it.
+    /// The last write of each pod, until the watch shows it. `None`: it is not known whether the last write
+    /// took effect, and the watch may show the state before it.
     written: BTreeMap<ObjectName, Option<Last>>,
     /// When `written` was last swept.
     swept: Option<Instant>,
 }
 
-/// What was written.
+/// The last write.
 #[derive(Debug)]
 struct Last {
     uid: Option<String>,
     status: Status,
-    /// The version that the server then gave to the pod, where it is a number.
+    /// The version that the server then gave to the pod, if it is a number.
     version: Option<u64>,
     at: Instant,
 }
@@ -59,18 +60,18 @@ struct Wanted {
     backoff: Backoff,
     due: Instant,
     end: End,
-    /// Since when writes of the pod fail, and the last reason.
+    /// Since when writes of the pod have failed, and the last reason.
     failing: Option<(Instant, String)>,
 }
 
-/// The end of a pod of which a withdrawal is to be written.
+/// The expected end of a pod whose status is to be withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Is not known to come.
+    /// It is not known to end.
     Open,
-    /// Is waited for until the withdrawal is due.
+    /// Its end is awaited until the withdrawal is due.
     Awaited,
-    /// Did not come in that time.
+    /// It did not end in that time.
     Overdue,
 }
 
@@ -81,35 +82,35 @@ pub(super) struct Write {
     /// The uid by which the runtime knows the pod.
     pub(super) uid: Option<String>,
     pub(super) status: Status,
-    /// Its patch, with what the pod as it is known then adds to that: the uid of its object, its ports.
+    /// Its patch, with the values of the known object: its uid and its ports.
     pub(super) patch: Value,
 }
 
 /// The outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// With the version of the pod that the server answered.
+    /// Written; the version of the pod in the server's answer.
     Written(Option<u64>),
-    /// The pod is gone, or is another one.
+    /// The pod is deleted, or another one has its name.
     Gone(String),
     /// It may succeed later, not before this pause.
     Failed {
         why: String,
         pause: Duration,
-        /// The server may have taken it all the same: its answer was lost, or says no more than that it failed.
+        /// The server may have carried it out: its answer was lost, or reported only a failure.
         maybe_written: bool,
     },
 }
 
 impl Last {
-    /// Whether a pod in that version has been written since, or then.
+    /// Whether a pod of that version includes this write.
     fn is_shown_by(&self, version: Option<u64>) -> bool {
         matches!((self.version, version), (Some(written), Some(shown)) if shown >= written)
     }
 }
 
 impl Wanted {
-    /// Whether it waits for the end of its pod from here on. It does so once.
+    /// Whether it waits for the end of its pod from now on. This happens only once.
     fn waits_for_end(&mut self, pod: Option<&Pod>, now: Instant) -> bool {
         let is_ending = self.status == Status::Detached && pod.is_some_and(|pod| pod.terminating);
         self.end = match self.end {
@@ -125,7 +126,7 @@ impl Wanted {
 }
 
 impl Queue {
-    /// The status of a pod is to be this one; an older one that is not written yet never will be.
+    /// Sets the status to write for a pod, replacing an older one that is not written yet.
     pub(super) fn put(
         &mut self,
         name: ObjectName,
@@ -144,7 +145,7 @@ impl Queue {
             failing: None,
         };
         if let Some(older) = self.wanted.remove(&name) {
-            // A withdrawal that comes again does not put off the one that waits.
+            // A repeated withdrawal does not postpone the waiting one.
             if older.end == End::Awaited && older.status == wanted.status && older.uid == wanted.uid {
                 (wanted.due, wanted.end) = (older.due, older.end);
             }
@@ -158,7 +159,7 @@ impl Queue {
         self.wanted.insert(name, wanted);
     }
 
-    /// The next write that is due and not superfluous. `known`: the pod as the watch shows it.
+    /// Returns the next write that is due and necessary. `known`: the pod as the watch shows it.
     pub(super) fn next<'p>(
         &mut self,
         now: Instant,
@@ -172,7 +173,7 @@ impl Queue {
             let pod = known(&name);
             self.forget_seen(&name, pod);
             let is_needed = self.is_needed(&name, pod);
-            // Kept while it is written, for the next try.
+            // Kept during the write, for a retry.
             let wanted = self.wanted.get_mut(&name)?;
             let waiters = std::mem::take(&mut wanted.waiters);
             if is_needed && wanted.waits_for_end(pod, now) {
@@ -181,7 +182,7 @@ impl Queue {
             }
             if is_needed {
                 self.writing.insert(name.clone(), waiters);
-                // A static pod's uid in the runtime is not the one that its object has.
+                // A static pod's uid in the runtime differs from that of its object.
                 let object_uid = pod.and_then(|pod| pod.uid.clone()).or_else(|| wanted.uid.clone());
                 let (uid, status) = (wanted.uid.clone(), wanted.status.clone());
                 let patch = patch(object_uid.as_deref(), pod, &status);
@@ -192,7 +193,7 @@ impl Queue {
         }
     }
 
-    /// What was written and the watch shows needs not be remembered.
+    /// Removes the record of a write that the watch shows.
     fn forget_seen(&mut self, name: &ObjectName, pod: Option<&Pod>) {
         if let Some(last @ Some(_)) = self.written.get(name)
             && pod.is_none_or(|pod| is_shown(pod, last.as_ref()))
@@ -201,8 +202,9 @@ impl Queue {
         }
     }
 
-    /// From time to time forgets what was written of pods of which nothing is to be written, once the watch shows it or
-    /// they are gone: of a pod that was detached nobody may ever ask again. What is left is of pods that there are.
+    /// From time to time removes the records of writes of pods without a pending status, once the watch
+    /// shows them or the pods are deleted: no caller may ever ask about a detached pod again. Records of
+    /// existing pods remain.
     pub(super) fn sweep<'p>(&mut self, now: Instant, known: impl Fn(&ObjectName) -> Option<&'p Pod>) {
         if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP) {
             return;
@@ -228,8 +230,8 @@ impl Queue {
         }
     }
 
-    /// Whether the pod, as the watch shows it in a version, has lost what was written last. What the watch has not shown
-    /// yet counts as lost after [`LAG`].
+    /// Whether the pod, in the version that the watch shows, has lost the last write. A write that the
+    /// watch does not show counts as lost after [`LAG`].
     pub(super) fn published(
         &mut self,
         pod: &Pod,
@@ -251,7 +253,7 @@ impl Queue {
             Some(Some(last)) if now.duration_since(last.at) < LAG && !last.is_shown_by(version) => {
                 Published::Unknown
             }
-            // The next write is needed.
+            // Another write is needed.
             _ => {
                 self.written.remove(name);
                 Published::Drifted
@@ -259,7 +261,7 @@ impl Queue {
         }
     }
 
-    /// Takes note of what became of a write.
+    /// Records the result of a write.
     pub(super) fn done(&mut self, write: Write, outcome: &Outcome, now: Instant) {
         let waiters = self.writing.remove(&write.name).unwrap_or_default();
         let is_newest =
@@ -294,14 +296,14 @@ impl Queue {
                         wanted.due = now + wanted.backoff.next().max(*pause);
                         wanted.waiters.extend(waiters);
                     }
-                    // It is not tried again: its name is another pod's by now.
+                    // Not retried: the name belongs to another pod now.
                     None => tell(waiters, &Err(why.clone())),
                 }
             }
         }
     }
 
-    /// What is still to be written of the pod of a write, and of none that has its name by now.
+    /// Returns the pending status of the pod of a write, unless the name belongs to another pod now.
     fn wanted_of(&mut self, write: &Write) -> Option<&mut Wanted> {
         self.wanted.get_mut(&write.name).filter(|wanted| wanted.uid == write.uid)
     }
@@ -312,37 +314,38 @@ impl Queue {
         }
     }
 
-    /// When the next write is due.
+    /// Returns when the next write is due.
     pub(super) fn due(&self) -> Option<Instant> {
         self.wanted.iter().filter(|(name, _)| !self.writing.contains_key(*name)).map(|(_, it)| it.due).min()
     }
 
-    /// Number of pods whose status waits to be written, since when writes of one of them fail, and why.
+    /// Returns the number of pods with a pending status, since when writes of one of them have failed, and
+    /// why.
     pub(super) fn failing(&self) -> Option<(usize, Instant, &str)> {
         let waiting = || self.wanted.values().filter(|it| it.end != End::Awaited);
         let (since, why) = waiting().filter_map(|it| it.failing.as_ref()).min_by_key(|(since, _)| *since)?;
         Some((waiting().count(), *since, why.as_str()))
     }
 
-    /// Why the last write of a pod's status, which is still to be written, has failed.
+    /// Returns why the last write of a pod's pending status has failed.
     pub(super) fn failure_of(&self, name: &ObjectName) -> Option<&str> {
         self.wanted.get(name)?.failing.as_ref().map(|(_, why)| why.as_str())
     }
 }
 
-/// Whether the pod is as it was written last.
+/// Whether the pod shows the last write.
 fn is_shown(pod: &Pod, last: Option<&Last>) -> bool {
     last.is_some_and(|last| is_written(pod, &last.status))
 }
 
-/// Whether two pods of one name are not the same; an unknown uid may be any.
+/// Whether two pods of one name differ; an unknown uid matches any.
 fn is_another(older: &Option<String>, newer: &Option<String>) -> bool {
     matches!((older, newer), (Some(older), Some(newer)) if older != newer)
 }
 
 fn tell(waiters: Vec<Waiter>, outcome: &Result<(), String>) {
     for waiter in waiters {
-        // A waiter that has given up is not told.
+        // Fails if the waiter has given up.
         let _ = waiter.send(outcome.clone());
     }
 }

@@ -1,5 +1,5 @@
-//! The ranges of the cluster's Services and of this node: asked for now and then, as they hardly ever change. What is
-//! kept of the cluster when a pod's default route moves is taken from them.
+//! Reads the ranges of the cluster's Services and of this node from time to time, as they hardly ever
+//! change. They determine which routes stay on the cluster's interface when a pod's default route moves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::objects::ClusterRanges;
 use crate::source::read::manifest::Object;
 use crate::source::read::{Kind, api_object};
 
-/// Where ServiceCIDRs are, from Kubernetes 1.33 on.
+/// The path of ServiceCIDRs, from Kubernetes 1.33 on.
 const SERVICES_PATH: &str = "/apis/networking.k8s.io/v1/servicecidrs?limit=64";
 /// How often it is asked.
 const INTERVAL: Duration = Duration::from_secs(300);
@@ -44,7 +44,7 @@ struct ServiceCidrSpec {
     cidrs: Vec<String>,
 }
 
-/// Tells the view the ranges, without end.
+/// Tells the view the ranges, forever.
 pub(super) async fn follow(client: Arc<Client>, view: Arc<View>, node: Arc<str>) {
     loop {
         let pause = match ask(&client, &node).await {
@@ -76,8 +76,8 @@ async fn ask(client: &Client, node: &str) -> Result<ClusterRanges, RequestError>
     Ok(ClusterRanges { services, own_node })
 }
 
-/// The body of an answer; `None` if the server does not serve the kind, or not to this agent: the latter is reported
-/// with the other rights that it lacks.
+/// Returns the body of an answer; `None` if the server does not serve the kind, or refuses it to this
+/// agent, which is reported with the other missing rights.
 async fn answer(client: &Client, ask: &Ask) -> Result<Option<Vec<u8>>, RequestError> {
     match client.read(ask, ANSWER, PATIENCE).await {
         Ok(body) => Ok(Some(body.to_vec())),
@@ -89,7 +89,7 @@ async fn answer(client: &Client, ask: &Ask) -> Result<Option<Vec<u8>>, RequestEr
 fn services(body: &[u8]) -> Result<Vec<IpNet>, serde_json::Error> {
     let list: List<ServiceCidr> = serde_json::from_slice(body)?;
     let texts = list.items.into_iter().filter_map(|item| item.spec).flat_map(|spec| spec.cidrs);
-    // The server checks what is written there.
+    // The server validates these values.
     Ok(texts.filter_map(|text| text.parse::<IpNet>().ok()).map(|net| net.trunc()).collect())
 }
 

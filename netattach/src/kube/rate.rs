@@ -1,19 +1,19 @@
-//! A bound on how often the server is written to. Pure.
+//! A bound on the rate of writes to the server. Pure.
 
 use std::time::{Duration, Instant};
 
-/// Tokens that come at a steady rate, of which some can be saved.
+/// A token bucket: tokens arrive at a steady rate, and some can be saved.
 #[derive(Debug)]
 pub(super) struct Bucket {
     interval: Duration,
     burst: u32,
     tokens: u32,
-    /// When the last token came.
+    /// When the last token arrived.
     filled: Instant,
 }
 
 impl Bucket {
-    /// A full bucket of `burst` tokens, into which one comes each `interval`.
+    /// Returns a full bucket of `burst` tokens, which gets one each `interval`.
     pub(super) fn new(interval: Duration, burst: u32, now: Instant) -> Self {
         Self { interval, burst, tokens: burst, filled: now }
     }
@@ -21,7 +21,7 @@ impl Bucket {
     /// Takes a token.
     ///
     /// # Errors
-    /// There is none before that time.
+    /// There is no token; when the next one arrives.
     pub(super) fn take(&mut self, now: Instant) -> Result<(), Instant> {
         while self.tokens < self.burst && self.filled + self.interval <= now {
             self.filled += self.interval;
@@ -52,7 +52,7 @@ mod tests {
         assert_eq!(bucket.take(start + ms(99)), Err(start + ms(100)));
         assert_eq!(bucket.take(start + ms(100)), Ok(()));
         assert_eq!(bucket.take(start + ms(100)), Err(start + ms(200)));
-        // What is not used is saved, up to the burst.
+        // Unused tokens are saved, up to the burst.
         let later = start + ms(10_000);
         for _ in 0..3 {
             assert_eq!(bucket.take(later), Ok(()));

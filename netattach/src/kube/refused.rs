@@ -1,11 +1,11 @@
-//! What exceeds the bound of its kind: remembered by name and size, so that the kind is listed again only when something of
-//! it may fit. Pure.
+//! Remembers objects beyond the bound of their kind by name and size, so that the kind is listed again only
+//! when one of them may fit. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::objects::ObjectName;
 
-/// Objects beyond the bound of their kind that are remembered, to count them.
+/// Most refused objects that are remembered, to count them.
 pub(super) const REMEMBERED: usize = 16 << 10;
 
 /// The objects of a kind that were refused.
@@ -19,7 +19,7 @@ pub(super) struct Refused {
 }
 
 impl Refused {
-    /// An object is refused. Of very many the first are remembered.
+    /// Records a refused object. Only the first of very many are kept.
     pub(super) fn put(&mut self, name: &ObjectName, bytes: usize) {
         if self.bytes.len() < REMEMBERED || self.bytes.contains_key(name) {
             self.bytes.insert(name.clone(), bytes);
@@ -28,7 +28,7 @@ impl Refused {
         }
     }
 
-    /// An object is kept, or gone. Returns whether it had been refused.
+    /// Removes an object that is kept now, or deleted. Returns whether it had been refused.
     pub(super) fn remove(&mut self, name: &ObjectName) -> bool {
         self.bytes.remove(name).is_some()
     }
@@ -43,7 +43,7 @@ impl Refused {
         self.has_more
     }
 
-    /// In the order of their names.
+    /// Returns the names, sorted.
     pub(super) fn names(&self) -> impl Iterator<Item = &ObjectName> {
         self.bytes.keys()
     }
@@ -53,7 +53,7 @@ impl Refused {
         self.bytes.len()
     }
 
-    /// The one that takes least, and the one of a namespace that does: what has to fit so that any does.
+    /// Returns the smallest object, and the smallest one of a namespace: if neither fits, no object does.
     pub(super) fn smallest(&self, namespace: &str) -> impl Iterator<Item = (&ObjectName, usize)> {
         let of_namespace = self.bytes.iter().filter(move |(name, _)| name.namespace == namespace);
         let least = [

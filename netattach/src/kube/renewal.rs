@@ -1,8 +1,9 @@
-//! When the connection to the API server is made anew. Pure.
+//! Decides when the connection to the API server is made anew. Pure.
 //!
-//! A refused identity or a connection that breaks is a reason at once: another token or certificate may help. An answer that
-//! is late is none by itself: a server that has too much to do would have a TLS handshake of every agent on top. Only where
-//! one after the other is late, or nothing at all has come for a while, the connection may be dead without having been closed.
+//! A refused identity or a broken connection is a reason at once: another token or certificate may help. A
+//! late answer alone is none: it would add a TLS handshake of every agent to the load of a busy server.
+//! Only if several answers in a row are late, or nothing at all has been received for a while, the
+//! connection may be dead without having been closed.
 
 use std::time::{Duration, Instant};
 
@@ -10,45 +11,46 @@ use std::time::{Duration, Instant};
 const AFTER_FAILURE: Duration = Duration::from_secs(2);
 /// Least time between two renewals after late answers.
 const AFTER_LATE: Duration = Duration::from_secs(30);
-/// Late answers in a row, of whichever requests, that are a reason.
+/// Number of consecutive late answers, of any requests, that are a reason.
 const LATE: u32 = 5;
-/// A late answer is a reason when nothing has come on any connection for so long, or it was waited for as long as that.
+/// A late answer is a reason if nothing was received on any connection for so long, or if it was itself
+/// waited for so long.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answered {
     /// The server has answered.
     Well,
     /// There was no answer in that time.
     Late(Duration),
-    /// There is no connection, or the server does not accept who the agent says it is.
+    /// There is no connection, or the server rejects the agent's identity.
     Broken,
 }
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Renewal {
-    /// When the connection was made, or was to be made, last.
+    /// When the connection was last made or attempted.
     since: Instant,
-    /// When something came last.
+    /// When something was last received.
     heard: Instant,
-    /// Late answers in a row.
+    /// Number of consecutive late answers.
     late: u32,
 }
 
 impl Renewal {
-    /// Of a connection that is made now.
+    /// The state of a connection that is made now.
     pub(super) fn new(now: Instant) -> Self {
         Self { since: now, heard: now, late: 0 }
     }
 
-    /// Something has come on a connection.
+    /// Records that something was received on a connection.
     pub(super) fn heard(&mut self, now: Instant) {
         (self.heard, self.late) = (now, 0);
     }
 
-    /// Takes note of what became of a request. Returns whether the connection is to be made anew now.
+    /// Records the result of a request. Returns whether the connection is to be made anew now.
     pub(super) fn is_due(&mut self, answered: Answered, now: Instant) -> bool {
         let pause = match answered {
             Answered::Well => {
@@ -77,7 +79,7 @@ impl Renewal {
 mod tests {
     use super::*;
 
-    /// Whether each of the answers, so many seconds after the start, is a reason.
+    /// For each answer, given with its time in seconds since the start, whether it is a reason.
     fn due(answers: &[(u64, Answered)]) -> Vec<bool> {
         let start = Instant::now();
         let mut renewal = Renewal::new(start);
@@ -100,16 +102,17 @@ mod tests {
         let mixed: Vec<_> =
             (40..80).map(|at| (at, if at % 4 == 0 { Answered::Well } else { late })).collect();
         assert_eq!(due(&mixed), vec![false; 40]);
-        // Nothing was late for long, the last answer is 5 s old.
+        // No answer was late for long, and the last one is 5 s old.
         let in_a_row: Vec<_> =
             [(40, Answered::Well)].into_iter().chain((45..52).map(|at| (at, late))).collect();
         assert_eq!(due(&in_a_row), [false, false, false, false, false, true, false, false]);
-        // After silence the first one; one that does not answer at all does not get more.
+        // After silence the first late answer is a reason; a server that never answers is not contacted
+        // more often.
         assert_eq!(
             due(&[(31, late), (33, late), (60, late), (61, late), (90, late), (91, late)]),
             [true, false, false, true, false, true]
         );
-        // One that was waited for as long as that, beside others that were answered.
+        // An answer that was waited for so long, beside others that were answered.
         let long = Answered::Late(SILENCE);
         assert_eq!(due(&[(39, Answered::Well), (40, long), (41, long)]), [false, true, false]);
     }

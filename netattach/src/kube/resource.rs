@@ -1,31 +1,31 @@
-//! The kinds of objects that are read from the API: where they are, and which of them. Pure.
+//! The kinds of objects that are read from the API: their paths, and which objects of each. Pure.
 
 use std::time::Duration;
 
 use crate::objects::ObjectName;
 use crate::source::read::Kind;
 
-/// Label that agents set on the pods that they have attached, by which agents of other nodes watch them.
+/// Label that agents set on pods that they have attached, by which agents of other nodes select these pods.
 pub const ATTACHED_LABEL: &str = "netattach.dev/networks";
 
 /// A kind of objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Resource {
-    /// How conditions and logs name it.
+    /// Its name in conditions and logs.
     pub(super) name: &'static str,
     /// How it is read.
     pub(super) content: Content,
-    /// Its paths, the newest version first: the first that is served is used.
+    /// Its paths, the newest API version first; the first served path is used.
     pub(super) paths: &'static [&'static str],
     /// Most objects in one page of a list.
     pub(super) page: u32,
-    /// How long one watch lasts before it is asked for again, as a multiple of the setting `kubernetes.watchSeconds`.
+    /// Duration of one watch request, as a multiple of the setting `kubernetes.watchSeconds`.
     pub(super) watches: u32,
-    /// Whether a server without this kind is complete without it.
+    /// Whether the kind may be missing on a server.
     pub(super) optional: bool,
 }
 
-/// What is read of the objects.
+/// The part of the objects that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Content {
     /// Objects of a kind.
@@ -79,7 +79,7 @@ const POLICIES: Resource = Resource {
     optional: true,
 };
 
-/// NetworkPolicies, where they are enforced.
+/// NetworkPolicies, if they are enforced.
 pub(super) const NETWORK_POLICIES: Resource = Resource {
     name: "networkpolicies",
     content: Content::Objects(Kind::NetworkPolicy),
@@ -99,7 +99,7 @@ pub(super) const REMOTE_PODS: Resource = Resource {
     optional: false,
 };
 
-/// All nodes, where the agent makes the network between them.
+/// All nodes, if the agent makes the network between them.
 pub(super) const NODES: Resource = Resource {
     name: "nodes",
     content: Content::Objects(Kind::Node),
@@ -109,35 +109,36 @@ pub(super) const NODES: Resource = Resource {
     optional: false,
 };
 
-/// This node, where a definition takes its range from it.
+/// This node, if a definition takes its range from it.
 pub(super) const OWN_NODE: Resource =
     Resource { name: "this node", content: Content::OwnNode, optional: true, ..NODES };
 
-/// Where nodes are.
+/// The path of nodes.
 pub(super) const NODES_PATH: &str = "/api/v1/nodes";
 
-/// Form in which the metadata of a list is asked for.
+/// The media type for the metadata of a list.
 pub(super) const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 impl Resource {
-    /// What to do where a server does not serve it, or an older version only; empty for what every server has.
+    /// Returns the remedy if a server does not serve it, or only an older version; empty for kinds that
+    /// every server has.
     pub(super) fn remedy(&self) -> &'static str {
         let is_defined = self.paths.iter().any(|path| path.starts_with("/apis/k8s.cni.cncf.io/"));
         if is_defined { ": apply its definition, of deploy/base/crds" } else { "" }
     }
 
-    /// Most objects in the first page of a list; `None`: all of them are asked for at once, and pages only where that is
-    /// too large an answer.
+    /// Returns the page size of the first page of a list; `None`: all objects are requested at once, and
+    /// pages are used only if that answer is too large.
     ///
-    /// The pods of a node are few among those of all. Servers of Kubernetes 1.31 to 1.33 answer what has no `limit` from
-    /// their cache, by an index of nodes; with a `limit` they read all pods of the cluster from etcd until so many match.
-    /// Older servers read them all either way.
+    /// The pods of a node are few among those of all nodes. Servers of Kubernetes 1.31 to 1.33 answer a
+    /// list without `limit` from their cache, by an index of nodes; with a `limit` they read all pods of
+    /// the cluster from etcd until enough match. Older servers read all pods in both cases.
     pub(super) fn first_page(&self) -> Option<u32> {
         (self.content != Content::Objects(Kind::Pod)).then_some(self.page)
     }
 
-    /// In how long a time the agents of a cluster list the kind again, each at a moment of its own, where all of them may
-    /// have to: a pod of this node that is new meanwhile is asked for by its ADD.
+    /// Returns the time over which the agents of a cluster spread a repeated list of the kind, if all of
+    /// them may need one. A new pod of this node is then requested by its ADD.
     pub(super) fn spread(&self) -> Duration {
         match self.content {
             Content::Objects(Kind::Pod) => Duration::from_secs(5),
@@ -145,12 +146,12 @@ impl Resource {
         }
     }
 
-    /// Whether it is followed only while something needs it: snapshots do not wait for it.
+    /// Whether it is followed only while it is needed: snapshots do not wait for it.
     pub(super) fn is_on_demand(&self) -> bool {
         matches!(self.content, Content::RemotePods | Content::OwnNode)
     }
 
-    /// The form in which lists are asked for.
+    /// Returns the media type for lists.
     pub(super) fn accept_list(&self) -> &'static str {
         match self.content {
             Content::Objects(_) | Content::OwnNode => "application/json",
@@ -158,7 +159,7 @@ impl Resource {
         }
     }
 
-    /// The form in which single objects and watches are asked for.
+    /// Returns the media type for single objects and watches.
     pub(super) fn accept_object(&self) -> &'static str {
         match self.content {
             Content::Objects(_) | Content::OwnNode => "application/json",
@@ -178,7 +179,7 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Path and query of one page of a list; without a limit, of all that is left of it.
+    /// Returns path and query of one page of a list; without a limit, of the whole rest.
     pub(super) fn list(&self, limit: Option<u32>, next: Option<&str>) -> String {
         let limit = limit.map(|limit| format!("limit={limit}&")).unwrap_or_default();
         let next = next.map(|next| format!("continue={}&", escaped(next))).unwrap_or_default();
@@ -200,7 +201,7 @@ impl Target<'_> {
         )
     }
 
-    /// How long one watch lasts, in seconds.
+    /// Returns the duration of one watch request, in seconds.
     pub(super) fn watch_seconds(&self) -> u32 {
         self.watch_seconds.saturating_mul(self.resource.watches)
     }
@@ -219,7 +220,7 @@ impl Target<'_> {
     }
 }
 
-/// Path of a pod.
+/// Returns the path of a pod.
 pub(super) fn pod_path(name: &ObjectName) -> String {
     format!("/api/v1/namespaces/{}/pods/{}", escaped(&name.namespace), escaped(&name.name))
 }

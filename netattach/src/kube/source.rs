@@ -1,4 +1,4 @@
-//! The cluster as a source: a thread of its own follows the API server, and readers share its snapshots.
+//! The cluster as a source: a thread follows the API server, and readers share its snapshots.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -26,19 +26,19 @@ use crate::error_chain::Chain;
 use crate::objects::{ObjectName, Objects, Pod};
 use crate::source::{NotSynced, PodFuture, Source, WantedPod, Warning, follow};
 
-/// How long a pod that is missing is expected from the watch before the server is asked for it.
+/// How long to wait for the watch to show a missing pod before the server is asked for it.
 const LAG: Duration = Duration::from_millis(500);
-/// So much before the deadline of who asks a question ends: its failure is told.
+/// How long before the caller's deadline a request ends, so that its failure can be reported.
 const TO_TELL: Duration = Duration::from_millis(50);
-/// Pauses between two questions for one pod: the first, and the longest.
+/// Pauses between two requests for one pod: the first, and the longest.
 const AGAIN: Duration = Duration::from_millis(500);
 const MOST_AGAIN: Duration = Duration::from_secs(4);
-/// Pods that are asked for at the same time.
+/// Most concurrent requests for pods.
 const QUESTIONS: usize = 8;
 /// Most bytes of a pod.
 const POD: usize = 4 << 20;
 
-/// What of the cluster is followed.
+/// Which parts of the cluster are followed.
 #[derive(Debug, Clone)]
 pub struct ClusterOptions {
     /// How the server is reached.
@@ -53,16 +53,16 @@ pub struct ClusterOptions {
     pub startup_taint: bool,
     /// Whether pods may be evicted.
     pub eviction: bool,
-    /// Whether the cluster's ranges have to be known.
+    /// Whether the cluster's ranges are needed.
     pub ranges: bool,
-    /// What has to be known of nodes.
+    /// Which nodes are needed.
     pub nodes: NodesWanted,
-    /// Is told of every request.
+    /// Is notified of every request.
     pub watcher: Option<Arc<dyn Watcher>>,
 }
 
 impl ClusterOptions {
-    /// What needs rights of its own.
+    /// Returns the features that need rights of their own.
     fn uses(&self) -> Uses {
         Uses {
             network_policies: self.network_policies,
@@ -74,17 +74,17 @@ impl ClusterOptions {
     }
 }
 
-/// The rights that an agent with these options lacks, each with the rule that gives it.
+/// Returns the rights that an agent with these options lacks, each with the rule that grants it.
 ///
 /// # Errors
-/// There is no way to the server, or it could not be asked.
+/// The server cannot be connected to or did not answer.
 pub async fn missing_rights(options: ClusterOptions) -> Result<Vec<Warning>, RightsError> {
     let uses = options.uses();
     let client = Client::new(options.access, None).await?;
     access::missing(&client, uses).await
 }
 
-/// What has to be known of nodes.
+/// Which objects of nodes are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodesWanted {
     /// All nodes: the agent makes the network between them.
@@ -98,7 +98,7 @@ pub enum NodesWanted {
 /// Why the cluster cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// There is no way to the server.
+    /// The server cannot be connected to.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The thread cannot be started.
@@ -110,7 +110,7 @@ pub enum ClusterError {
 pub struct Cluster {
     view: Arc<View>,
     client: Arc<Client>,
-    /// Of the thread.
+    /// The runtime of the thread.
     runtime: tokio::runtime::Handle,
     node: Arc<str>,
     questions: Arc<Semaphore>,
@@ -129,7 +129,7 @@ impl Cluster {
     /// Starts to follow the cluster; connects in the background.
     ///
     /// # Errors
-    /// [`ClusterError`]. A server that cannot be reached is none: it is tried again.
+    /// [`ClusterError`]. An unreachable server is no error: connecting is retried.
     pub fn start(options: ClusterOptions) -> Result<Self, ClusterError> {
         let always = ALWAYS.into_iter();
         let optional = options.network_policies.then_some(&NETWORK_POLICIES);
@@ -153,7 +153,7 @@ impl Cluster {
             uses,
         };
         let thread = move || {
-            // Dropped when the thread ends, however it ends.
+            // Dropped when the thread ends for any reason.
             let _alive = alive;
             let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
@@ -182,13 +182,13 @@ impl Cluster {
         Arc::clone(&self.publisher)
     }
 
-    /// Waits for the end of the thread, which only a fault of the agent causes.
+    /// Waits for the end of the thread, which only a bug in the agent causes.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut ended = self.ended.clone();
         async move { while ended.changed().await.is_ok() {} }
     }
 
-    /// Removes the taints of a key from this node. Returns whether the node is without them now.
+    /// Removes the taints with a key from this node. Returns whether the node has none now.
     pub async fn remove_taint(&self, key: &str) -> bool {
         let (client, node, key) = (Arc::clone(&self.client), Arc::clone(&self.node), key.to_owned());
         let removed = self.runtime.spawn(async move { taint::remove(&client, &node, &key).await });
@@ -205,7 +205,7 @@ impl Cluster {
         true
     }
 
-    /// A pod as the server has it now, to decide whether it is to be evicted.
+    /// Returns a pod as the server has it now, to decide whether to evict it.
     ///
     /// # Errors
     /// [`NotEvicted`].
@@ -231,8 +231,8 @@ impl Cluster {
         self.runtime.spawn(work).await.unwrap_or_else(ended)
     }
 
-    /// Asks the server for a pod until it answers with the wanted one, which is in the next snapshot then. Never returns
-    /// otherwise: the caller has a deadline.
+    /// Asks the server for a pod until the answer is the wanted one, which is then in the next snapshot.
+    /// Otherwise never returns: the caller has a deadline.
     async fn ask_for(&self, wanted: &WantedPod, deadline: Instant) {
         let mut pauses = Backoff::new(AGAIN, MOST_AGAIN);
         let mut is_told = false;
@@ -252,8 +252,9 @@ impl Cluster {
         }
     }
 
-    /// Asks the server for a pod, on the thread's runtime, if it is its turn by the deadline, which its answer has until then.
-    /// Dropping the future ends the question. `None`: the server has it on another node, or it is not this question's turn.
+    /// Asks the server for a pod, on the thread's runtime, if a slot is free before the deadline, which
+    /// also bounds the answer. Dropping the future cancels the request. `None`: the pod is on another node,
+    /// or no slot was free.
     async fn ask(&self, name: &ObjectName, deadline: Instant) -> Result<Option<Arc<Pod>>, RequestError> {
         let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
         let (questions, name) = (Arc::clone(&self.questions), name.clone());
@@ -272,10 +273,11 @@ impl Cluster {
             }
             Ok(view.change(|cache| cache.fetched(&json, Instant::now())))
         };
-        // Unlike a task alone, a set ends what is in it when it is dropped: nobody waits for the answer any more.
+        // Unlike a task, a `JoinSet` aborts its tasks when it is dropped, so that a cancelled caller
+        // leaves no request.
         let mut asked: JoinSet<Result<Option<Arc<Pod>>, RequestError>> = JoinSet::new();
         asked.spawn_on(asking, &self.runtime);
-        // Without an answer the thread has ended.
+        // If there is no answer, the thread has ended.
         asked.join_next().await.and_then(Result::ok).unwrap_or(Ok(None))
     }
 }
@@ -286,7 +288,7 @@ async fn ask(client: &Client, name: &ObjectName, within: Duration) -> Result<Box
     serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))
 }
 
-/// The node on which a pod is.
+/// Returns the node of a pod.
 fn node_of(json: &RawValue) -> Option<String> {
     #[derive(Deserialize)]
     struct Written {
@@ -313,7 +315,7 @@ struct Work {
 }
 
 impl Work {
-    /// Until it is stopped, or a part of it ends, which is a fault of the agent.
+    /// Runs until it is stopped, or until a part of it ends, which is a bug in the agent.
     async fn run(self, client: Arc<Client>, stopped: oneshot::Receiver<()>) {
         let mut parts = JoinSet::new();
         for resource in self.resources {
@@ -341,7 +343,7 @@ impl Work {
         parts.spawn(self.publisher.events().run(Arc::clone(&client)));
         parts.spawn(self.publisher.run(client));
         tokio::select! {
-            // A dropped sender stops it too.
+            // Dropping the sender stops it too.
             _ = stopped => {}
             _ = parts.join_next() => {}
         }
@@ -373,13 +375,13 @@ impl Source for Cluster {
         self.view.changes()
     }
 
-    /// Changes are followed in any case; the identity and the certificates may be others.
+    /// Objects are always followed; this reloads the identity and the certificates.
     fn reread(&self) {
         let client = Arc::clone(&self.client);
         self.runtime.spawn(async move { client.renew().await });
     }
 
-    /// A server that is away is no reason to refuse ADDs: see [`Source::warnings`].
+    /// An unavailable server is no reason to refuse ADDs: see [`Source::warnings`].
     fn synced(&self) -> Result<(), NotSynced> {
         self.view.synced()
     }
@@ -395,23 +397,23 @@ impl Source for Cluster {
         warnings
     }
 
-    /// The watch may lag behind the runtime: it is waited for a moment, then the server is asked as well, again and again
-    /// while there is time.
+    /// The watch may lag behind the runtime: waits for it for a moment, then also asks the server,
+    /// repeatedly until the deadline.
     fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
         Box::pin(async move {
             if let Some(pod) = wanted.find(&self.snapshot()) {
                 return Some(Arc::clone(pod));
             }
-            // Before the first snapshot nothing is decided anyway.
+            // Before the first snapshot no request is decided anyway.
             self.synced().ok()?;
             let moment = deadline.min(Instant::now() + LAG);
             if let Some(pod) = follow(self, wanted, moment).await {
                 return Some(pod);
             }
-            // Both futures may be dropped: the question ends with its own, and changes stay unseen.
+            // Both futures may be dropped: the request is cancelled, and changes stay unseen.
             tokio::select! {
                 biased;
-                // It is in the next snapshot, from which the request is answered.
+                // The pod is in the next snapshot, from which the request is answered.
                 () = self.ask_for(wanted, deadline) => {}
                 found = follow(self, wanted, deadline) => return found,
             }

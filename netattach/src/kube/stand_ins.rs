@@ -1,17 +1,18 @@
-//! The policies that isolate in place of those that cannot be read or do not fit: which of them are kept one by one. Pure.
+//! The policies that isolate in place of those that cannot be read or do not fit, and which of them are
+//! kept individually. Pure.
 //!
-//! A policy's author makes its selector large, and as many policies as he likes. Beyond a bound of each namespace and of all,
-//! the namespace is isolated as a whole in place of what each of its policies selects.
+//! An author can make the selector of a policy large, and create any number of policies. Beyond a bound for
+//! each namespace and for all, the namespace is isolated as a whole instead of the selected pods.
 
 use std::collections::BTreeMap;
 
 use crate::objects::policy::Policy;
 use crate::source::read::manifest::Key;
 
-/// Bytes of all of them that are kept, and of those of one namespace.
+/// Most bytes kept of all of them, and of those of one namespace.
 pub(super) const MOST: usize = 8 << 20;
 pub(super) const MOST_OF_NAMESPACE: usize = 64 << 10;
-/// What each takes besides what it isolates.
+/// Overhead of each, in bytes.
 const EACH: usize = 64;
 
 /// See the module's documentation.
@@ -20,13 +21,13 @@ pub(super) struct StandIns {
     weights: BTreeMap<Key, usize>,
     of_namespace: BTreeMap<String, usize>,
     total: usize,
-    /// Kind and namespace of those that are isolated as a whole, and whether that has had a reason since the last list of the
-    /// kind began.
+    /// Kind and namespace of those that are isolated as a whole, and whether there was a reason since the
+    /// last list of the kind began.
     whole: BTreeMap<(&'static str, String), bool>,
 }
 
 impl StandIns {
-    /// Keeps the one of a policy by itself, if there is room for it. Returns whether there is.
+    /// Keeps the stand-in of a policy individually if there is room. Returns whether there is.
     pub(super) fn take(&mut self, key: &Key, policy: &Policy) -> bool {
         self.remove(key);
         let bytes = EACH + policy.selection_memory();
@@ -40,7 +41,7 @@ impl StandIns {
         true
     }
 
-    /// The policy is kept itself, or is gone.
+    /// Removes the stand-in: the policy itself is kept, or deleted.
     pub(super) fn remove(&mut self, key: &Key) {
         let Some(bytes) = self.weights.remove(key) else { return };
         self.total -= bytes;
@@ -57,12 +58,12 @@ impl StandIns {
         self.whole.contains_key(&(key.kind, key.name.namespace.clone()))
     }
 
-    /// Whether one is kept for the policy by itself.
+    /// Whether a stand-in is kept for the policy individually.
     pub(super) fn has(&self, key: &Key) -> bool {
         self.weights.contains_key(key)
     }
 
-    /// The namespace is isolated as a whole.
+    /// Isolates the namespace as a whole.
     pub(super) fn isolate(&mut self, kind: &'static str, namespace: &str) {
         self.whole.insert((kind, namespace.to_owned()), true);
     }

@@ -1,4 +1,4 @@
-//! The node's startup taint: pods are kept from a node until its agent can attach them.
+//! Removes the node's startup taint, which keeps pods from a node until its agent can attach them.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::resource::escaped;
 
 /// Most bytes of a node, which lists its images.
 const NODE: usize = 4 << 20;
-/// How long a request may take.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Deserialize)]
@@ -47,7 +47,8 @@ pub(super) async fn remove(client: &Client, node: &str, key: &str) -> Result<boo
     Ok(true)
 }
 
-/// The merge patch that removes the taints of a key: a merge patch replaces the list, so it is for this version only.
+/// Returns the merge patch that removes the taints with a key. A merge patch replaces the list, so it is
+/// valid for this version only.
 fn patch(node: Node, key: &str) -> Option<Value> {
     let taints = node.spec.taints.unwrap_or_default();
     let (of_key, others): (Vec<Value>, Vec<Value>) =

@@ -1,5 +1,5 @@
-//! What the followers of all kinds and the readers share: the objects read so far, the newest snapshot, and how each
-//! kind is being followed.
+//! State shared by the followers of all kinds and the readers: the objects read so far, the newest
+//! snapshot, and the state of each kind's follower.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,20 +21,21 @@ use crate::source::{NotSynced, Warning};
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
-/// How long a kind may fail before it is reported. A server that is restarted is away for less.
+/// How long a kind may fail before it is reported. A restarting server is unavailable for less.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What helps where a server refuses who the agent says it is.
+/// The remedy if a server rejects the agent's identity.
 const EXPIRED: &str = "; it does not accept the agent's token or certificate: renew the one that the kubeconfig names (in a pod the kubelet does)";
-/// How long the snapshot with the first policy that selects a pod here and has pods as peers waits for the pods of other nodes.
-/// Without them the policy would deny what it is to allow: after that the snapshot says that they are [`Unknown`].
+/// How long the snapshot with the first policy that selects a pod here and has pods as peers waits for the
+/// pods of other nodes. Without them the policy would deny allowed traffic; after this time the snapshot
+/// marks them as [`Unknown`].
 const PEERS_PATIENCE: Duration = Duration::from_secs(3);
 /// How long after a server has said for the first time since it last failed that it does not serve a kind it is believed. One
 /// that is started anew says so again within seconds, however often it was asked before.
 const DOUBT: Duration = Duration::from_secs(20);
 /// How often what has a time of its own is looked at.
 const TICK: Duration = Duration::from_secs(1);
-/// Least time between two snapshots. What comes alone is published at once; of a burst, each snapshot costs a copy of the
-/// maps that have changed, and a look of everybody who follows them.
+/// Least time between two snapshots. A single change is published at once; in a burst, each snapshot costs
+/// a copy of the changed maps, and work in all tasks that follow them.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 
 /// See the module's documentation.
@@ -42,12 +43,12 @@ pub(super) struct View {
     cache: Mutex<Cache>,
     snapshot: RwLock<Arc<Objects>>,
     version: watch::Sender<u64>,
-    /// How long the newest snapshot took from its first change, in microseconds.
+    /// Time from the first change in the newest snapshot to its publication, in microseconds.
     reading: AtomicU64,
     followed: Mutex<Followed>,
-    /// There is something to publish.
+    /// Notified when there are changes to publish.
     changed: Notify,
-    /// There is room for what was refused.
+    /// Notified when refused objects may fit.
     room: Notify,
     /// Whether policies for pods of this node have pods as peers.
     wants_remote: watch::Sender<Want>,
@@ -55,11 +56,11 @@ pub(super) struct View {
     wants_own_node: watch::Sender<Want>,
 }
 
-/// How the kinds are being followed.
+/// The state of the kinds' followers.
 #[derive(Default)]
 struct Followed {
     kinds: BTreeMap<Content, Following>,
-    /// The first change that is not published.
+    /// When the first unpublished change was made.
     changed: Option<Instant>,
     /// Since when something waits for the pods of other nodes.
     wanted: Option<Instant>,
@@ -71,7 +72,7 @@ struct Following {
     resource: &'static Resource,
     /// All objects have been read at least once.
     complete: bool,
-    /// That is not concluded from one answer alone, which says that the server does not serve the kind.
+    /// The completeness does not rest only on one answer that the server does not serve the kind.
     confirmed: bool,
     served: bool,
     /// Since when the server says that it is not served, without having failed otherwise meanwhile.
@@ -80,7 +81,7 @@ struct Following {
     older: Option<&'static str>,
     /// Since when changes are not followed, and the last reason.
     failing: Option<(Instant, String)>,
-    /// The server has not known the agent since then.
+    /// The server has rejected the agent's identity since then.
     expired: bool,
 }
 
@@ -105,7 +106,7 @@ impl View {
         Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The version of a pod of this node that the snapshot shows, where it is known.
+    /// Returns the version of a pod of this node in the snapshot, if it is known.
     pub(super) fn version_of(&self, pod: &ObjectName) -> Option<u64> {
         locked(&self.cache).version_of(pod)
     }
@@ -128,7 +129,7 @@ impl View {
         self.wants_own_node.subscribe()
     }
 
-    /// Changes the objects. They are published soon, together with other changes that come meanwhile.
+    /// Changes the objects. They are published soon, together with other changes made in the meantime.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Cache) -> T) -> T {
         let (done, is_changed, wants_lists) = {
             let mut cache = locked(&self.cache);
@@ -144,10 +145,10 @@ impl View {
         done
     }
 
-    /// Waits until objects of the kind that did not fit may fit, so that the kind has to be listed again.
+    /// Waits until refused objects of the kind may fit, so that the kind must be listed again.
     pub(super) async fn has_room(&self, resource: &'static Resource) {
         loop {
-            // It is told of what comes from here on.
+            // Registered first: notifications from here on are received.
             let more = self.room.notified();
             if locked(&self.cache).wants_list(resource.content) {
                 return;
@@ -156,7 +157,8 @@ impl View {
         }
     }
 
-    /// All objects of the kind have been read, at that path. Whether their changes are followed is not known yet.
+    /// Records that all objects of the kind have been read, at that path. It is not known yet whether their
+    /// changes are followed.
     pub(super) fn complete(&self, resource: &'static Resource, path: &'static str) {
         self.note(resource, |it| {
             (it.complete, it.confirmed, it.served, it.unserved) = (true, true, true, None);
@@ -171,7 +173,7 @@ impl View {
         self.changed.notify_one();
     }
 
-    /// Changes of the kind are being followed.
+    /// Records that changes of the kind are being followed.
     pub(super) fn following(&self, resource: &'static Resource) {
         self.note(resource, |it| {
             it.expired = false;
@@ -183,13 +185,13 @@ impl View {
         });
     }
 
-    /// The kind cannot be followed at present.
+    /// Records that the kind cannot be followed at present.
     pub(super) fn failing(&self, resource: &'static Resource, error: &RequestError) {
         let expired = error.code() == Some(StatusCode::UNAUTHORIZED.as_u16());
         let message = format!("{}{}", Chain(error), if expired { EXPIRED } else { "" });
         let mut followed = locked(&self.followed);
-        // A server that refuses the agent does so for every kind, and has often closed its connections before, which says
-        // nothing of why.
+        // A server that rejects the agent does so for every kind, and has often closed its connections
+        // before, which says nothing about the reason.
         let (is_told, kind) = match expired {
             true => (followed.kinds.values().any(|it| it.expired), "every kind"),
             false => (followed.of(resource).failing.is_some(), resource.name),
@@ -198,7 +200,7 @@ impl View {
             tracing::warn!(kind, error = message, "not followed; it will be tried again");
         }
         let it = followed.of(resource);
-        // A server that answers anything else has accepted the token; one that does not answer says nothing of it.
+        // Any other answer of the server shows that it accepts the token; no answer shows nothing.
         it.expired = if error.code().is_some() { expired } else { it.expired };
         it.unserved = None;
         match &mut it.failing {
@@ -207,15 +209,16 @@ impl View {
         }
     }
 
-    /// Why changes of the kind are not followed.
+    /// Returns why changes of the kind are not followed.
     #[cfg(test)]
     pub(super) fn why_failing(&self, resource: &'static Resource) -> Option<String> {
         let followed = locked(&self.followed);
         followed.kinds.get(&resource.content)?.failing.as_ref().map(|(_, why)| why.clone())
     }
 
-    /// The server does not serve the kind. Objects that are known stay in force. Of an optional kind there are none otherwise,
-    /// for sure once it has said so again after a while: one that is being started may not know the kind yet.
+    /// Records that the server does not serve the kind. Known objects stay in force. Otherwise an optional
+    /// kind has no objects; this is certain once the server has repeated the answer after a while, as a
+    /// starting server may not know the kind yet.
     pub(super) fn unserved(&self, resource: &'static Resource) {
         self.note(resource, |it| {
             if it.served {
@@ -234,7 +237,7 @@ impl View {
         self.changed.notify_one();
     }
 
-    /// Ends following a kind that is not wanted any more.
+    /// Ends following a kind that is no longer needed.
     pub(super) fn forget(&self, resource: &'static Resource) {
         locked(&self.followed).kinds.insert(resource.content, Following::new(resource));
         self.change(|cache| match resource.content {
@@ -251,18 +254,18 @@ impl View {
         note(locked(&self.followed).of(resource));
     }
 
-    /// Publishes snapshots when there are changes, without end.
+    /// Publishes snapshots when there are changes, forever.
     pub(super) async fn publish(&self) {
         let mut tick = ticks(TICK);
         let (mut problems, mut told) = (Vec::new(), LogShare::default());
         let mut next = tokio::time::Instant::now();
         loop {
-            // Both futures may be dropped at any time: a notice is kept, and the ticker ticks again.
+            // Both futures may be dropped at any time: a notification is kept, and the ticker ticks again.
             tokio::select! {
                 () = self.changed.notified() => {}
                 _ = tick.tick() => self.change(|cache| cache.expire(Instant::now())),
             }
-            // Events that have been received are taken before they are published.
+            // Lets the followers take in received events before the publication.
             tokio::task::yield_now().await;
             tokio::time::sleep_until(next).await;
             self.publish_now(&mut problems, &mut told);
@@ -327,10 +330,10 @@ impl View {
         }))
     }
 
-    /// Whether the changes of all kinds are followed, or have not been for a moment only.
+    /// Whether the changes of all kinds are followed, or were interrupted only briefly.
     ///
     /// # Errors
-    /// The kind that has not been followed for longest, and why.
+    /// The kind that has not been followed for the longest time, and why.
     pub(super) fn followed(&self) -> Result<(), String> {
         let followed = locked(&self.followed);
         let failing = followed.kinds.values().filter_map(|it| Some((it, it.failing.as_ref()?)));
@@ -343,7 +346,7 @@ impl View {
         }
     }
 
-    /// What an operator should know and no ADD fails for.
+    /// Returns warnings for the operator that fail no ADD.
     pub(super) fn warnings(&self) -> Vec<Warning> {
         let followed = locked(&self.followed);
         let cache = locked(&self.cache);
@@ -375,7 +378,7 @@ impl View {
     }
 }
 
-/// What is said of the objects of a kind that exceed its bound.
+/// Returns the text for the objects of a kind beyond its bound.
 fn beyond(content: Content, count: usize, first: &ObjectName) -> String {
     let or_more = if count >= cache::REMEMBERED { " or more" } else { "" };
     let Content::Objects(kind) = content else {
@@ -395,12 +398,12 @@ impl Followed {
         self.kinds.entry(resource.content).or_insert_with(|| Following::new(resource))
     }
 
-    /// Whether the pods of other nodes have all been read once.
+    /// Whether all pods of other nodes have been read once.
     fn has_remote(&self) -> bool {
         self.kinds.get(&REMOTE_PODS.content).is_some_and(|it| it.complete)
     }
 
-    /// What a snapshot that is published now does not know.
+    /// Returns what is unknown in a snapshot that is published now.
     fn unknown(&self, wants_remote: Want) -> Unknown {
         let is_guessed = |it: &Following| it.complete && !it.confirmed && !it.resource.is_on_demand();
         Unknown {
@@ -409,7 +412,7 @@ impl Followed {
         }
     }
 
-    /// That pods of other nodes are still being read, though something has waited for them for long.
+    /// Warns that pods of other nodes are still being read, though something has waited for them for long.
     fn reading_remote(&self) -> Option<Warning> {
         self.wanted.filter(|since| since.elapsed() >= PATIENCE)?;
         Some(Warning {
@@ -420,7 +423,7 @@ impl Followed {
         })
     }
 
-    /// Whether all that is needed has been read.
+    /// Whether everything needed has been read.
     fn may_publish(&mut self, wants_remote: Want) -> bool {
         let known = |it: &Following| it.complete || it.resource.is_on_demand();
         if !self.kinds.values().all(known) {
@@ -456,7 +459,7 @@ impl Following {
         }
     }
 
-    /// What an older version lacks.
+    /// Returns what an older API version lacks.
     fn of_an_older_version(&self) -> Option<String> {
         let version = self.older?.rsplit('/').nth(1).unwrap_or_default();
         Some(format!(

@@ -12,24 +12,27 @@ use super::client::{Ask, Client, Refusal, RequestError};
 use super::list::{GONE, UNKNOWN};
 use super::resource::Target;
 
-/// Most bytes of one event: an object is at most some 3 MiB, because etcd takes no request of more than 1.5 MiB.
+/// Most bytes of one event: an object has at most about 3 MiB, because etcd accepts no request of more than
+/// 1.5 MiB.
 const EVENT: usize = 16 << 20;
-/// How much longer than it asked for a watch may take: then the connection is dead.
+/// How much longer than requested a watch may last; after that the connection is dead.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long a watch may be silent, where it is asked for longer than that. Servers send a bookmark about once a minute
-/// (kubernetes, `staging/src/k8s.io/apiserver/pkg/storage/cacher`: `defaultBookmarkFrequency`), so that the connection is
-/// likely to be dead. Where they do not, it costs them a watch from the last version.
+/// How long a watch may be silent, if a longer watch was requested. Servers send a bookmark about once a
+/// minute (kubernetes, `staging/src/k8s.io/apiserver/pkg/storage/cacher`: `defaultBookmarkFrequency`), so
+/// the connection is probably dead. For a server without bookmarks this costs one more watch from the last
+/// version.
 const SILENCE: Duration = Duration::from_secs(90);
-/// How long a watch without an event takes at least, or half the time that was asked for: one that ends sooner has failed.
+/// Least duration of a watch without an event, or half the requested time: a watch that ends sooner has
+/// failed.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// What an event says.
+/// An event.
 pub(super) enum Event<'a> {
     /// The object is new or changed.
     Applied(&'a RawValue),
-    /// The object is gone, or is none of those asked for any more. As it was at last.
+    /// The object is deleted, or no longer selected. Contains its last state.
     Deleted(&'a RawValue),
-    /// Nothing but a version, in an object of no other use.
+    /// Only a version, in an otherwise empty object.
     Bookmark(&'a RawValue),
 }
 
@@ -41,17 +44,17 @@ struct Line<'a> {
     object: &'a RawValue,
 }
 
-/// Why a watch has ended before its time.
+/// Why a watch has ended early.
 #[derive(Debug)]
 pub(super) enum Broken {
-    /// It may go on from the last version.
+    /// It may continue from the last version.
     Off(RequestError),
-    /// What the server sent does not let it go on from there: the kind has to be listed again.
+    /// It cannot continue from the last version: the kind must be listed again.
     Beyond(RequestError),
 }
 
 impl Broken {
-    /// Whether a watch may go on from the last version.
+    /// Whether a watch may continue from the last version.
     pub(super) fn may_go_on(&self) -> bool {
         match self {
             Self::Off(error) => !matches!(error.code(), Some(GONE | UNKNOWN)),
@@ -59,8 +62,8 @@ impl Broken {
         }
     }
 
-    /// Whether the server refuses to go on from the last version, for a reason that need not pass. Others pass by
-    /// themselves or are of the agent's identity, and say nothing about the version.
+    /// Whether the server refuses to continue from the last version, for a reason that may be permanent.
+    /// Other refusals are temporary or concern the agent's identity, and say nothing about the version.
     pub(super) fn denies_position(&self) -> bool {
         let Self::Off(error) = self else { return false };
         let passes = |code: u16| matches!(code, 401 | 403 | 429 | 500..=599);
@@ -76,11 +79,11 @@ impl Broken {
 /// The times of a watch.
 #[derive(Debug, Clone, Copy)]
 struct Times {
-    /// After that it is dead: the server would have ended it.
+    /// After this time it is dead: the server would have ended it.
     whole: Duration,
-    /// From then on it lives, even without an event.
+    /// After this time it counts as working, even without an event.
     least: Duration,
-    /// When nothing has come for so long, another watch goes on.
+    /// If nothing was received for this long, another watch continues.
     silence: Duration,
 }
 
@@ -92,11 +95,12 @@ impl Times {
     }
 }
 
-/// Follows the changes of a kind from a version on, until the watch ends: the server ends it after the time that the
-/// resource says, or it is silent for too long. `lives` is called once, when there was an event or the watch has not ended for a while.
+/// Follows the changes of a kind from a version on, until the watch ends: the server ends it after the
+/// resource's time, or it is silent for too long. `lives` is called once, after the first event or when the
+/// watch has lasted for a while.
 ///
 /// # Errors
-/// [`Broken`]; with the status 410 if the server does not have that version any more.
+/// [`Broken`]; with the status 410 if the server no longer has that version.
 pub(super) async fn watch(
     client: &Client,
     target: &Target<'_>,
@@ -128,7 +132,7 @@ async fn read(
     let mut lines = Lines { body, read: BytesMut::new(), scanned: 0 };
     loop {
         let until = if has_lived { ends.min(last + times.silence) } else { begun + times.least };
-        // Waiting may be given up at any time: what has been read is in `lines`.
+        // Waiting may be cancelled at any time: received bytes are in `lines`.
         let next = tokio::time::timeout_at(until, lines.next()).await;
         if next.is_ok() {
             last = tokio::time::Instant::now();
@@ -162,7 +166,7 @@ fn event<'a>(ask: &Ask, line: &'a [u8]) -> Result<Event<'a>, Broken> {
     }
 }
 
-/// An event of type `ERROR` has a `Status`.
+/// Returns the `Status` in an event of type `ERROR`.
 fn refusal(object: &RawValue) -> Refusal {
     #[derive(Deserialize, Default)]
     struct Status {
@@ -185,12 +189,13 @@ enum Unread {
 struct Lines {
     body: Body,
     read: BytesMut,
-    /// How much of `read` has no end of a line.
+    /// How many bytes of `read` were searched for the end of a line.
     scanned: usize,
 }
 
 impl Lines {
-    /// The next whole line; `None` at the end. What is after the last line is not a whole event and is dropped.
+    /// Returns the next whole line; `None` at the end. Bytes after the last line are an incomplete event
+    /// and are dropped.
     async fn next(&mut self) -> Result<Option<BytesMut>, Unread> {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.read[self.scanned..]) {

@@ -1,7 +1,9 @@
-//! The bytes that are kept of each definition and policy, and who gives way when all of a kind would be too many. Pure.
+//! The bytes kept of each definition and policy, and which objects are removed when a kind exceeds its
+//! bound. Pure.
 //!
-//! The bound is one for the whole cluster. Where it is reached, who has most of the kind gives way to those who have less:
-//! the author of many large objects in one namespace takes nobody else's place.
+//! The bound is one for the whole cluster. At the bound, the namespace with the most bytes of the kind
+//! gives way to those with fewer: an author of many large objects in one namespace does not displace those
+//! of others.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +25,8 @@ struct OfKind {
 }
 
 impl Weights {
-    /// What has to give way first so that an object of so many bytes fits; `None`: it fits.
+    /// Returns the object that must be removed first so that an object of `bytes` bytes fits; `None`: it
+    /// fits.
     ///
     /// # Errors
     /// [`Exceeded`]: no other namespace has more of the kind than the object's own would have.
@@ -37,14 +40,14 @@ impl Weights {
             return Err(exceeded);
         };
         let Some((last, weight)) = self.last_of(key.kind, namespace) else { return Err(exceeded) };
-        // Nobody gives way to one who then has more: the two would take turns.
+        // An object is not removed for a namespace that would then have more, as the two would alternate.
         if own > largest - weight {
             return Err(exceeded);
         }
         Ok(Some(last.clone()))
     }
 
-    /// An object is kept, with so many bytes. Returns whether it was larger before.
+    /// Records that an object is kept, with its size. Returns whether it was larger before.
     pub(super) fn set(&mut self, key: &Key, bytes: usize) -> bool {
         let before = self.remove(key);
         self.of.insert(key.clone(), bytes);
@@ -54,7 +57,7 @@ impl Weights {
         before.is_some_and(|before| bytes < before)
     }
 
-    /// An object is not kept any more. Returns how many bytes it had, if it was.
+    /// Removes an object that is not kept any more. Returns its size, if it was kept.
     pub(super) fn remove(&mut self, key: &Key) -> Option<usize> {
         let bytes = self.of.remove(key)?;
         let kind = self.kinds.entry(key.kind).or_default();
@@ -77,10 +80,10 @@ impl Weights {
         self.of.get(key).copied().unwrap_or_default()
     }
 
-    /// The last of a namespace's objects of a kind, by name, and its bytes.
+    /// Returns the last of a namespace's objects of a kind, by name, and its size.
     fn last_of(&self, kind: &'static str, namespace: &str) -> Option<(&Key, usize)> {
         let at = |namespace: String| Key { kind, name: ObjectName::new(namespace, "") };
-        // No namespace has this character in its name, so none is between.
+        // No namespace name contains this character, so no other namespace is in the range.
         let of_namespace = self.of.range(at(namespace.to_owned())..at(format!("{namespace}\0")));
         of_namespace.map(|(key, bytes)| (key, *bytes)).next_back()
     }
@@ -97,7 +100,7 @@ mod tests {
         Key { kind: "definition", name: ObjectName::new(namespace, name) }
     }
 
-    /// Keeps an object, whatever has to give way. Returns what had to; `None`: it does not fit.
+    /// Keeps an object, removing others as needed. Returns the removed ones; `None`: it does not fit.
     fn put(weights: &mut Weights, of: &Key, bytes: usize) -> Option<Vec<String>> {
         let mut gone = Vec::new();
         while let Some(first) = weights.in_the_way(of, bytes, &MOST).ok()? {
@@ -125,7 +128,7 @@ mod tests {
             "it would take it back from those who have less"
         );
         assert_eq!(put(&mut weights, &key("c", "x"), 45), None, "it would have more than who gives way");
-        // What is kept already counts once.
+        // The size of an object that is kept already is not counted twice.
         assert_eq!(put(&mut weights, &key("a", "0"), 15), some(&[]));
         assert_eq!(weights.remove(&key("a", "0")), Some(15));
         assert_eq!(weights.remove(&key("a", "0")), None);

@@ -1,12 +1,12 @@
-//! Multus's `delegates`: networks that its own configuration has in it, and that netattach has in files.
+//! Multus's `delegates`: networks within its own configuration, which netattach expects in files.
 
 use serde_json::json;
 
 use super::imported::{Fate, Row, Wanted, insert, text};
 use crate::cni::{Map, Value};
 
-/// Multus's `delegates`: the first is the default network of every pod, the others are further networks of every pod. Returns the
-/// files that they become.
+/// Imports Multus's `delegates`: the first is the default network of every pod, the others are further
+/// networks of every pod. Returns the files to write.
 pub(super) fn import(
     keys: &Map,
     wanted: Wanted<'_>,

@@ -1,4 +1,4 @@
-//! What becomes of the keys of Multus's configuration: the result of an import.
+//! The result of an import: the mapping of the keys of Multus's configuration.
 
 use crate::cni::{Map, Value};
 
@@ -13,7 +13,7 @@ pub struct Row {
     pub fate: Fate,
 }
 
-/// The mapping of a key.
+/// How a key is mapped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
     /// A setting of netattach is equivalent.
@@ -23,9 +23,9 @@ pub enum Fate {
         /// A remark about the setting; may be empty.
         note: &'static str,
     },
-    /// Something else than a setting of the file is equivalent: the text says what.
+    /// The equivalent is not a setting of the file; the text describes it.
     Else(&'static str),
-    /// No setting is needed; no function is lost.
+    /// No setting is needed; no function is lost. The text gives the reason.
     NotNeeded(&'static str),
     /// A function is lost; the text says how to proceed.
     NoEquivalent(&'static str),
@@ -40,14 +40,15 @@ pub struct Imported {
     pub rows: Vec<Row>,
     /// Keys of netattach's settings file.
     pub settings: Map,
-    /// Configurations that Multus has in its own and netattach in files, by name.
+    /// Configurations that are part of Multus's own and that netattach expects in files, by
+    /// name.
     pub files: Vec<(String, Value)>,
 }
 
-/// What the import cannot know.
+/// Values that the import cannot determine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wanted<'w> {
-    /// A directory of manifests in the place of the API server.
+    /// A directory of manifests instead of the API server.
     pub source: Option<&'w str>,
     /// Absolute path of the directory that files are written to.
     pub directory: Option<&'w str>,

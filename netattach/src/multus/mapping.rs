@@ -51,7 +51,7 @@ pub fn import(configuration: &Configuration, wanted: Wanted<'_>) -> Imported {
     Imported { rows, settings, files }
 }
 
-/// What becomes of the API server, whom Multus asks whether or not a file says how.
+/// Maps the API server, which Multus uses whether or not a file configures it.
 fn fate_of_server(wanted: Wanted<'_>, has_file: bool) -> Fate {
     match (wanted.source, has_file) {
         (Some(_), _) => Fate::NoEquivalent(

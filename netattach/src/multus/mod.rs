@@ -2,8 +2,8 @@
 //!
 //! Key names and defaults are those of Multus 4.
 //!
-//! `config` reads the configuration, `mapping` maps each of its keys to settings, `delegates` the networks in it to files (`imported` is the result), `scratch` reads Multus's saved state
-//! of a pod.
+//! `config` reads the configuration. `mapping` maps its keys to settings, and `delegates` the networks in
+//! it to files; `imported` is the result. `scratch` reads Multus's saved state of a pod.
 
 pub mod config;
 mod delegates;

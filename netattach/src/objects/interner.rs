@@ -1,4 +1,4 @@
-//! One value for equal values: the pods of a Deployment share their labels, all pods of a network its name.
+//! Shares equal values: the pods of a Deployment have the same labels, all pods of a network its name.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -10,7 +10,8 @@ use super::labels::Labels;
 use super::remote::Common;
 use super::{ContainerPort, Place};
 
-/// What pods of other nodes share. Keeps nothing alive: a value that no pod has any more is forgotten.
+/// The values that pods of other nodes share. Keeps no value alive: a value that no pod uses any more is
+/// dropped.
 #[derive(Debug, Default)]
 pub struct Interner {
     labels: Pool<Labels>,
@@ -21,41 +22,42 @@ pub struct Interner {
 }
 
 impl Interner {
-    /// These labels.
+    /// Returns the shared value of these labels.
     pub fn labels(&mut self, labels: Labels) -> Arc<Labels> {
         self.labels.share(labels)
     }
 
-    /// This network.
+    /// Returns the shared value of this network.
     pub fn place(&mut self, place: Place) -> Arc<Place> {
         self.places.share(place)
     }
 
-    /// These ports.
+    /// Returns the shared value of these ports.
     pub fn ports(&mut self, ports: Vec<ContainerPort>) -> Arc<[ContainerPort]> {
         self.ports.share(ports)
     }
 
-    /// The name of this namespace.
+    /// Returns the shared name of this namespace.
     pub fn namespace(&mut self, name: &str) -> Arc<str> {
         self.namespaces.share(name)
     }
 
-    /// What the pods of a workload have in common.
+    /// Returns the shared value of what the pods of a workload have in common.
     pub(super) fn common(&mut self, common: Common) -> Arc<Common> {
         self.commons.share(common)
     }
 }
 
-/// Values of one type by their hash. Of two values with one hash the later is not shared, which costs only memory.
+/// Values of one type by their hash. If two values have one hash, the later one is not shared, which only
+/// costs memory.
 #[derive(Debug)]
 struct Pool<T: ?Sized> {
     by_hash: HashMap<u64, Weak<T>>,
-    /// The number of values at which the forgotten ones are removed: twice what was left the last time.
+    /// The number of values at which unused ones are removed: twice the number left the last time.
     full_at: usize,
 }
 
-/// Pools smaller than this are not looked through.
+/// Smaller pools are not searched for unused values.
 const SMALL: usize = 64;
 
 impl<T: ?Sized> Default for Pool<T> {
@@ -93,7 +95,8 @@ impl<T: Hash + Eq + ?Sized> Pool<T> {
         }
     }
 
-    /// Removes values that nobody has any more. Each call is paid for by as many new values as it leaves.
+    /// Removes values that no pod uses any more. Between two calls at least as many values are added as the
+    /// first call leaves.
     fn forget(&mut self) {
         self.by_hash.retain(|_, value| value.strong_count() > 0);
         self.by_hash.shrink_to_fit();

@@ -1,10 +1,12 @@
-//! The object model: pods, namespaces, definitions and policies as every source provides them. Free of API types, never
-//! changed in place.
+//! The object model: pods, namespaces, definitions and policies as every source provides them. Independent
+//! of API types, and immutable.
 //!
-//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size, and `policy_memory` says what it takes; people select them by a [`label_query`]. Structs that collect unknown keys are read by
-//! `unknown_keys`. [`access`] decides which namespaces may use a network. Of pods of other nodes there is only what makes
-//! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share,
-//! `packed` what they do not; of nodes, what the network between them needs ([`node`]).
+//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size, `policy_memory` estimates its
+//! memory, and users of the command line select pods by a [`label_query`]. `unknown_keys` reads structs
+//! that collect unknown keys. [`access`] decides which namespaces may use a network. Pods of other nodes
+//! are reduced to what makes them peers of policies ([`remote`]): [`remote_pods`] is the map of all of
+//! them, [`interner`] holds the values that they share, `packed` the others. Nodes are reduced to what the
+//! network between them needs ([`node`]).
 
 pub mod access;
 pub mod budget;
@@ -54,25 +56,27 @@ pub struct Objects {
     pub policies: Shared<ObjectName, Arc<Policy>>,
     /// NetworkPolicies, which are enforced only if the agent's settings enable them.
     pub network_policies: Shared<ObjectName, Arc<Policy>>,
-    /// Nodes, this one among them: those that a network of the agent's own leads to, or none where nothing asks for them.
+    /// Nodes, including this one: those that the agent's own network connects, or none if they are not needed.
     pub nodes: Shared<String, Arc<Node>>,
-    /// The cluster has other nodes, as far as that is known.
+    /// Whether the cluster is known to have other nodes.
     pub has_other_nodes: bool,
-    /// The cluster's ranges; `None` where they are not asked for, or not known yet.
+    /// The cluster's ranges; `None` if they are not needed, or not known yet.
     pub cluster_ranges: Option<Arc<ClusterRanges>>,
     /// Problems found while reading.
     pub problems: Vec<Problem>,
-    /// What is not known yet of what policies depend on.
+    /// Which inputs of policies are not known yet.
     pub unknown: Unknown,
 }
 
-/// What a source does not know yet while its snapshot counts as complete. A source of manifests knows all.
+/// Inputs that a source does not know yet although its snapshot counts as complete. A source of manifests
+/// knows all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Unknown {
-    /// Pods of other nodes are wanted, and have not all been read once: policies that select pods have fewer peers than they
-    /// should.
+    /// Pods of other nodes are needed, and have not all been read once: policies that select pods have
+    /// fewer peers than they should.
     pub remote_pods: bool,
-    /// The server has not known a kind for some seconds only: it may know it, with objects of it, when it is asked again.
+    /// The server has reported a kind as unknown only for a few seconds: it may serve the kind, with
+    /// objects, when it is asked again.
     pub kinds: bool,
 }
 
@@ -101,7 +105,8 @@ pub struct Pod {
     pub name: ObjectName,
     /// Identity across re-creation under the same name; manifests usually have none.
     pub uid: Option<String>,
-    /// Uid of the static pod of which this is the mirror. The runtime names that one, as the kubelet runs it.
+    /// Uid of the static pod whose mirror this is. The runtime uses that uid, as the kubelet runs the
+    /// static pod.
     pub mirror_of: Option<String>,
     /// Labels.
     pub labels: Labels,
@@ -115,22 +120,22 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The privileges of its containers over its network.
     pub powers: Powers,
-    /// The source knows that the pod is on this node: its addresses are those of its attachments, never those that its
-    /// status claims. Manifests do not tell.
+    /// The source knows that the pod is on this node: its addresses are those of its attachments, never
+    /// those that its status claims. Manifests do not show it.
     pub on_this_node: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
 }
 
-/// Whether any container of a pod has capabilities over the pod's network, or what runs them has.
+/// Whether any container of a pod, or its runtime, has capabilities over the pod's network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Powers {
     /// `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`, which leads to it.
     pub admin: Grant,
     /// `CAP_NET_RAW`.
     pub raw: Grant,
-    /// Whether it asks for a runtime other than the node's usual one (`runtimeClassName`). One that runs pods in virtual machines
-    /// puts filters of its own on their interfaces.
+    /// Whether it requests a runtime other than the node's usual one (`runtimeClassName`). A runtime that
+    /// runs pods in virtual machines puts filters of its own on their interfaces.
     pub own_runtime: bool,
 }
 
@@ -144,12 +149,12 @@ pub enum Grant {
     No,
     /// The container of this name has it.
     To(String),
-    /// There are more ephemeral containers than are read, and one of the others may have it.
+    /// Only some ephemeral containers were read, and one of the others may have it.
     ToUnread,
 }
 
 impl Powers {
-    /// The same where not all containers are read: one of the others may have every capability.
+    /// Returns the grant if not all containers were read: one of the others may have every capability.
     #[must_use]
     pub fn with_unread(self) -> Self {
         let of = |grant: Grant| match grant {
@@ -328,8 +333,8 @@ impl fmt::Display for ObjectName {
 }
 
 impl Pod {
-    /// Whether a uid that the runtime or the kubelet names can be this pod's: its own, or that of the static pod that
-    /// it mirrors. A pod without a uid is known by its name alone.
+    /// Whether a uid from the runtime or the kubelet can be this pod's: its own, or that of the static pod
+    /// whose mirror it is. A pod without a uid is identified by its name only.
     pub fn has_uid(&self, uid: &str) -> bool {
         let own = self.uid.as_deref().is_none_or(|own| own == uid);
         own || self.mirror_of.as_deref() == Some(uid)
@@ -373,7 +378,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The file or the object.
+/// Prints the file or the object.
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -403,7 +408,8 @@ mod tests {
         map.insert(2, Arc::new(8));
         assert!(identity.is_of(&snapshot) && !identity.is_of(&map));
         drop(snapshot);
-        // No snapshot shares it now, so it is changed in place, except for its address.
+        // No snapshot shares the map now, so its entries stay in the same memory; only its identity
+        // changes.
         let identity = map.identity();
         map.clear();
         assert!(!identity.is_of(&map));

@@ -1,11 +1,11 @@
-//! Nodes of the cluster: what a network that the agent makes by itself needs of them.
+//! Nodes of the cluster, reduced to what the agent's own network needs.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-/// The ranges of the cluster that are not the nodes' alone, and those of this node, as they were when they were last asked
-/// for.
+/// The ranges of the cluster, apart from the ranges of nodes, and the ranges of this node, as of the last
+/// request.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ClusterRanges {
     /// The ranges of Services (`ServiceCIDR`, served from Kubernetes 1.33 on).

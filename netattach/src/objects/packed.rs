@@ -1,4 +1,4 @@
-//! What a pod of another node does not share with others, in one block of memory.
+//! The values of a pod of another node that are not shared, in one block of memory.
 
 use std::net::IpAddr;
 
@@ -6,27 +6,28 @@ use super::budget::ADDRESSES_OF_REMOTE_POD;
 
 /// Claims of addresses, an identity and a name.
 ///
-/// Two bytes say where the name begins, the first bit whether there is an identity. Then come the claims, each as the
-/// number of its network, with [`V6`] where it is so, and its address; the identity's 16 bytes; the name.
+/// The first two bytes hold the position of the name; their first bit says whether there is an identity.
+/// Then follow the claims, each as the number of its network (with [`V6`] for IPv6) and its address; the
+/// identity's 16 bytes; the name.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Packed(Box<[u8]>);
 
-/// Of the number of a claim's network: its address is one of IPv6.
+/// Flag in the number of a claim's network: the address is IPv6.
 const V6: u8 = 1 << 7;
-/// Of the position of the name: there is an identity before it.
+/// Flag in the position of the name: an identity precedes the name.
 const IDENTIFIED: u16 = 1 << 15;
-/// The most claims, which may all be on networks of their own.
+/// Most claims; each may be on another network.
 const MOST: usize = ADDRESSES_OF_REMOTE_POD;
-// Numbers and positions have room for that many.
+// Numbers and positions can represent that many.
 const _: () = assert!(MOST <= V6 as usize && 2 + 17 * MOST + 16 < IDENTIFIED as usize);
 
 impl Packed {
-    /// Of more than [`MOST`] claims the first.
+    /// Packs the first [`MOST`] claims.
     pub(super) fn new(claims: &[(usize, IpAddr)], uuid: Option<[u8; 16]>, name: &str) -> Self {
         let claims = claims.get(..MOST).unwrap_or(claims);
         let size_of = |(_, address): &(usize, IpAddr)| if address.is_ipv4() { 5 } else { 17 };
         let size = 2 + claims.iter().map(size_of).sum::<usize>() + uuid.map_or(0, |_| 16) + name.len();
-        // One that is cut to its size in the end may keep some of what it had more.
+        // Allocated exactly, as shrinking an allocation may leave unused memory.
         let mut bytes = Vec::with_capacity(size);
         bytes.extend([0; 2]);
         for (network, address) in claims {
@@ -55,7 +56,7 @@ impl Packed {
         self.0.len()
     }
 
-    /// Where the claims end and the name begins.
+    /// Returns where the claims end and where the name begins.
     fn ends(&self) -> (usize, usize) {
         let begin = self.0.first_chunk().map_or(0, |begin| u16::from_ne_bytes(*begin));
         let name = usize::from(begin & !IDENTIFIED);
@@ -87,11 +88,11 @@ impl Packed {
 
     /// The name.
     pub(super) fn name(&self) -> &str {
-        // It was text when it was written.
+        // The bytes were valid UTF-8 when they were written.
         std::str::from_utf8(self.name_bytes()).unwrap_or_default()
     }
 
-    /// The name, to compare: bytes are sorted as their text is.
+    /// Returns the name for comparisons: bytes sort like their text.
     pub(super) fn name_bytes(&self) -> &[u8] {
         self.0.get(self.ends().1..).unwrap_or_default()
     }

@@ -1,34 +1,34 @@
-//! What a policy takes of the agent's memory.
+//! Estimates the agent's memory for a policy.
 //!
-//! That can be many times its text: a rule that allows everything is two characters, and a network of a policy is one. What
-//! is kept of all policies is bounded by what they take.
+//! The memory can be many times the policy's text: a rule that allows everything takes two characters, and
+//! a network of a policy one. The memory of all policies is bounded by this estimate.
 
 use super::labels::{Requirement, Selector};
 use super::policy::{Peer, Peers, Policy, PortTerm, Ports, Rule};
 use crate::npwg::NetworkRef;
 
-/// A problem, and what is told of it: each takes a text of its own.
+/// Memory of a problem, with its text.
 const PROBLEM: usize = 1024;
-/// What the compiler keeps of a peer that is a selector, besides the peer.
+/// Memory of the compiler for a peer that is a selector, besides the peer itself.
 const SELECTOR: usize = 2 * size_of::<usize>();
 
 impl Policy {
-    /// The bytes that it takes besides the value itself, about.
+    /// Returns its approximate memory in bytes, besides the value itself.
     pub(crate) fn memory(&self) -> usize {
         let rules = [&self.ingress, &self.egress].map(|rules| list(rules, of_rule));
         self.selection_memory() + rules.iter().sum::<usize>() + PROBLEM * self.problems.len()
     }
 
-    /// The part of [`Policy::memory`] that says whom it isolates, and where.
+    /// Returns the part of [`Policy::memory`] for its selector and networks.
     pub(crate) fn selection_memory(&self) -> usize {
-        // A node of the tree is two thirds full.
+        // A node of the B-tree is assumed two thirds full.
         let network =
             |it: &NetworkRef| size_of::<NetworkRef>() * 3 / 2 + text(&it.namespace) + text(&it.name);
         self.networks.iter().map(network).sum::<usize>() + of_selector(&self.pods)
     }
 }
 
-/// What the C library's allocator takes for a block.
+/// Returns the memory of a block in the C library's allocator.
 fn block(bytes: usize) -> usize {
     if bytes == 0 { 0 } else { (bytes + size_of::<usize>()).next_multiple_of(16).max(32) }
 }
@@ -37,7 +37,7 @@ fn text(text: &str) -> usize {
     block(text.len())
 }
 
-/// A list, and what its items point to.
+/// Returns the memory of a list, and of what its items point to.
 fn list<T>(items: &[T], of_item: impl Fn(&T) -> usize) -> usize {
     block(size_of_val(items)) + items.iter().map(of_item).sum::<usize>()
 }

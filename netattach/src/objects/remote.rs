@@ -23,29 +23,30 @@ pub const PORTS_ANNOTATION: &str = "netattach.dev/ports";
 
 /// A pod of another node, reduced to what makes it a peer of policies.
 ///
-/// Memory of one with a UUID, a name of up to 40 bytes and two addresses of IPv4, in bytes of the C library's allocator:
-/// 48 for the value and its counters, 80 for what is its own, 8 in the map and about as much room there: 144. As a peer of
-/// policies it takes about 75 more: 17 among those of its kind, and 28 for each address that it claims.
+/// Memory of a pod with a UUID, a name of up to 40 bytes and two IPv4 addresses, in bytes of the C
+/// library's allocator: 48 for the value and its counters, 80 for its own values, 8 in the map plus about
+/// as much spare room: 144. As a peer of policies it takes about 75 more: 17 among the pods of its kind,
+/// and 28 for each claimed address.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RemotePod {
     common: Arc<Common>,
     own: Packed,
 }
 
-/// What the pods of a workload have in common, and share.
+/// The values that the pods of a workload have in common, and share.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct Common {
     namespace: Arc<str>,
     labels: Arc<Labels>,
     ports: Arc<[ContainerPort]>,
-    /// The networks that the claims are on, sorted.
+    /// The networks of the claims, sorted.
     places: Box<[Arc<Place>]>,
     unreadable: Option<Box<str>>,
-    /// An identity that is no UUID in the common form, as a pod's is everywhere but in tests.
+    /// An identity that is not a UUID in the common form; outside of tests it always is.
     uid: Option<Box<str>>,
 }
 
-/// What is written in the metadata of a pod.
+/// The metadata of a pod, as written.
 #[derive(Debug, Clone, Default)]
 pub struct Written<'a> {
     /// `metadata.uid`.
@@ -56,26 +57,26 @@ pub struct Written<'a> {
     pub status: Option<&'a str>,
     /// The annotation [`PORTS_ANNOTATION`].
     pub ports: Option<&'a str>,
-    /// What of it was not taken, because it is larger than its bound.
+    /// The parts that were not read because they exceed their bound.
     pub beyond: Option<&'a str>,
 }
 
-/// Why a pod of another node is no peer.
+/// Why a pod of another node is not a peer.
 #[derive(Debug, thiserror::Error)]
 pub enum UnreadablePod {
     /// The status annotation is invalid.
     #[error(transparent)]
     Status(#[from] status::StatusError),
-    /// The annotation of ports is no JSON of its form.
+    /// The annotation of ports is not JSON of the expected form.
     #[error("read annotation {PORTS_ANNOTATION}")]
     Ports(#[source] serde_json::Error),
     /// A key of the annotation of ports is not `PROTOCOL/name`.
     #[error("annotation {PORTS_ANNOTATION}: {0:?} is not of the form PROTOCOL/name")]
     PortName(String),
-    /// Something is larger than its bound.
+    /// A part exceeds its bound.
     #[error("{what}: {found} {unit}, and at most {most} are read of a pod of another node")]
     TooLarge {
-        /// What is.
+        /// The part.
         what: &'static str,
         /// Its size.
         found: usize,
@@ -87,7 +88,7 @@ pub enum UnreadablePod {
 }
 
 impl RemotePod {
-    /// Reads a pod. One that cannot be read, or is larger than its bounds, has [`RemotePod::unreadable`].
+    /// Reads a pod. If it cannot be read, or exceeds its bounds, [`RemotePod::unreadable`] is set.
     pub fn read(name: &ObjectName, written: Written<'_>, interner: &mut Interner) -> Self {
         let mut problem = written.beyond.map(|text| shown(text).into());
         let labels = note(&mut problem, within_labels(written.labels));
@@ -129,7 +130,7 @@ impl RemotePod {
         ObjectName::new(self.namespace(), self.name())
     }
 
-    /// Namespace and name, to compare and sort by.
+    /// Returns namespace and name, for comparing and sorting.
     pub(super) fn key(&self) -> (&[u8], &[u8]) {
         (self.common.namespace.as_bytes(), self.own.name_bytes())
     }
@@ -155,13 +156,14 @@ impl RemotePod {
         &self.common.ports
     }
 
-    /// What of it could not be read: it is no policy's peer. The addresses that could be read still count as claimed.
+    /// Returns which part could not be read: the pod is not a peer of policies then. Addresses that could
+    /// be read still count as claimed.
     pub fn unreadable(&self) -> Option<&str> {
         self.common.unreadable.as_deref()
     }
 
-    /// A number that pods have together only if they are alike in all that policies select by: what is true of one's
-    /// namespace, labels and ports is true of the others'. It is theirs for as long as one of them is kept.
+    /// Returns a number that is equal only for pods that are alike in all that policies select by:
+    /// namespace, labels and ports. It is valid as long as one of these pods is kept.
     pub(crate) fn kind(&self) -> usize {
         Arc::as_ptr(&self.common).addr()
     }
@@ -178,7 +180,7 @@ impl fmt::Debug for RemotePod {
     }
 }
 
-/// Keeps the first problem; what has one is empty.
+/// Keeps the first problem, and returns an empty value for an unreadable one.
 fn note<T: Default>(problem: &mut Option<Box<str>>, read: Result<T, UnreadablePod>) -> T {
     read.unwrap_or_else(|error| {
         problem.get_or_insert_with(|| shown(&Chain(&error).to_string()).into());
@@ -207,7 +209,7 @@ fn claims(status: Option<&str>, namespace: &str) -> Result<Vec<(Place, IpAddr)>,
     Ok(claims)
 }
 
-/// The addresses in the entries of a status annotation, each with the network that policies know it by.
+/// Returns the addresses in the entries of a status annotation, each with its network as policies name it.
 pub fn published(entries: &[StatusEntry], namespace: &str) -> Vec<(Place, IpAddr)> {
     let mut addresses = Vec::new();
     for entry in entries {
@@ -219,8 +221,8 @@ pub fn published(entries: &[StatusEntry], namespace: &str) -> Vec<(Place, IpAddr
     addresses
 }
 
-/// Before version 1.2 of the standard the namespace could be left out. The default network is often no object
-/// at all but a configuration on disk.
+/// Returns the network of an entry. Before version 1.2 of the standard the namespace could be left out. The
+/// default network is often no object but a configuration on disk.
 fn network_of(entry: &StatusEntry, namespace: &str) -> Option<NetworkRef> {
     match entry.name.split_once('/') {
         Some((namespace, name)) => Some(NetworkRef::new(namespace, name)),
@@ -248,8 +250,8 @@ fn ports(annotation: Option<&str>) -> Result<Vec<ContainerPort>, UnreadablePod> 
     Ok(ports)
 }
 
-/// The annotation [`PORTS_ANNOTATION`] of a pod; `None` if it names no port. Ports beyond those that are read of it are
-/// left out, the last by name.
+/// Returns the annotation [`PORTS_ANNOTATION`] of a pod; `None` if it names no port. Ports beyond the
+/// number that agents read are left out, the last ones by name.
 pub fn ports_annotation(ports: &[ContainerPort]) -> Option<String> {
     let named = ports.iter().filter_map(|port| Some((port.name.as_deref()?, port)));
     let mut named: Vec<(&str, PortProtocol, u16)> =
@@ -257,7 +259,7 @@ pub fn ports_annotation(ports: &[ContainerPort]) -> Option<String> {
     named.sort_unstable();
     named.dedup();
     let mut written: BTreeMap<String, Vec<u16>> = BTreeMap::new();
-    // Name, protocol and punctuation; the number.
+    // The size of name, protocol and punctuation, and of the number.
     let size_of = |name: &str| 2 * name.len() + 20;
     let mut bytes = 0;
     for (name, protocol, port) in named.into_iter().take(PORTS_OF_REMOTE_POD) {

@@ -8,7 +8,7 @@ use super::ObjectName;
 use super::budget::{REMOTE_ADDRESSES, REMOTE_PODS};
 use super::remote::RemotePod;
 
-/// Parts of the map. Of 20,000 pods a part has some 80.
+/// Shards of the map. With 20,000 pods a shard has about 80.
 const SHARDS: usize = 256;
 
 /// Namespace and name.
@@ -17,17 +17,18 @@ type Key<'a> = (&'a [u8], &'a [u8]);
 /// Pods sorted by namespace and name.
 type Shard = Arc<Vec<Arc<RemotePod>>>;
 
-/// Pods of other nodes by name, shared between snapshots: a copy costs nothing, a change copies one of 256 parts.
+/// Pods of other nodes by name, shared between snapshots: a copy costs nothing, a change copies one of 256
+/// shards.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RemotePods {
-    /// None at all while the map is empty.
+    /// Empty while the map is empty.
     shards: Arc<Vec<Shard>>,
     len: usize,
     /// Addresses of all pods.
     addresses: usize,
 }
 
-/// The map is full: the pod is not in it. A pod that was known under its name is not in it any more either.
+/// The map is full: the pod is not in it. A formerly known pod of that name is not in it any more either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     /// [`REMOTE_PODS`].
@@ -48,12 +49,12 @@ impl RemotePods {
         shard.get(position(shard, key).ok()?)
     }
 
-    /// Adds a pod or replaces the one of its name, which is returned. One that is equal stays, so that nothing has
-    /// changed: a list that is read again costs what is different in it.
+    /// Adds a pod or replaces the one of its name, which is returned. An equal pod is kept, so that nothing
+    /// has changed: the cost of a repeated list depends on its differences.
     ///
     /// # Errors
-    /// There are too many: the newest is refused, and its name is not in the map afterwards. When pods have gone, the
-    /// caller has to insert it again.
+    /// There are too many: the new pod is refused, and its name is not in the map afterwards. When pods
+    /// have been removed, the caller must insert it again.
     pub fn insert(&mut self, pod: Arc<RemotePod>) -> Result<Option<Arc<RemotePod>>, Full> {
         let (key, more) = (pod.key(), pod.claims().count());
         let shard = shard_of(key);
@@ -101,7 +102,7 @@ impl RemotePods {
         Some(pod)
     }
 
-    /// A part to write to, which is this map's own afterwards.
+    /// Returns a shard for writing, which this map does not share afterwards.
     fn shard_mut(&mut self, shard: usize) -> &mut Vec<Arc<RemotePod>> {
         let shards = Arc::make_mut(&mut self.shards);
         if shards.is_empty() {
@@ -110,7 +111,7 @@ impl RemotePods {
         Arc::make_mut(&mut shards[shard])
     }
 
-    /// Every pod, in no order that means anything.
+    /// Iterates over all pods, in an unspecified order.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<RemotePod>> {
         self.shards.iter().flat_map(|shard| shard.iter())
     }
@@ -125,12 +126,13 @@ impl RemotePods {
         self.len == 0
     }
 
-    /// Whether the two are one map, so that nothing has changed between them.
+    /// Whether the two are the same map, so that nothing has changed between them.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shards, &other.shards) || (self.is_empty() && other.is_empty())
     }
 
-    /// Names of pods that are new, another value, or gone. Costs as much as the parts that have changed.
+    /// Returns the names of pods that are new, changed or removed. The cost depends on the shards that have
+    /// changed.
     pub fn changed_names<'a>(&'a self, before: &'a Self) -> BTreeSet<ObjectName> {
         let mut changed = BTreeSet::new();
         if self.is_same(before) {
@@ -148,7 +150,7 @@ impl RemotePods {
     }
 }
 
-/// Adds the names that only one of two sorted lists has, or that are different values in them.
+/// Adds the names that are in only one of two sorted lists, or have different values.
 fn different(mut old: &[Arc<RemotePod>], mut new: &[Arc<RemotePod>], changed: &mut BTreeSet<ObjectName>) {
     while let Some(pod) = match (old.first(), new.first()) {
         (Some(old), Some(new)) if new.key() < old.key() => Some(new),

@@ -1,4 +1,4 @@
-//! Advice: the rule or setting that would let a denied flow pass.
+//! Advice: the rule or setting that would allow a denied flow.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use netattach_common::protocol::{ICMP, ICMPV6};
 use super::explain::{Asked, Leg, Missing, Named, Path};
 use crate::objects::policy::Direction;
 
-/// A change that lets a flow pass the end that denies it. Shown as a sentence without a full stop.
+/// A change that would allow a flow at the end that denies it. Shown as a sentence without a full stop.
 ///
 /// One of the named changes is enough: a rule in one of the policies, a rule in another policy that isolates the end in
 /// that direction, or the agent's setting.
@@ -29,7 +29,7 @@ pub struct Advice {
 }
 
 impl Path {
-    /// The changes that let the flow pass. All of them are needed.
+    /// Returns the changes that would allow the flow. All of them are needed.
     pub fn advice(&self) -> Vec<Advice> {
         let ends = [
             (Direction::Egress, &self.from, &self.to, &self.egress),
@@ -51,7 +51,7 @@ impl Path {
 }
 
 impl Advice {
-    /// The agent's setting that is enough by itself, if there is one.
+    /// Returns the agent's setting that is sufficient on its own, if there is one.
     pub fn setting(&self) -> Option<&'static str> {
         match self.traffic.protocol {
             ICMP => Some("acceptICMP"),

@@ -1,4 +1,5 @@
-//! Pods of other nodes by what they have in common: a selector is compared once with labels that many pods share.
+//! Pods of other nodes, grouped by what they have in common: a selector is compared only once with labels
+//! that many pods share.
 
 use std::borrow::Borrow;
 use std::cmp::Ordering;
@@ -35,7 +36,8 @@ impl ByKind {
         self.0.is_empty()
     }
 
-    /// One pod of each kind, with all that are like it. To pass over these costs no more than to find the next kind.
+    /// Iterates over one pod of each kind, with all pods that are like it. Skipping these costs no more
+    /// than finding the next kind.
     pub(super) fn kinds(&self) -> impl Iterator<Item = (&RemotePod, impl Iterator<Item = &RemotePod>)> {
         let mut next = self.0.first();
         iter::from_fn(move || {

@@ -1,7 +1,8 @@
-//! Who claims an address of a network, and who has it.
+//! Tracks which pods claim an address of a network, and which pods have it.
 //!
-//! An address that an attachment of this node has belongs to the attachment's pod, whoever else claims it. Any other
-//! address belongs to all who claim it together: what a rule allows to all of them is allowed, and nothing else.
+//! An address of an attachment of this node belongs to the attachment's pod, even if other pods claim it.
+//! Any other address belongs to all its claimants together: traffic is allowed only if a rule selects all
+//! of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -28,17 +29,17 @@ pub(super) struct AtPlace {
     sole: Sole,
     /// Addresses that several pods claim.
     shared: BTreeMap<IpAddr, Shared>,
-    /// Those of them that an attachment of this node has, and a pod of another node claims.
+    /// Shared addresses that an attachment of this node has, and that a pod of another node claims.
     contested: BTreeSet<IpAddr>,
 }
 
-/// Addresses with a pod each. Nearly all are those of pods of other nodes, which are many: they take as little as a map
-/// can, 12 bytes for an address of IPv4.
+/// Addresses with a single pod each. Nearly all are those of pods of other nodes, which are many: they take
+/// as little memory as a map can, 12 bytes for an IPv4 address.
 #[derive(Debug, Default)]
 struct Sole {
     remote_v4: BTreeMap<Ipv4Addr, Arc<RemotePod>>,
     remote_v6: BTreeMap<Ipv6Addr, Arc<RemotePod>>,
-    /// Those of pods of this node, and of others that more is to be said of.
+    /// Addresses of pods of this node, and of other pods with more to store.
     others: BTreeMap<IpAddr, Claimant>,
 }
 
@@ -51,9 +52,9 @@ pub(super) enum Holders<'a> {
 
 #[derive(Debug)]
 struct Shared {
-    /// At least two. Those that attachments of this node make come first.
+    /// At least two. Claimants with attachments on this node come first.
     claimants: Vec<Claimant>,
-    /// The number of those.
+    /// The number of claimants with attachments on this node.
     attached: usize,
 }
 
@@ -83,19 +84,20 @@ impl Claims {
         self.at(place)?.shared.get(&address)
     }
 
-    /// The claims on a network; `None`: there are none.
+    /// Returns the claims on a network; `None`: there are none.
     pub(super) fn at(&self, place: &Place) -> Option<&AtPlace> {
         self.places.get(place)
     }
 
-    /// The pods that share an address, as far as a change of one can change what the others are allowed.
+    /// Returns the pods that share an address, as far as a change of one can change what is allowed for the
+    /// others.
     pub(super) fn concerned(&self, place: &Place, address: IpAddr) -> &[Claimant] {
         let shared = self.shared(place, address).map_or(&[][..], |shared| &shared.claimants);
         if shared.len() > CLAIMANTS + 1 { &[] } else { shared }
     }
 
-    /// Whether an address is a selected pod's own, or everybody else who has it is selected too. Returns that, and how
-    /// many were looked at.
+    /// Whether an address belongs to a selected pod alone, or all other pods that have it are selected too.
+    /// Returns that, and the number of examined pods.
     pub(super) fn is_allowed(
         &self,
         place: &Place,
@@ -107,7 +109,7 @@ impl Claims {
         (are_selected(holders, is_selected), holders.len())
     }
 
-    /// Every address on these networks with the pods that have it.
+    /// Iterates over all addresses on these networks with the pods that have them.
     pub(super) fn holders(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, Holders<'_>)> {
         let places = places.iter().filter_map(|place| self.places.get(place));
         places.flat_map(|at| {
@@ -117,7 +119,7 @@ impl Claims {
         })
     }
 
-    /// One condition for each network with addresses of this node that pods of other nodes claim as well.
+    /// Returns a condition for each network with addresses of this node that pods of other nodes claim too.
     pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
         self.places.iter().filter_map(|(place, at)| {
             let address = at.contested.first()?;
@@ -141,7 +143,7 @@ impl Claims {
     }
 }
 
-/// Whether somebody who has an address is alive, and all such are selected.
+/// Whether at least one pod that has an address is running, and all such pods are selected.
 pub(super) fn are_selected(holders: &[Claimant], is_selected: impl Fn(&Claimant) -> bool) -> bool {
     let mut living = holders.iter().filter(|holder| holder.counts()).peekable();
     living.peek().is_some() && living.all(is_selected)
@@ -198,7 +200,7 @@ fn plain(pod: Arc<RemotePod>) -> Claimant {
 }
 
 impl Shared {
-    /// The pods that have the address: none, if too many claim it.
+    /// Returns the pods that have the address; none if too many claim it.
     fn holders(&self) -> &[Claimant] {
         match self.attached {
             0 if self.claimants.len() > CLAIMANTS => &[],
@@ -209,7 +211,7 @@ impl Shared {
 }
 
 impl AtPlace {
-    /// The pods that have an address; `None`: nobody claims it.
+    /// Returns the pods that have an address; `None`: no pod claims it.
     pub(super) fn holders_of(&self, address: IpAddr) -> Option<Holders<'_>> {
         match self.shared.get(&address) {
             Some(shared) => Some(Holders::Several(shared.holders())),

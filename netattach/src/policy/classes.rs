@@ -306,8 +306,9 @@ impl Classes {
         }
     }
 
-    /// The traffic that a set of grants allows, each with the first rule that allows it; without traffic that is part
-    /// of wider traffic in the set, but for what holds under a condition.
+    /// Returns the traffic that a set of grants allows, each with the first rule that allows it. Traffic
+    /// that is part of wider traffic in the set is left out, unless the wider traffic is allowed only under
+    /// a condition.
     fn content(&self, grants: &[GrantId]) -> Content {
         let of_grant = |grant: &GrantId| {
             let (rule, traffic) = self.grants.get(*grant);

@@ -1,7 +1,8 @@
-//! The problems of objects that compiling has found: changed by what a change concerns, and shared between updates.
+//! The problems of objects that compiling has found. A change updates only the problems that it affects,
+//! and updates share the others.
 //!
-//! Authors can make tens of thousands. Neither an update that finds nothing new nor the count of them goes through all, and a
-//! list of them has as many of each namespace as is written down here.
+//! Authors can cause tens of thousands of problems. An update without new problems and the count do not
+//! iterate over all of them, and a list contains only a bounded number for each namespace.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,18 +10,18 @@ use std::sync::Arc;
 use super::desired::{Condition, Subject};
 use crate::objects::policy::Severity;
 
-/// Most problems of one namespace that a list has one by one.
+/// Most problems of one namespace that a list shows individually.
 const LISTED: usize = 128;
 
-/// Problems by namespace, each once. A copy costs nothing; of one that is changed, each namespace that is.
+/// Problems by namespace, each once. A copy costs nothing; a change copies only the changed namespaces.
 #[derive(Debug, Clone, Default)]
 pub struct Conditions(Arc<BTreeMap<Arc<str>, Arc<Counted>>>);
 
-/// The problems of a namespace, sorted, each with how often it was found.
+/// The problems of a namespace, sorted, each with the number of times it was found.
 type Counted = BTreeMap<Arc<Condition>, usize>;
 
 impl Conditions {
-    /// How many different problems there are.
+    /// Returns the number of different problems.
     pub fn len(&self) -> usize {
         self.0.values().map(|of| of.len()).sum()
     }
@@ -35,7 +36,7 @@ impl Conditions {
         self.0.values().flat_map(|of| of.keys().map(|condition| &**condition))
     }
 
-    /// The first problems of each namespace, 128 at most, and how many more it has.
+    /// Returns the first problems of each namespace, at most 128, and the number of the others.
     pub fn listed(&self) -> Vec<Arc<Condition>> {
         let mut listed = Vec::new();
         for (namespace, of) in &*self.0 {
@@ -51,7 +52,7 @@ impl Conditions {
         listed
     }
 
-    /// The problems that `before` had not. Looks at the namespaces that have changed alone.
+    /// Returns the problems that `before` does not have. Compares only the namespaces that have changed.
     pub fn beyond<'a>(&'a self, before: &'a Self) -> impl Iterator<Item = &'a Condition> {
         let is_same = Arc::ptr_eq(&self.0, &before.0);
         let changed = self.0.iter().filter(move |_| !is_same).filter_map(move |(namespace, of)| {
@@ -66,7 +67,7 @@ impl Conditions {
         })
     }
 
-    /// These were found.
+    /// Adds problems that were found.
     pub(super) fn add<'a>(&mut self, found: impl IntoIterator<Item = &'a Condition>) {
         for condition in found {
             let all = Arc::make_mut(&mut self.0);
@@ -82,7 +83,7 @@ impl Conditions {
         }
     }
 
-    /// These, each of which was added, are not found any more.
+    /// Removes problems, each added before, that are not found any more.
     pub(super) fn remove<'a>(&mut self, gone: impl IntoIterator<Item = &'a Condition>) {
         for condition in gone {
             let namespace = condition.object.namespace();
@@ -100,17 +101,17 @@ impl Conditions {
         }
     }
 
-    /// These were found in place of others.
+    /// Replaces problems by others.
     pub(super) fn replace(&mut self, before: &[Condition], now: &[Condition]) {
         if before != now {
-            // First the new ones: what is found again does not go.
+            // New problems first, so that a problem in both is not removed in between.
             self.add(now);
             self.remove(before);
         }
     }
 }
 
-/// How often each was found is left out: that depends on how it was compiled.
+/// Ignores how often each problem was found, which depends on how it was compiled.
 impl PartialEq for Conditions {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0) || self.iter().eq(other.iter())

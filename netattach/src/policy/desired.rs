@@ -12,7 +12,7 @@ use crate::objects::policy::{Policy, PolicyKind, PolicyName, Severity};
 /// The desired policies of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desired {
-    /// The policy of each attachment: one value from one update to the next, as long as it stays the same.
+    /// The policy of each attachment: the same value from one update to the next while it is unchanged.
     pub endpoints: BTreeMap<u32, Arc<EndpointPolicy>>,
     /// Attachments whose pod is unknown, so that the policies that select them are unknown too: their policies in the
     /// maps must stay.
@@ -54,7 +54,7 @@ pub enum Subject {
     Policy(PolicyName),
     /// A pod.
     Pod(ObjectName),
-    /// A namespace, of more than is told one by one.
+    /// A namespace, with more problems than are reported individually.
     Namespace(String),
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// The problems that were found when the policy was read.
+/// Returns the problems found when the policy was read.
 pub(super) fn conditions_of(policy: &Policy) -> impl Iterator<Item = Condition> {
     policy.problems.iter().map(|problem| Condition {
         object: Subject::Policy(policy.name.clone()),

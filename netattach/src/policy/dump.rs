@@ -10,7 +10,7 @@ use super::diff::{PolicyId, Programmed};
 use super::lookup::{ClassId, CompiledPolicy, RuleId};
 use crate::objects::policy::PolicyName;
 
-/// Most peers and ports, each, of a policy that are shown: an answer has a largest size.
+/// Most peers, and most ports, of a policy that are shown, as the size of an answer is limited.
 const SHOWN: usize = 20_000;
 
 /// One compiled policy.
@@ -70,8 +70,9 @@ pub struct Port {
     pub rule: RuleId,
 }
 
-/// The policies in the maps: all of them, that of a number, or those that come of an object
-/// (`[networkpolicy ]namespace/name`): by a rule, or by isolating an attachment and allowing nothing.
+/// Returns the policies in the maps: all of them, the one with a number, or those caused by an object
+/// (`[networkpolicy ]namespace/name`), either by a rule or by isolating an attachment without
+/// allowing anything.
 pub fn dump(programmed: &Programmed, desired: &Desired, wanted: Option<&str>) -> Vec<Dump> {
     let of_object = wanted.map(|name| isolating(programmed, desired, name)).unwrap_or_default();
     let is_wanted = |id: &PolicyId, policy: &CompiledPolicy| match wanted {

@@ -19,11 +19,12 @@ pub(super) struct PolicyEntry {
     pub(super) conditions: Vec<Condition>,
     /// Whether its rules depend on the ports that peers declare.
     pub(super) names_ports_of_peers: bool,
-    /// Where its peers are that are selectors, equal ones once.
+    /// The positions of its peers that are selectors; equal selectors once.
     selectors: Box<[At]>,
 }
 
-/// Where a peer is in a policy: which rule, those of egress behind those of ingress, and which peer of it.
+/// The position of a peer in a policy: the rule (egress rules follow the ingress rules), and the peer in
+/// it.
 #[derive(Debug, Clone, Copy)]
 struct At {
     rule: usize,
@@ -42,7 +43,7 @@ impl PolicyEntry {
         }
     }
 
-    /// Looks up again which networks its namespace may use. Returns whether they are others than before.
+    /// Looks up again which networks its namespace may use. Returns whether they have changed.
     pub(super) fn look_again(&mut self, objects: &Objects, options: &Options) -> bool {
         let (places, conditions) = looked_up(&self.policy, objects, options);
         self.conditions = conditions;
@@ -51,7 +52,7 @@ impl PolicyEntry {
         are_others
     }
 
-    /// Whether who has which address on a network matters to it.
+    /// Whether the policy depends on which pods have which addresses on a network.
     pub(super) fn is_for(&self, place: &Place) -> bool {
         match place {
             Place::Network(network) => self.policy.networks.contains(network),

@@ -1,4 +1,5 @@
-//! Why traffic passes or does not: the decision of the packet programs, made over the tables in force, in words.
+//! Explains why traffic is allowed or denied: evaluates the tables in force like the packet programs, and
+//! returns the decision as text.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,15 +1,16 @@
-//! Compiles policies incrementally: finds the attachments that a change concerns and compiles only those again.
+//! Compiles policies incrementally: finds the attachments that a change affects and compiles only those
+//! again.
 //!
-//! | changed | concerned |
+//! | changed | affected |
 //! |---|---|
-//! | a policy | the attachments that it selected or selects; those of policies that go without their rules now, or no longer |
-//! | labels of a namespace | the policies whose namespace selectors match differently, of namespaces with attachments here |
-//! | a definition, labels of a namespace | the policies whose namespace gained or lost the use of a network |
-//! | a pod, or its attachments on this node | of such policies those that selected or select it as a peer, or a pod that claims one of its addresses too; its attachments |
-//! | addresses of the node | NetworkPolicies, whose tables have them |
+//! | a policy | the attachments that it selected or selects; those of policies that lose their rules, or get them back, because of it |
+//! | labels of a namespace | policies whose namespace selectors match differently, of namespaces with attachments here |
+//! | a definition, labels of a namespace | policies whose namespace gained or lost the use of a network |
+//! | a pod, or its attachments on this node | of such policies, those that selected or select the pod, or another claimant of one of its addresses, as a peer; the pod's attachments |
+//! | addresses of the node | NetworkPolicies, whose tables contain them |
 //! | settings | everything |
 //!
-//! Compiling everything is the same from an empty memory; property tests compare the two.
+//! Compiling everything equals an update from empty state; property tests compare the two.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,23 +32,23 @@ use crate::objects::budget::Excess;
 use crate::objects::policy::{Direction, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
-/// Compiles the policies of this node; keeps what the next change does not concern.
+/// Compiles the policies of this node, and keeps the results that the next change does not affect.
 #[derive(Debug, Default)]
 pub struct Compiler {
     options: Options,
     objects: Arc<Objects>,
     peers: Peers,
     policies: BTreeMap<PolicyName, PolicyEntry>,
-    /// Policies that exceed the node's budget: `policies` has them without their rules.
+    /// Policies beyond the node's budget: `policies` has them without their rules.
     refused: BTreeMap<PolicyName, Excess>,
     attachments: BTreeMap<u32, Attached>,
     tables: HashMap<Key, Arc<CachedTables>>,
     interner: Interner,
-    /// What is wrong with peers, as far as it is among `conditions`.
+    /// The problems of peers that `conditions` contains.
     of_peers: Vec<Condition>,
     /// The conditions of peers, policies, tables and attachments.
     conditions: Conditions,
-    /// Addresses that pods have given up, until somebody asks.
+    /// Addresses that pods have given up, until [`Compiler::take_departed`] is called.
     departed: BTreeSet<(Place, IpAddr)>,
 }
 
@@ -64,9 +65,9 @@ struct Attached {
 struct Selected {
     /// The policies that select it, sorted by name.
     by: Vec<Arc<Policy>>,
-    /// What that comes to.
+    /// The policy that results from them.
     policy: Arc<EndpointPolicy>,
-    /// Its tables stay in the cache.
+    /// Keeps its tables in the cache.
     _tables: [Option<Arc<CachedTables>>; 2],
 }
 
@@ -95,7 +96,7 @@ impl Compiler {
         let attached = self.attachments.iter().map(|(id, attached)| (id, &attached.endpoint));
         let mut changes = Changes::between(&before, objects, options.network_policy);
         let moved = changes.attachments(attached, endpoints);
-        // Policies whose tables have to be made again.
+        // Policies whose tables must be compiled again.
         let mut touched = changes.policies.clone();
         self.take_policies(&changes, &mut touched);
         self.look_at_networks(&changes, &mut touched);
@@ -111,7 +112,7 @@ impl Compiler {
             let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
             self.take_attachment(endpoint, is_new, &changes, &touched);
         }
-        // Referenced by the cache alone: no attachment uses it any more.
+        // Tables that only the cache references are not used by any attachment.
         self.retain_tables(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
     }
@@ -138,14 +139,15 @@ impl Compiler {
         });
     }
 
-    /// Forgets everything, so that no memory is taken while there is nothing to compile: the next update compiles all. Equal
-    /// tables are one value beyond that.
+    /// Forgets everything, so that no memory is used while there is nothing to compile: the next update
+    /// compiles everything. Equal tables stay one value nevertheless.
     pub fn forget(&mut self) {
         let interner = std::mem::take(&mut self.interner);
         *self = Self { interner, ..Self::default() };
     }
 
-    /// What [`Compiler::take_departed`] tells, and what is to be told of these objects and attachments.
+    /// Returns the addresses for [`Compiler::take_departed`], including those that these objects and
+    /// attachments give up.
     fn departing(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints) -> BTreeSet<(Place, IpAddr)> {
         let mut departed = std::mem::take(&mut self.departed);
         let mut changes = Changes::between(&self.objects, objects, self.options.network_policy);
@@ -161,7 +163,7 @@ impl Compiler {
         departed
     }
 
-    /// The addresses that pods had before an update and have no more, since the last time that somebody asked.
+    /// Returns the addresses that pods had before an update and do not have any more, since the last call.
     pub fn take_departed(&mut self) -> BTreeSet<(Place, IpAddr)> {
         std::mem::take(&mut self.departed)
     }
@@ -172,7 +174,7 @@ impl Compiler {
         self.peers.compared.get()
     }
 
-    /// Takes over the policies that have changed, and those that have their rules because of these, or have not any more.
+    /// Takes over changed policies, and those that lose their rules or get them back because of these.
     fn take_policies(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
         if changes.policies.is_empty() {
             return;
@@ -200,8 +202,8 @@ impl Compiler {
         }
     }
 
-    /// Keeps only the names of policies that have changed, to free their rules: compiling the large ones that replace
-    /// them takes enough memory without the old ones.
+    /// Keeps only the names of changed policies, to free their rules before the new ones are compiled:
+    /// compiling large policies takes enough memory without the old ones.
     fn let_go(&mut self, changes: &Changes) {
         let selected = self.attachments.values_mut().filter_map(|attached| attached.selected.as_mut());
         let mut names: BTreeMap<PolicyName, Arc<Policy>> = BTreeMap::new();
@@ -226,7 +228,7 @@ impl Compiler {
         }
     }
 
-    /// Takes over labels of namespaces, and pods.
+    /// Takes over changed labels of namespaces, and changed pods.
     fn take_peers(
         &mut self,
         changes: &Changes,
@@ -425,7 +427,7 @@ enum Reselected {
     By(Vec<Arc<Policy>>),
 }
 
-/// A policy as it is compiled, which may be without its rules ([`beyond`]).
+/// Returns a policy as it is compiled, possibly without its rules ([`beyond`]).
 fn in_force(policies: &BTreeMap<PolicyName, PolicyEntry>, policy: &Arc<Policy>) -> Arc<Policy> {
     Arc::clone(policies.get(&policy.name).map_or(policy, |entry| &entry.policy))
 }
@@ -441,8 +443,8 @@ fn unknown_pod(endpoint: &Endpoint) -> Condition {
     }
 }
 
-/// Shares equal tables: as long as a table is referenced, an equal one becomes the same value, also where other
-/// policies lead to it.
+/// Shares equal tables: while a table is referenced, an equal one becomes the same value, even if other
+/// policies result in it.
 #[derive(Debug, Default)]
 struct Interner(HashMap<u64, Vec<Weak<CompiledPolicy>>>);
 
@@ -462,7 +464,8 @@ impl Interner {
     }
 }
 
-/// A hash of the lengths and the first entries: hashing a hundred thousand prefixes would take as long as making them.
+/// Returns a hash of the lengths and the first entries: hashing a hundred thousand prefixes would take as
+/// long as computing them.
 fn fingerprint(tables: &CompiledPolicy) -> u64 {
     const LOOKED_AT: usize = 64;
     let mut hasher = DefaultHasher::new();

@@ -17,7 +17,7 @@ use crate::objects::policy::{Policy, PolicyKind, Severity};
 use crate::objects::remote::published;
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
-/// The attachments of this node, by number. Each is one value, which whoever keeps it shares.
+/// The attachments of this node, by number. Each is one value, shared by all its users.
 pub type Endpoints = BTreeMap<u32, Arc<Endpoint>>;
 
 /// One attachment of this node.
@@ -27,43 +27,44 @@ pub struct Endpoint {
     pub id: u32,
     /// The pod.
     pub pod: ObjectName,
-    /// Its uid, as the runtime names it, which tells it from an earlier or a later pod of that name; `None`: unknown.
+    /// Its uid, as the runtime names it, to distinguish it from other pods of the same name; `None`:
+    /// unknown.
     pub uid: Option<String>,
     /// The networks that it is on: one value for all attachments that are on the same.
     pub at: Arc<BTreeSet<Place>>,
     /// IP addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whom DHCP of it speaks to, if DHCP assigns the addresses.
+    /// The DHCP peers of the attachment, if DHCP assigns the addresses.
     pub dhcp: Option<Dhcp>,
     /// Ethertypes that pass in spite of policies.
     pub ethertypes: Vec<u16>,
 }
 
-/// Where servers and relays of DHCP are for an attachment, each list in order and without duplicates.
+/// Where DHCP servers and relays of an attachment are, each list in order and without duplicates.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Dhcp {
-    /// Who is asked to extend its lease, beside everybody on the link.
+    /// The servers that are asked to extend its lease, besides all hosts on the link.
     pub asks: Vec<IpNet>,
-    /// Who may answer; empty: nobody knows before there is a lease.
+    /// The servers that may answer; empty: not known before there is a lease.
     pub hears: Vec<IpNet>,
 }
 
 impl Endpoint {
-    /// The pod, unless the source knows none of that name, or another one: a sandbox may outlive its pod, and a pod of
-    /// the same name may be there before it is detached.
+    /// Returns the pod, unless the source has none of that name, or another one: a sandbox may outlive its
+    /// pod, and a new pod of the same name may exist before the sandbox is detached.
     pub(super) fn pod_in<'o>(&self, objects: &'o Objects) -> Option<&'o Arc<Pod>> {
         objects.pods.get(&self.pod).filter(|pod| self.is_of(pod))
     }
 
-    /// Whether it is of that pod of its name.
+    /// Whether it belongs to that pod of its name.
     pub(super) fn is_of(&self, pod: &Pod) -> bool {
         self.uid.as_deref().is_none_or(|uid| pod.has_uid(uid))
     }
 }
 
-/// Whether an attachment that is on these networks is on the default network: as its pod's, or as one more by the definition of
-/// the node's. That leads to the same pods, Services and networks beyond, from another address. No NetworkPolicy means it as a
-/// peer.
+/// Whether an attachment on these networks is on the default network: as its pod's default network, or as a
+/// further network by the definition of the node's default network. Both lead to the same pods, Services
+/// and networks beyond, from another address. No NetworkPolicy selects the latter as a peer.
 pub(crate) fn is_on_default(at: &BTreeSet<Place>, restrictions: &Restrictions) -> bool {
     at.iter().any(|place| match place {
         Place::Default => true,
@@ -71,8 +72,8 @@ pub(crate) fn is_on_default(at: &BTreeSet<Place>, restrictions: &Restrictions) -
     })
 }
 
-/// Whether a policy selects an attachment of `pod`. Whether the namespace may still use the network is not asked: an
-/// existing attachment stays isolated.
+/// Whether a policy selects an attachment of `pod`. Ignores whether the namespace may still use the
+/// network: an existing attachment stays isolated.
 pub(super) fn selects(policy: &Policy, options: &Options, pod: &Pod, at: &BTreeSet<Place>) -> bool {
     let is_about = match policy.name.kind {
         PolicyKind::Multi => at.iter().any(|place| {

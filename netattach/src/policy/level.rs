@@ -1,14 +1,14 @@
-//! How far policies and source checks hold for an attachment.
+//! How far policies and source checks are enforced on an attachment.
 
 use std::fmt;
 
-/// How far policies and source checks hold for an attachment. A greater level holds further.
+/// How far policies and source checks are enforced on an attachment. A greater level is stronger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Not at all: policies have no effect.
     None,
-    /// Until the pod or another process detaches the programs: they are filters in the pod. Or as far as the programs of
-    /// others, or a card that switches by itself, let packets come to ours.
+    /// Until the pod or another process detaches the programs, which are filters in the pod; or except for
+    /// packets that other programs, or a card that switches by itself, keep from our programs.
     Advisory,
     /// The pod has, or may have, privileges over its network that let it evade the programs; without them it could not.
     FullUnlessPrivileged,
@@ -21,7 +21,7 @@ pub enum Level {
 pub struct Enforcement {
     /// The level.
     pub level: Level,
-    /// The reason, in words; empty at the highest level.
+    /// The reason, as text; empty at the highest level.
     pub why: String,
 }
 

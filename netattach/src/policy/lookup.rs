@@ -46,8 +46,8 @@ pub enum Origin {
     },
     /// Another origin, in words.
     Other(String),
-    /// The same, of a rule for everything that holds only where the node's packet filter judges again, behind the node's
-    /// translation: it leaves no rule for less out of a class.
+    /// Another origin, for a rule for all traffic that holds only if the node's packet filter judges the
+    /// packet again after the node's address translation; it does not replace narrower rules of a class.
     AsRouted(&'static str),
 }
 

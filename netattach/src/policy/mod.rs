@@ -4,21 +4,21 @@
 //! |---|---|
 //! | `changes` | the difference between two snapshots of the objects |
 //! | [`index`] | the attachments that a policy selects |
-//! | `peers`, `by_kind`, `claims` | the pods that can be peers, of this node and of others; who claims an address, and who has it |
+//! | `peers`, `by_kind`, `claims` | the pods that can be peers, of this node and of others; which pods claim an address, and which have it |
 //! | [`options`] | the settings that compilation depends on |
-//! | [`incremental`] | the compiler: what a change concerns is compiled again, and nothing else |
-//! | `shares` | the policies whose rules are more than a node takes |
-//! | `entry`, `touch` | a policy as the compiler keeps it; which of them a change of pods and namespaces concerns |
+//! | [`incremental`] | the compiler: compiles again only what a change affects |
+//! | `shares` | the policies that go without their rules because all rules together exceed the node's budget |
+//! | `entry`, `touch` | a policy as the compiler keeps it; which policies a change of pods and namespaces affects |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
-//! | `scope` | whose an address is, where a policy is for several networks |
+//! | `scope` | which pods an address stands for, if a policy is for several networks |
 //! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
 //! | [`lookup`] | the tables of one direction, as the kernel looks them up |
 //! | [`desired`] | the result: tables for every attachment, conditions of the objects |
 //! | [`diff`] | the writes that bring the kernel there |
 //! | [`evaluate`] | the kernel's lookup, in user space |
-//! | [`explain`], [`advice`] | why a flow passes or not; the rule or setting that would let it pass |
-//! | [`dump`], [`naming`] | the tables that are in force, as data; names for what was recorded |
-//! | [`level`] | how far policies hold for an attachment |
+//! | [`explain`], [`advice`] | why a flow is allowed or denied; the rule or setting that would allow it |
+//! | [`dump`], [`naming`] | the tables that are in force, as data; names for recorded flows |
+//! | [`level`] | the enforcement level of an attachment |
 //!
 //! Unreadable input never allows anything: an unreadable item of a rule matches nothing, and a policy whose selector is
 //! unreadable isolates without allowing.

@@ -35,8 +35,8 @@ pub struct Names {
     pub decided_by: Vec<String>,
 }
 
-/// Names each record by the objects and policies as they are now. A policy that has been replaced since has no name any
-/// more, and an attachment that is gone has no network, so that its ends have none.
+/// Names the records by the present objects and policies. A policy that has been replaced since has no name
+/// any more, and an attachment that no longer exists has no network, so its ends have no names.
 pub fn names(
     objects: &Objects,
     endpoints: &Endpoints,

@@ -17,8 +17,8 @@ pub struct Options {
     pub network_policy: bool,
     /// Addresses of this node: NetworkPolicies never deny traffic between a pod and its own node.
     pub node: BTreeSet<IpAddr>,
-    /// Traffic to this node may be forwarded elsewhere without being judged again: then it is not excepted from egress
-    /// policies.
+    /// Traffic to this node may be forwarded elsewhere without being judged again, so it is not excepted
+    /// from egress policies.
     pub node_may_lead_elsewhere: bool,
     /// Rules that apply wherever a policy isolates.
     pub common: CommonRules,
@@ -27,7 +27,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether the two differ in nothing but the addresses of the node and where traffic to them may lead.
+    /// Whether the two differ only in the addresses of the node and in where traffic to them may lead.
     pub(super) fn differ_by_node_alone(&self, other: &Self) -> bool {
         let Self {
             policy_types_inference,

@@ -1,4 +1,5 @@
-//! Every pod that can be a peer, and the rule by which an address belongs to it: all who claim it have to be selected.
+//! All pods that can be peers, and the rule by which an address belongs to a peer: all its claimants must
+//! be selected.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,7 +22,7 @@ pub(super) struct Peers {
     claims: Claims,
     /// Pods of other nodes that could not be read, by name.
     unreadable: BTreeMap<ObjectName, Condition>,
-    /// How often a selector was compared with a pod.
+    /// How many times a selector was compared with a pod.
     #[cfg(test)]
     pub(super) compared: std::cell::Cell<usize>,
 }
@@ -31,20 +32,21 @@ struct Namespace {
     labels: Labels,
     pods: BTreeMap<String, Arc<PeerPod>>,
     former: BTreeMap<String, Arc<PeerPod>>,
-    /// Pods of other nodes that selectors select. By their names they are in the objects.
+    /// Pods of other nodes that selectors can select; the objects have them by name.
     remote: ByKind,
 }
 
-/// Everything that is known under one pod's name.
+/// All that is known under one pod's name.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     pod: Option<Arc<PeerPod>>,
-    /// The attachments of an earlier pod of that name, which are not detached yet: nobody is allowed by their addresses.
+    /// The attachments of an earlier pod of that name that are not detached yet: their addresses are
+    /// allowed for no rule.
     former: Option<Arc<PeerPod>>,
     remote: Option<RemotePeer>,
 }
 
-/// A pod of the source, or the attachments of this node whose pod is not known.
+/// A pod of the source, or the attachments on this node of an unknown pod.
 #[derive(Debug)]
 pub(super) struct PeerPod {
     name: ObjectName,
@@ -52,21 +54,22 @@ pub(super) struct PeerPod {
     pod: Option<Arc<Pod>>,
     /// Sorted.
     addresses: Box<[(Place, IpAddr)]>,
-    /// The addresses are those of attachments of this node: its leases decide, and nobody else has them.
+    /// The addresses are those of attachments of this node: its leases decide, and no other pod has them.
     is_attached: bool,
     standing: Standing,
     /// The error in its status annotation.
     unreadable: Option<Condition>,
 }
 
-/// What a pod with addresses is to policies.
+/// The role of a pod with addresses in policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     /// Selectors select it.
     Peer,
-    /// Not known well enough to be selected: nobody is allowed by its addresses.
+    /// Not known well enough to be selected: its addresses are allowed for no rule.
     Void,
-    /// It has ended, or is on the node's own network. Its attachments keep their addresses from pods of other nodes.
+    /// It has ended, or uses the node's netns. Its attachments keep their addresses from pods of other
+    /// nodes.
     Ended,
 }
 
@@ -74,24 +77,26 @@ enum Standing {
 #[derive(Debug, Clone)]
 pub(super) struct RemotePeer {
     pod: Arc<RemotePod>,
-    /// It could not be read, or another pod has its name: it is not selected, but its addresses count as claimed.
+    /// It could not be read, or another pod has its name: it is not selected, but its addresses count as
+    /// claimed.
     is_void: bool,
 }
 
 /// A pod that claims an address.
 #[derive(Debug, Clone)]
 pub(super) enum Claimant {
-    /// Of the source, or attached to this node.
+    /// A pod of the source, or attached to this node.
     Pod(Arc<PeerPod>),
-    /// Of another node.
+    /// A pod of another node.
     Remote(RemotePeer),
 }
 
 impl Known {
-    /// What the objects and the attachments of this node say under that name.
+    /// Returns what the objects and the attachments of this node contain under that name.
     ///
-    /// If there is a pod of this node and one of another under one name, they are the same pod by its uid, which the
-    /// pod of this node stands for; or one has replaced the other, and neither is a peer until one of them is gone.
+    /// If a pod of this node and one of another node have the same name, they are either the same pod by
+    /// its uid, represented by the pod of this node; or one has replaced the other, and neither is a peer
+    /// until one of them is gone.
     pub(super) fn of<'e>(
         name: &ObjectName,
         objects: &Objects,
@@ -115,7 +120,7 @@ impl Known {
         pods.chain(self.remote.iter().cloned().map(Claimant::Remote))
     }
 
-    /// The addresses that pods of this name claim, but for those that they claim by the other as well.
+    /// Returns the addresses that pods of this name claim here but not in `other`.
     pub(super) fn addresses_beyond(&self, other: &Self) -> BTreeSet<(Place, IpAddr)> {
         let mut addresses = self.addresses();
         for kept in other.addresses() {
@@ -136,7 +141,7 @@ impl Known {
         self.pod.is_none() && self.former.is_none() && self.remote.is_none()
     }
 
-    /// Whether the two are the same to policies.
+    /// Whether the two are equivalent for policies.
     pub(super) fn is_as(&self, other: &Self) -> bool {
         let are_same = |one: &Option<Arc<PeerPod>>, other: &Option<Arc<PeerPod>>| match (one, other) {
             (Some(one), Some(other)) => one.is_as(other),
@@ -157,8 +162,8 @@ impl Known {
 }
 
 impl PeerPod {
-    /// A pod with the addresses of its attachments on this node. A pod without any has the addresses of its status
-    /// annotation, unless the source knows that it is on this node.
+    /// Makes a pod with the addresses of its attachments on this node. A pod without attachments has the
+    /// addresses of its status annotation, unless the source knows that it is on this node.
     fn new<'e>(
         name: &ObjectName,
         pod: Option<&Arc<Pod>>,
@@ -187,12 +192,12 @@ impl PeerPod {
                 Err(condition) => (BTreeSet::new(), Some(condition)),
             },
         };
-        // Most have one, for which a set has room for eleven.
+        // Most pods have one address, for which a set would allocate eleven entries.
         let addresses = addresses.into_iter().collect();
         Some(Self { name: name.clone(), pod: pod.cloned(), addresses, is_attached, standing, unreadable })
     }
 
-    /// The labels that selectors see; `None`: it is not selected.
+    /// Returns the labels for selectors; `None`: it is not selected.
     fn labels(&self) -> Option<&Labels> {
         self.pod.as_ref().filter(|_| self.standing == Standing::Peer).map(|pod| &pod.labels)
     }
@@ -209,13 +214,13 @@ impl PeerPod {
 }
 
 impl RemotePeer {
-    /// A pod whose name no pod of this node has.
+    /// Makes the peer for a pod whose name no pod of this node has.
     pub(super) fn of(pod: Arc<RemotePod>) -> Self {
         let is_void = pod.unreadable().is_some();
         Self { pod, is_void }
     }
 
-    /// The pod of that name, unless a pod of this node stands for it.
+    /// Returns the pod of that name, unless a pod of this node represents it.
     fn named(name: &ObjectName, objects: &Objects) -> Option<Self> {
         let remote = Self::of(Arc::clone(objects.remote_pods.get(name)?));
         match objects.pods.get(name) {
@@ -242,7 +247,7 @@ impl Claimant {
         }
     }
 
-    /// The pod of another node, if it is all that is to be said: [`RemotePeer::of`] it is this claimant.
+    /// Returns the pod of another node if [`RemotePeer::of`] the pod equals this claimant.
     pub(super) fn plain(&self) -> Option<&Arc<RemotePod>> {
         match self {
             Self::Remote(remote) if remote.is_void == remote.pod.unreadable().is_some() => Some(&remote.pod),
@@ -269,12 +274,12 @@ impl Claimant {
         matches!(self, Self::Pod(pod) if pod.is_attached)
     }
 
-    /// Whether selecting it matters: not of a pod that has ended.
+    /// Whether its selection matters: a pod that has ended does not count.
     pub(super) fn counts(&self) -> bool {
         !matches!(self, Self::Pod(pod) if pod.standing == Standing::Ended)
     }
 
-    /// The labels that selectors see; `None`: it is not selected.
+    /// Returns the labels for selectors; `None`: it is not selected.
     fn labels(&self) -> Option<&Labels> {
         match self {
             Self::Pod(pod) => pod.labels(),
@@ -302,7 +307,7 @@ impl Claimant {
 }
 
 impl Peers {
-    /// What is known under that name: what [`Peers::replace`] was told last, when the objects were these.
+    /// Returns what is known under that name: the last argument of [`Peers::replace`] for these objects.
     pub(super) fn known(&self, name: &ObjectName, objects: &Objects) -> Known {
         let remote = RemotePeer::named(name, objects);
         let Some(namespace) = self.namespaces.get(&name.namespace) else {
@@ -357,8 +362,8 @@ impl Peers {
         }
     }
 
-    /// Those known under one name, and who shares an address with them: a change of them concerns the policies that mean
-    /// any of these.
+    /// Returns the pods known under one name, and those that share an address with them: a change affects
+    /// the policies that select any of these.
     pub(super) fn concerned(&self, known: &Known) -> Vec<Claimant> {
         let mut concerned: Vec<Claimant> = known.claimants().collect();
         let mut seen = BTreeSet::new();
@@ -393,8 +398,8 @@ impl Peers {
         in_scope && claimant.labels().is_some_and(|labels| pods.matches(labels))
     }
 
-    /// The number of namespaces, and of pods of the source: what a selector is compared with at most, beside labels of
-    /// pods of other nodes.
+    /// Returns the number of namespaces and of pods of the source: the most comparisons of a selector,
+    /// besides those with labels of pods of other nodes.
     pub(super) fn len(&self) -> usize {
         self.namespaces.values().map(|namespace| 1 + namespace.pods.len()).sum()
     }
@@ -411,8 +416,8 @@ impl Peers {
         own.into_iter().chain(all)
     }
 
-    /// Finds the addresses that the pods that a peer selects claim on the policy's networks; none for a block. Returns
-    /// how many pods of other nodes, and different labels of theirs, were looked at.
+    /// Finds the addresses that the pods selected by a peer claim on the policy's networks; none for a
+    /// block. Returns how many pods of other nodes, and different label sets of theirs, were examined.
     pub(super) fn claims_of(
         &self,
         policy: &Policy,
@@ -443,12 +448,12 @@ impl Peers {
         looked_at
     }
 
-    /// Who claims which address, and who of them have it.
+    /// Returns which pods claim which address, and which of them have it.
     pub(super) fn claims(&self) -> &Claims {
         &self.claims
     }
 
-    /// What is wrong with peers.
+    /// Returns the problems of peers.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let pods = self.namespaces.values().flat_map(|namespace| namespace.pods.values());
         let of_pods = pods.filter_map(|pod| pod.unreadable.clone());

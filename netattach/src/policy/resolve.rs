@@ -23,18 +23,18 @@ use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES, WORK};
 use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PortTerm, Ports, Rule, Severity};
 use crate::objects::{ContainerPort, Place, Pod};
 
-/// The input of one direction of one attachment, beside the peers: equal keys have equal tables.
+/// The input for one direction of one attachment, besides the peers: equal keys have equal tables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) direction: Direction,
     pub(super) policies: Vec<ByIdentity<Policy>>,
     pub(super) own_ports: NamedPorts,
     pub(super) dhcp: Option<Dhcp>,
-    /// The networks that the attachment is on; `None`: the tables are the same whichever of the policies' these are.
+    /// The networks of the attachment; `None`: the tables are the same for all networks of the policies.
     pub(super) at: Option<Arc<BTreeSet<Place>>>,
 }
 
-/// What is found while tables are made.
+/// Findings while tables are computed.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// Names that match nothing, and addresses that are not allowed.
@@ -141,8 +141,8 @@ impl Resolving<'_> {
         Ok(resolved)
     }
 
-    /// The addresses of peers that are selectors, sorted, without duplicates. Of an address that several pods have, all
-    /// have to be selected: otherwise it is added to the conditions, one for each rule.
+    /// Returns the addresses of peers that are selectors, sorted, without duplicates. If several pods have
+    /// an address, all must be selected: otherwise a condition is added, one for each rule.
     fn hosts(&self, peers: &[Peer], found: &mut Found, meter: &mut Meter) -> Result<Vec<IpAddr>, Excess> {
         let selectors = peers.iter().filter(|peer| matches!(peer, Peer::Pods { .. }));
         let is_selected = |pod: &_| peers.iter().any(|peer| self.peers.selects(self.policy, peer, pod));
@@ -152,12 +152,12 @@ impl Resolving<'_> {
             meter.work(1 + self.peers.len())?;
             let mut compared = 0;
             let looked_at = self.peers.claims_of(self.policy, peer, self.places, |place, address| {
-                // More is over the budget already.
+                // More would exceed the budget anyway.
                 if compared <= WORK {
                     let answer = self.scope.is_allowed(place, address, is_selected);
                     compared += self.scope.len().saturating_sub(1) + answer.looked_at * peers.len();
                     found.is_of_network |= answer.is_of_network;
-                    // It is another network's address, which this attachment would not see.
+                    // The address belongs to another network and is not visible to this attachment.
                     let is_elsewhere = answer.is_of_network && answer.is_own && !self.scope.is_own(place);
                     if answer.value {
                         hosts.push(address);
@@ -183,8 +183,8 @@ impl Resolving<'_> {
         Ok(hosts)
     }
 
-    /// The name of an egress port is declared by the receiving pod: its number can differ from peer to peer. Returns
-    /// whether any peer declares it.
+    /// Resolves an egress port name, which is declared by the receiving pod: the number can differ from
+    /// peer to peer. Returns whether any peer declares it.
     fn resolve_at_peers(
         &self,
         protocol: PortProtocol,
@@ -193,7 +193,7 @@ impl Resolving<'_> {
         found: &mut Found,
         meter: &mut Meter,
     ) -> Result<bool, Excess> {
-        // A number that all who have the address give the name.
+        // The numbers that all pods with the address declare under the name.
         let numbers_of = |holders: &[Claimant]| {
             let holders = holders.iter().filter(|holder| holder.counts());
             let numbers = holders.map(|holder| declared_ports(holder.ports(), protocol, name));
@@ -294,7 +294,7 @@ pub(super) fn names_ports_of_peers(policy: &Policy) -> bool {
     policy.egress.iter().any(|rule| named_terms(&rule.ports).next().is_some())
 }
 
-/// Rules that apply to every isolated attachment, beside its policies.
+/// Returns the rules that apply to every isolated attachment, besides its policies.
 fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = ResolvedRule> {
     let common = match key.direction {
         Direction::Ingress => &options.common.ingress,
@@ -311,8 +311,9 @@ fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = Resolve
     common.chain(node).chain(key.dhcp.as_ref().map(|dhcp| of_dhcp(dhcp, key.direction)))
 }
 
-/// What a pod sends to its node's addresses may go elsewhere: where that is not judged behind the translation, the node is not
-/// excepted. An address that leads to no attachment there is one that pods share, or a link-local one.
+/// Returns the origin of the rule for the node's addresses. Traffic to them may lead elsewhere; unless it
+/// is judged after the address translation, the node is not excepted. An address that leads to no
+/// attachment there is shared by pods, or link-local.
 fn of_node(direction: Direction) -> Origin {
     const NODE: &str = "the pod's own node";
     match direction {
@@ -321,8 +322,8 @@ fn of_node(direction: Direction) -> Origin {
     }
 }
 
-/// What DHCP of an attachment needs. A rule has no source port, so whoever it names can be spoken to from any: it names no more
-/// than servers and relays, and where they are not known the link.
+/// Returns the rule for DHCP of an attachment. As a rule has no source port, a named host can be reached
+/// from any port: so only servers and relays are named, or the link if these are not known.
 fn of_dhcp(dhcp: &Dhcp, direction: Direction) -> ResolvedRule {
     let [everyone, _] = EVERYONE;
     // RFC 2131, section 4.1: servers and relays listen on 67, clients on 68.

@@ -1,10 +1,12 @@
-//! Whose an address is to an attachment, where policies are for several networks.
+//! Determines which pods an address stands for, from the view of an attachment, if policies are for several
+//! networks.
 //!
-//! Two networks may give the same address, each to a pod of its own. To an attachment an address is that of who has it on
-//! the attachment's own network, as if the policy were for that one alone. What nobody has there may come by a router from
-//! another network of the policy: it is that of all who have it on these together.
+//! Two networks may use the same address for different pods. For an attachment, an address stands for the
+//! pods that have it on the attachment's own network, as if the policy were for that network only. An
+//! address that no pod has there may be routed from another network of the policy: it stands for all pods
+//! that have it on these networks together.
 //!
-//! Tables are the same for all of the policy's attachments, unless an address is answered for differently.
+//! Tables are the same for all of the policy's attachments, unless an address has different answers.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,10 +16,10 @@ use super::peers::Claimant;
 use crate::objects::Place;
 use crate::objects::policy::Policy;
 
-/// The networks of a policy on which anybody claims an address, as an attachment sees them.
+/// The networks of a policy on which pods claim addresses, from the view of an attachment.
 pub(super) struct Scope<'a> {
     claims: &'a Claims,
-    /// The networks that the attachment is on.
+    /// The networks of the attachment.
     own: &'a BTreeSet<Place>,
     networks: Vec<Network<'a>>,
 }
@@ -25,23 +27,24 @@ pub(super) struct Scope<'a> {
 struct Network<'a> {
     at: &'a AtPlace,
     is_own: bool,
-    /// Addresses there are those of peers. Otherwise they are nobody's, as the policy's namespace may not use it.
+    /// Whether addresses there belong to peers. Otherwise they belong to none, as the policy's namespace
+    /// may not use the network.
     is_usable: bool,
 }
 
-/// What is true of an address.
+/// The answer for an address.
 pub(super) struct Answer<T> {
     pub(super) value: T,
-    /// How many of those who have it were looked at.
+    /// How many of the pods that have it were examined.
     pub(super) looked_at: usize,
-    /// Whether somebody has it on the attachment's own network, so that only that counts.
+    /// Whether a pod has it on the attachment's own network, so that only that network counts.
     pub(super) is_own: bool,
-    /// Whether it is not the same for attachments on every network of the policy.
+    /// Whether the answer differs between the policy's networks.
     pub(super) is_of_network: bool,
 }
 
 impl<'a> Scope<'a> {
-    /// `places` are the networks of the policy on which its peers are, `own` those of the attachment.
+    /// `places`: the networks of the policy with its peers; `own`: those of the attachment.
     pub(super) fn new(
         claims: &'a Claims,
         policy: &Policy,
@@ -60,7 +63,7 @@ impl<'a> Scope<'a> {
         Self { claims, own, networks }
     }
 
-    /// The networks that are looked up for an address.
+    /// Returns the number of networks that are looked up for an address.
     pub(super) fn len(&self) -> usize {
         self.networks.len()
     }
@@ -70,7 +73,8 @@ impl<'a> Scope<'a> {
         self.own.contains(place)
     }
 
-    /// Whether all who have an address are selected, of whom one claims it on that network.
+    /// Whether all pods that have an address are selected, given that one of them claims it on that
+    /// network.
     pub(super) fn is_allowed(
         &self,
         place: &Place,
@@ -85,8 +89,8 @@ impl<'a> Scope<'a> {
         Answer { value, looked_at, is_own: self.is_own(place), is_of_network: false }
     }
 
-    /// What is true of an address by who has it. Of several networks that count `both` makes one of two; where nobody is a
-    /// peer, it is the default.
+    /// Returns the answer for an address from the pods that have it. `both` combines the answers of several
+    /// networks; where there are no peers, the answer is the default.
     pub(super) fn of<T: Clone + Default + PartialEq>(
         &self,
         address: IpAddr,

@@ -1,8 +1,9 @@
-//! Which policies go without their rules, where all of them together exceed what a node takes.
+//! Decides which policies go without their rules if all of them together exceed the node's budget.
 //!
-//! Each namespace has a share. Policies are taken in the order of the share that their namespace has with them, and of a
-//! namespace the small ones first: who has most goes without first, and takes nothing from those who have less. Nothing but
-//! the policies themselves decides, so it is the same on all nodes, and after a restart.
+//! Each namespace has a share. Policies are admitted in the order of the share that their namespace reaches
+//! with them, and within a namespace the small ones first: the namespace with the largest share loses rules
+//! first, and does not displace others. Only the policies themselves decide, so the result is the same on
+//! all nodes, and after a restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
 use crate::objects::policy::{Policy, PolicyName};
 
-/// How many policies a node takes, and rules of all of them.
+/// How many policies, and how many rules in total, a node admits.
 pub(super) struct Most {
     policies: usize,
     rules: usize,
@@ -18,7 +19,7 @@ pub(super) struct Most {
 
 pub(super) const OF_NODE: Most = Most { policies: POLICIES, rules: RULES_OF_NODE };
 
-/// The policies that go without their rules, with the reason. None, if all are within the bounds.
+/// Returns the policies that go without their rules, with the reason. None if all are within the bounds.
 pub(super) fn beyond<'a>(
     all: impl Iterator<Item = &'a Arc<Policy>> + Clone,
     most: &Most,
@@ -47,7 +48,8 @@ pub(super) fn beyond<'a>(
     beyond
 }
 
-/// Sorts policies by the share of either bound that their namespace has with them and with those of its that come before.
+/// Sorts policies by the larger of the two shares that their namespace reaches with them and its earlier
+/// policies.
 fn by_share<'a>(mut all: Vec<&'a Policy>, most: &Most) -> impl Iterator<Item = &'a Policy> + use<'a> {
     fn in_namespace(policy: &Policy) -> (&str, usize, &PolicyName) {
         (policy.namespace(), number_of_rules(policy), &policy.name)
@@ -61,7 +63,7 @@ fn by_share<'a>(mut all: Vec<&'a Policy>, most: &Most) -> impl Iterator<Item = &
         }
         policies += 1;
         rules += number_of_rules(policy);
-        // Both fractions have the product of the bounds as their denominator.
+        // Both fractions have the product of the bounds as denominator.
         let share = (policies as u64 * most.rules as u64).max(rules as u64 * most.policies as u64);
         shares.push((share, policy));
     }

@@ -1,7 +1,8 @@
-//! Which policies have to be compiled again because a pod, or the labels of a namespace, have changed.
+//! Decides which policies must be compiled again because a pod, or the labels of a namespace, have changed.
 //!
-//! No table of this node depends on a policy of a namespace that has no attachment here. Of the others all different
-//! selectors are compared with what has changed: that takes less than compiling, unless very much has changed.
+//! No table of this node depends on a policy of a namespace without attachments here. All different
+//! selectors of the other policies are compared with the change: that costs less than compiling, unless
+//! very much has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,20 +13,21 @@ use crate::objects::ObjectName;
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Peer, PolicyKind, PolicyName};
 
-/// Comparisons for one policy in one update. One that would take more is compiled again, which has a bound of its own.
+/// Comparisons for one policy in one update. A policy that would take more is compiled again, which has a
+/// bound of its own.
 const COMPARED: usize = 1_000_000;
 
-/// The policies that may have to be compiled again and are not known to.
+/// The policies that may have to be compiled again, not decided yet.
 pub(super) struct Open<'a>(Vec<Asked<'a>>);
 
 struct Asked<'a> {
     entry: &'a PolicyEntry,
-    /// Comparisons that are left.
+    /// Remaining comparisons.
     left: usize,
 }
 
 impl<'a> Open<'a> {
-    /// Those of the namespaces that have attachments, without those that are touched already.
+    /// Those of namespaces with attachments, except those that are touched already.
     pub(super) fn new(
         policies: &'a BTreeMap<PolicyName, PolicyEntry>,
         endpoints: &Endpoints,
@@ -46,7 +48,7 @@ impl<'a> Open<'a> {
         Self(open)
     }
 
-    /// Adds to `touched` the policies that mean the pod, or one that has an address of it too.
+    /// Adds to `touched` the policies that select the pod, or another pod with one of its addresses.
     pub(super) fn pod_changes(&mut self, peers: &Peers, pod: &Known, touched: &mut BTreeSet<PolicyName>) {
         if !self.0.is_empty() {
             let (own, concerned) = (pod.claimants().collect::<Vec<_>>(), peers.concerned(pod));
@@ -57,7 +59,8 @@ impl<'a> Open<'a> {
         }
     }
 
-    /// Adds to `touched` the policies whose selectors of namespaces tell the labels before from those of now.
+    /// Adds to `touched` the policies whose namespace selectors match the old and the new labels
+    /// differently.
     pub(super) fn namespace_changes(
         &mut self,
         before: &Labels,
@@ -94,8 +97,8 @@ impl Asked<'_> {
             && (entry.names_ports_of_peers || self.selects(peers, pod))
     }
 
-    /// Whether it selects one who has an address of this pod on another of the policy's networks. Only where nobody has that
-    /// address on an attachment's own network does it count from another.
+    /// Whether it selects a pod that has an address of this pod on another of the policy's networks. An
+    /// address counts from another network only if no pod has it on an attachment's own network.
     fn means_elsewhere(&mut self, peers: &Peers, pod: &Claimant) -> bool {
         let entry = self.entry;
         entry.policy.networks.len() > 1
@@ -112,14 +115,14 @@ impl Asked<'_> {
         self.has(|peer| peers.selects(&entry.policy, peer, pod))
     }
 
-    /// Whether it has such a selector, or finding out would take too many comparisons.
+    /// Whether it has such a selector, or the check would take too many comparisons.
     fn has(&mut self, is_one: impl Fn(&Peer) -> bool) -> bool {
         let entry = self.entry;
         let mut selectors = entry.selectors();
         !self.spend(selectors.len()) || selectors.any(|peer| peer.is_some_and(&is_one))
     }
 
-    /// Takes comparisons from those that are left. Returns whether there were so many.
+    /// Subtracts comparisons from the remaining ones. Returns whether there were enough.
     fn spend(&mut self, comparisons: usize) -> bool {
         let left = self.left.checked_sub(comparisons);
         self.left = left.unwrap_or_default();

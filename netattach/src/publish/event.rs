@@ -1,4 +1,4 @@
-//! Events: problems that an operator has to mend, for the object that they are about. Pure.
+//! Events: problems that an operator has to fix, about the affected object. Pure.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use crate::objects::ObjectName;
 pub struct Event {
     /// The object that has the problem.
     pub regarding: Regarding,
-    /// A word of a documented list.
+    /// A reason of the documented list.
     pub reason: &'static str,
-    /// What was being done.
+    /// The action that failed.
     pub action: &'static str,
-    /// What is wrong, in one line.
+    /// The problem, in one line.
     pub note: String,
 }
 
@@ -33,8 +33,8 @@ pub enum Regarding {
 }
 
 impl Regarding {
-    /// The object that a condition names: `pod shop/a`, as `kubectl get` takes it. `None` if it is of another kind,
-    /// or a part of an object: `pod shop/a net1`.
+    /// Parses the object that a condition names: `pod shop/a`, as for `kubectl get`. `None` if it is of
+    /// another kind, or a part of an object: `pod shop/a net1`.
     pub fn of_condition(object: &str) -> Option<Self> {
         let (kind, name) = object.split_once(' ').filter(|(_, name)| !name.contains(' '))?;
         let name = name.parse().ok()?;
@@ -47,7 +47,7 @@ impl Regarding {
         }
     }
 
-    /// Whether the agents of all nodes read it, and find the same wrong with it.
+    /// Whether the agents of all nodes read the object, and find the same problem with it.
     pub fn is_read_by_all(&self) -> bool {
         match self {
             Self::Definition(_) | Self::MultiNetworkPolicy(_) | Self::NetworkPolicy(_) => true,

@@ -1,5 +1,5 @@
-//! Publishes the `network-status` of attached pods. `files` writes it below a directory, with the content that the
-//! pod's annotation has in a cluster. An `event` is a problem that an operator has to mend.
+//! Publishes the `network-status` of attached pods. `files` writes it below a directory, with the content
+//! of the pod's annotation in a cluster. An `event` is a problem that an operator has to fix.
 
 mod event;
 mod files;
@@ -16,7 +16,7 @@ use crate::file_version::FileVersion;
 use crate::npwg::StatusEntry;
 use crate::plan::PodRef;
 
-/// A place where pods' status is published.
+/// A destination for the statuses of pods.
 ///
 /// An ADD does not wait for publication, and a failure rolls nothing back: at every start the status is rebuilt from
 /// the journal. So an implementation may fail, but must never block for longer than it documents.
@@ -30,7 +30,7 @@ pub trait Publish: fmt::Debug + Send + Sync {
     /// As [`Publish::publish`], and returns when the status is published.
     ///
     /// # Errors
-    /// [`PublishError`], after that time at the latest.
+    /// [`PublishError`], at the latest after `within`.
     fn publish_within(
         &self,
         pod: &PodRef,
@@ -40,18 +40,19 @@ pub trait Publish: fmt::Debug + Send + Sync {
         self.publish(pod, entries)
     }
 
-    /// Whether somebody else has changed what was published of a pod, so that it is not these entries any more.
+    /// Compares the published status of a pod with these entries: another process may have changed it.
     fn published(&self, _pod: &PodRef, _entries: &[StatusEntry]) -> Published {
         Published::Unknown
     }
 
-    /// What changes with a pod's published status, where that can be told without reading it. A status that is
-    /// [`Published::Same`] stays so while the mark that was asked for before that is the same.
+    /// Returns a mark that changes with a pod's published status, if there is one that needs no reading of
+    /// the status. A status that was [`Published::Same`] is unchanged while the mark read before that
+    /// comparison stays the same.
     fn mark(&self, _pod: &PodRef) -> Option<Mark> {
         None
     }
 
-    /// Reports a problem on the object that has it, where objects have events. Never blocks.
+    /// Reports a problem as an event of its object, if the destination supports events. Never blocks.
     fn report(&self, _event: Event) {}
 
     /// Removes a pod's status. Idempotent.
@@ -60,8 +61,8 @@ pub trait Publish: fmt::Debug + Send + Sync {
     /// [`PublishError`].
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError>;
 
-    /// Withdraws the status of every pod but these: of pods that a previous agent was detaching when it stopped. `None`: not
-    /// all pods that are attached are known, and every status stays.
+    /// Withdraws the status of every pod except these: of pods that a previous agent was detaching when it
+    /// stopped. `None`: not all attached pods are known, and every status stays.
     ///
     /// # Errors
     /// [`PublishError`] of the first status that cannot be withdrawn.
@@ -72,16 +73,16 @@ pub trait Publish: fmt::Debug + Send + Sync {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Mark(FileVersion);
 
-/// What is published of a pod, beside what is to be.
+/// The published status of a pod, compared with the wanted one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Published {
-    /// The same, and the source's pod shows it: it stays so until the pod is another value there.
+    /// The same, and the source's pod shows it: it stays so until the pod's object changes.
     AsShown,
-    /// It is about to be published, or what is there cannot be told.
+    /// It is about to be published, or cannot be read.
     Unknown,
     /// The same, as of now.
     Same,
-    /// Somebody else has changed it.
+    /// Another process has changed it.
     Drifted,
 }
 
@@ -89,7 +90,7 @@ pub enum Published {
 #[derive(Debug, thiserror::Error)]
 #[error("publish network-status {place}")]
 pub struct PublishError {
-    /// The path or object, and what is to be done about it where that is known.
+    /// The path or object, with the remedy if it is known.
     pub place: String,
     /// The pod is gone, or its name is another's: nothing is wrong with where others are published.
     pub is_gone: bool,

@@ -1,9 +1,10 @@
-//! Threads that accept connections, and serve what can be served at once.
+//! Threads that accept connections, and serve requests that need no waiting.
 //!
-//! A pod waits for every thread that has to be woken between its runtime's call and the answer. So a request is one thread's from
-//! its connection to its answer, which the client is woken by: as long as nothing has to be waited for, and another thread is
-//! there to accept the next. What has to wait, for its turn, a place or a client, goes on in the runtime, and is carried out on
-//! its blocking threads.
+//! Every thread that has to be woken between the runtime's call and the answer delays the pod. So one
+//! thread handles a request from its connection to its answer, which wakes the client, as long as nothing
+//! has to be waited for and another thread is free to accept the next connection. A request that has to
+//! wait (for its turn, a slot or the client) continues as a task of the async runtime, and is carried out
+//! on the runtime's blocking threads.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -23,31 +24,32 @@ use crate::error_chain::Chain;
 use crate::own_thread;
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Threads that accept connections. All but one may be serving.
+/// Number of threads that accept connections. All but one may be serving.
 pub const ACCEPTORS: usize = 4;
 
-/// How long a request may take behind its connection: it is sent without waiting.
+/// How long a thread waits for the request after accepting a connection. Clients send it without waiting.
 const SOON: Duration = Duration::from_millis(20);
 
 /// Delay before the next attempt after accept(2) failed, usually for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Of so many failed attempts of a thread in a row the log has one.
+/// A thread logs one of this many consecutive failed attempts.
 const SAID: u32 = 10;
 
-/// After so many failed attempts in a row a door that is closed is left, with those who had connected.
+/// After this many consecutive failed attempts a thread leaves a listener that is closed, with the
+/// connections still in its queue.
 const LAST_TRIES: u32 = 20;
 
-/// What all of them share.
+/// State shared by the accepting threads.
 pub(super) struct Acceptors<H> {
-    /// Another takes its place when the socket's file is lost. `None`: no more connections are accepted.
+    /// The listener; replaced when the socket's file is lost. `None`: no more connections are accepted.
     door: Mutex<Option<Arc<Door>>>,
     duty: Duty,
     handler: Arc<H>,
     limits: Limits,
-    /// For connections whose request has not arrived.
+    /// Limits connections whose request has not arrived.
     places: Arc<Semaphore>,
-    /// Connections that wait for something.
+    /// Tasks of connections that wait for something.
     waiting: Mutex<JoinSet<()>>,
 }
 
@@ -63,19 +65,19 @@ impl<H: Handler> Acceptors<H> {
         })
     }
 
-    /// Accepts at that door, and at those that take its place, until the last one is closed. For one of [`ACCEPTORS`] blocking
-    /// threads of the runtime, all of which begin at the same door: it may be closed before they run, and who had connected is
-    /// served.
+    /// Accepts at the listener `first`, and at those that replace it, until the last one is closed. Runs on
+    /// each of [`ACCEPTORS`] blocking threads of the runtime. All of them begin with the same listener: it
+    /// may be closed before they run, and the connections in its queue are still served.
     pub(super) fn accept(&self, first: Arc<Door>) {
         let mut at = Some(first);
         while let Some(door) = at {
             self.accept_at(&door);
-            // Not the condition of the loop, which would hold the lock as long as this thread accepts.
+            // Not in the loop's condition, which would hold the lock while this thread accepts.
             at = self.door().clone();
         }
     }
 
-    /// Accepts until that door is closed, and all who had connected have been accepted.
+    /// Accepts until that listener is closed and its queue is empty.
     fn accept_at(&self, door: &Door) {
         let mut step = None;
         let mut failed = 0_u32;
@@ -97,7 +99,8 @@ impl<H: Handler> Acceptors<H> {
         }
     }
 
-    /// Sleeps until there is something to do, and accepts all who have connected. `step`: where this thread sleeps, once it does.
+    /// Sleeps until the listener is readable or closed, and accepts all queued connections. `step`: the
+    /// epoll instance of this thread, created at the first call.
     fn accept_next(&self, door: &Door, step: &mut Option<Doorstep>) -> io::Result<Woken> {
         let step = match step {
             Some(step) => step,
@@ -110,15 +113,15 @@ impl<H: Handler> Acceptors<H> {
         Ok(woken)
     }
 
-    /// Whether connections are accepted at that door from now on as well.
+    /// Whether this listener is the current one, so that it still gets connections.
     fn is_open(&self, door: &Door) -> bool {
         self.door().as_deref().is_some_and(|current| std::ptr::eq(current, door))
     }
 
-    /// Serves one connection: here, if it can be served at once and another thread accepts the next.
+    /// Serves one connection: on this thread if it need not wait and another thread can accept the next.
     fn take(&self, stream: UnixStream) {
         if self.places.is_closed() {
-            // Given up, as whoever waits.
+            // Dropped, like the waiting connections: see `Acceptors::abort`.
             return;
         }
         let Some(_off_duty) = self.duty.leave() else { return self.wait(stream, Incoming::default()) };
@@ -130,7 +133,7 @@ impl<H: Handler> Acceptors<H> {
                 let handler = Arc::clone(&self.handler);
                 let mut serving = Box::pin(converse::serve(stream, payload, handler, self.limits));
                 let mut context = Context::from_waker(Waker::noop());
-                // Whoever polls it next is woken: this is its first time only.
+                // The next poll registers a real waker: this is only the first poll.
                 match own_thread::serving(|| serving.as_mut().poll(&mut context)) {
                     Poll::Ready(served) => report(served),
                     Poll::Pending => self.go_on(async move { report(serving.await) }),
@@ -143,7 +146,7 @@ impl<H: Handler> Acceptors<H> {
         }
     }
 
-    /// Has the runtime wait for the rest of the request. Waits itself for a place first.
+    /// Spawns a task that waits for the rest of the request. First blocks until a slot in `places` is free.
     fn wait(&self, stream: UnixStream, incoming: Incoming) {
         let runtime = tokio::runtime::Handle::current();
         // Closed only by `Acceptors::abort`.
@@ -155,32 +158,34 @@ impl<H: Handler> Acceptors<H> {
     fn go_on(&self, conversation: impl Future<Output = ()> + Send + 'static) {
         let mut waiting = self.waiting();
         if self.places.is_closed() {
-            // Given up, as those that wait: see `Acceptors::abort`, which closes them before it has this lock.
+            // Dropped, like the waiting connections: `Acceptors::abort` closes `places` before it takes
+            // this lock.
             return;
         }
         waiting.spawn(conversation);
         forget_ended(&mut waiting);
     }
 
-    /// Frees what those have left behind who have been answered: nobody may come for long.
+    /// Frees the results of ended tasks: without this call they are only freed at the next connection.
     pub(super) fn forget_ended(&self) {
         forget_ended(&mut self.waiting());
     }
 
-    /// Listens on another socket. Who has connected to the one before is served.
+    /// Replaces the listener. Connections in the old one's queue are still served.
     pub(super) fn replace(&self, fresh: Door) {
         let before = self.door().replace(Arc::new(fresh));
         close(before.as_deref());
     }
 
-    /// Accepts those who have connected, and then nobody: closed, they would not know what became of their request. Whoever comes
-    /// later is refused, and knows that.
+    /// Closes the listener. Queued connections are still accepted: if they were dropped, their clients
+    /// would not know whether their request was carried out. A later client is refused by the kernel, so it
+    /// knows.
     pub(super) fn close(&self) {
         let last = self.door().take();
         close(last.as_deref());
     }
 
-    /// Waits until all who have been accepted are answered. Nobody accepts any more.
+    /// Waits until all accepted connections are answered. Called when no thread accepts any more.
     pub(super) async fn answered(&self) {
         let mut waiting = std::mem::take(&mut *self.waiting());
         while let Some(ended) = waiting.join_next().await {
@@ -188,7 +193,7 @@ impl<H: Handler> Acceptors<H> {
         }
     }
 
-    /// Gives up those who wait.
+    /// Aborts the waiting connections.
     pub(super) fn abort(&self) {
         self.close();
         self.places.close();
@@ -210,7 +215,7 @@ fn forget_ended(waiting: &mut JoinSet<()>) {
     }
 }
 
-/// Has nobody connect any more.
+/// Refuses further connections to a listener.
 fn close(door: Option<&Door>) {
     if let Some(Err(error)) = door.map(Door::close) {
         tracing::error!(error = %Chain(&error), "end a listening socket");

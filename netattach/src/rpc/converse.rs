@@ -1,4 +1,4 @@
-//! What is said on a connection once it has been accepted.
+//! Serves an accepted connection: reads the request, runs the handler and sends the answer.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -17,17 +17,17 @@ use super::message::{Hello, PROTOCOL, Response};
 use super::server::{Handler, Limits};
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// The way back to a client. Whoever has the answer sends it from its own thread: the client is woken by it, and not by another
-/// thread of the agent that has to be woken first.
+/// The client's end of a request, for sending the answer. The thread that has the answer sends it itself,
+/// which wakes the client without waking another thread of the agent first.
 #[derive(Debug)]
 pub struct Reply {
     stream: UnixStream,
-    /// What of the answer has not been sent, once there is one.
+    /// The bytes of the answer that have not been sent; `None` until there is an answer.
     rest: Mutex<Option<Vec<u8>>>,
 }
 
 impl Reply {
-    /// `stream` does not block.
+    /// `stream` is non-blocking.
     fn to(stream: UnixStream) -> Arc<Self> {
         Arc::new(Self { stream, rest: Mutex::default() })
     }
@@ -36,42 +36,43 @@ impl Reply {
         locked(&self.rest)
     }
 
-    /// Whether the client has hung up, so that nobody reads the answer. One that only sends nothing more has not.
+    /// Whether the client has closed the connection, so that the answer would not be read. A client that
+    /// has only shut down its sending side still reads.
     pub fn is_abandoned(&self) -> bool {
-        // The kernel tells of a hang-up whatever it is asked for.
+        // poll(2) reports `POLLHUP` even if no events are requested.
         let mut polled = [PollFd::new(&self.stream, PollFlags::empty())];
         let asked = rustix::event::poll(&mut polled, Some(&Timespec::default()));
         asked.is_ok() && polled[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Sends the answer without waiting; what the socket does not take is sent when the handler has ended. An answer after the
-    /// first is dropped.
+    /// Sends the answer without blocking; bytes that the socket does not take are sent after the handler
+    /// has ended. Only the first answer is sent, later ones are dropped.
     pub fn send(&self, answer: &Response) {
         let mut rest = self.rest();
         if rest.is_none()
             && let Ok(mut bytes) = encoded(answer)
         {
-            // The error comes again with the rest, where it is reported.
+            // An error occurs again when the rest is sent, and is reported then.
             let sent = rustix::net::send(&self.stream, &bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
             let sent = sent.unwrap_or_default();
             *rest = Some(bytes.split_off(sent));
         }
     }
 
-    /// Sends what has not been sent: of `answer`, if none was given before.
+    /// Sends the remaining bytes of an answer given before, or else `answer`.
     async fn complete(&self, answer: Option<Response>, patience: Duration) -> Result<(), ConnectionError> {
         let rest = self.rest().take();
         let bytes = match (rest, answer) {
             (Some(rest), _) => rest,
             (None, Some(answer)) => encoded(&answer)?,
-            // Its connection is closed.
+            // The caller closes the connection.
             (None, None) => return Err(ConnectionError::Unanswered),
         };
         send(&self.stream, &bytes, patience).await
     }
 }
 
-/// An answer behind our greeting. In one piece: a client that waits for its answer is woken once.
+/// Encodes greeting and answer in one buffer, so that one write wakes the client once.
 fn encoded(answer: &Response) -> Result<Vec<u8>, ConnectionError> {
     let mut bytes = greeting()?;
     match frame::append(&mut bytes, answer) {
@@ -104,10 +105,10 @@ pub(super) enum ConnectionError {
     SlowAnswer(Duration),
 }
 
-/// Serves one request: all of it has arrived.
+/// Serves a request that has arrived completely.
 ///
 /// # Errors
-/// There is no answer, or the client does not take it.
+/// The handler gives no answer, or the client does not read it in time.
 pub(super) async fn serve<H: Handler>(
     stream: UnixStream,
     payload: Bytes,
@@ -116,7 +117,7 @@ pub(super) async fn serve<H: Handler>(
 ) -> Result<(), ConnectionError> {
     let reply = Reply::to(stream);
     let request = serde_json::from_slice(&payload);
-    // It may be large, and serving may take long.
+    // Freed now: the payload may be large, and the handler may run long.
     drop(payload);
     let answer = match request {
         Ok(request) => handler.handle(request, &reply).await,
@@ -125,10 +126,11 @@ pub(super) async fn serve<H: Handler>(
     reply.complete(answer, limits.answer).await
 }
 
-/// Waits for the rest of a request, with a place for those who wait, and serves it.
+/// Waits for the rest of a request, holding a slot for connections whose request has not arrived, then
+/// serves it.
 ///
 /// # Errors
-/// As [`serve`]; or there is no request of our protocol, or not in time.
+/// As [`serve`]; or the client sends no request of our protocol, or not in time.
 pub(super) async fn receive<H: Handler>(
     stream: UnixStream,
     incoming: Incoming,
@@ -147,10 +149,11 @@ pub(super) async fn receive<H: Handler>(
     }
 }
 
-/// Ends a connection on which no request came. The greeting informs a client with another protocol.
+/// Ends a connection without a request. The greeting tells a client with another protocol the agent's
+/// version.
 ///
 /// # Errors
-/// The reason, or that the client does not take the greeting.
+/// `why`, or the client does not read the greeting.
 pub(super) async fn refuse(
     stream: UnixStream,
     why: ConnectionError,
@@ -170,7 +173,7 @@ fn greeting() -> Result<Vec<u8>, ConnectionError> {
     Ok(bytes)
 }
 
-/// Sends all of it. The runtime is asked to wait only for what the socket does not take.
+/// Sends all bytes. Waits in the runtime only for bytes that the socket does not take at once.
 async fn send(stream: &UnixStream, mut bytes: &[u8], patience: Duration) -> Result<(), ConnectionError> {
     let failed = |error: io::Error| ConnectionError::Send(error.into());
     if bytes.is_empty() {

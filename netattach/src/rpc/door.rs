@@ -1,4 +1,5 @@
-//! A listening socket for several threads, each of which sleeps until a connection is there or the door is closed.
+//! A listening socket for several threads, each of which sleeps until a client connects or the listener is
+//! closed.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,24 +9,24 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags};
 
-/// A listening socket that can be closed to those who come later.
+/// A listening socket that can be closed without losing the connections in its queue.
 #[derive(Debug)]
 pub(super) struct Door {
     socket: OwnedFd,
-    /// Readable once it is closed.
+    /// An eventfd that is readable once the listener is closed.
     closed: OwnedFd,
 }
 
-/// Where one thread sleeps.
+/// The epoll instance on which one thread sleeps.
 #[derive(Debug)]
 pub(super) struct Doorstep(OwnedFd);
 
 /// Why a thread woke.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Woken {
-    /// Somebody may have connected.
+    /// A client may have connected.
     Connection,
-    /// Nobody will connect any more; some may have.
+    /// The listener is closed. Connections may be left in its queue.
     Closed,
 }
 
@@ -33,15 +34,16 @@ const CONNECTION: u64 = 0;
 const CLOSED: u64 = 1;
 
 impl Door {
-    /// `socket` listens, and does not block.
+    /// `socket` listens and is non-blocking.
     ///
     /// # Errors
-    /// The kernel's, for lack of descriptors or memory.
+    /// The kernel's error, for lack of descriptors or memory.
     pub(super) fn of(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self { socket, closed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// A place for one more thread to sleep at. The kernel wakes one thread for a connection, not all (`EPOLLEXCLUSIVE`).
+    /// Creates an epoll instance for one more thread. The kernel wakes one thread for a connection, not all
+    /// (`EPOLLEXCLUSIVE`).
     ///
     /// # Errors
     /// As [`Door::of`].
@@ -53,15 +55,15 @@ impl Door {
         Ok(Doorstep(step))
     }
 
-    /// The next who has connected. `None`: nobody has, or another thread was faster.
+    /// Accepts the next connection in the queue. `None`: the queue is empty, or another thread was faster.
     ///
     /// # Errors
-    /// The kernel's, usually for lack of descriptors.
+    /// The kernel's error, usually for lack of descriptors.
     pub(super) fn accept(&self) -> io::Result<Option<UnixStream>> {
         loop {
             match rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(stream) => return Ok(Some(stream.into())),
-                // The second: the door is closed, and all who had connected have been accepted.
+                // `EINVAL`: the listener is closed and its queue is empty.
                 Err(Errno::AGAIN | Errno::INVAL) => return Ok(None),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(error) => return Err(error.into()),
@@ -69,24 +71,25 @@ impl Door {
         }
     }
 
-    /// Lets nobody connect any more, and wakes all threads. Those who have connected can still be accepted: a socket that is shut
-    /// down gives those that it has (`unix_stream_connect` and `unix_accept` of net/unix/af_unix.c).
+    /// Refuses further connections, and wakes all threads. Queued connections can still be accepted: a
+    /// listening socket that is shut down keeps its queue (`unix_stream_connect` and `unix_accept` in
+    /// net/unix/af_unix.c).
     ///
     /// # Errors
-    /// The kernel's; none is known.
+    /// The kernel's error; no case is known.
     pub(super) fn close(&self) -> io::Result<()> {
         let ended = rustix::net::shutdown(&self.socket, Shutdown::Read);
-        // In any case: the agent's end waits for the threads.
+        // Written even if shutdown(2) failed: the agent waits for these threads when it ends.
         rustix::io::write(&self.closed, &1_u64.to_ne_bytes())?;
         Ok(ended?)
     }
 }
 
 impl Doorstep {
-    /// Sleeps until there is something to do.
+    /// Sleeps until a client connects or the listener is closed.
     ///
     /// # Errors
-    /// The kernel's; none is known.
+    /// The kernel's error; no case is known.
     pub(super) fn sleep(&self) -> io::Result<Woken> {
         let mut events = [const { std::mem::MaybeUninit::uninit() }; 2];
         loop {

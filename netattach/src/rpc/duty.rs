@@ -1,22 +1,22 @@
-//! Who of several threads may leave the door: all but one.
+//! Decides which of several accepting threads may serve a request: at any time all but one.
 
 use crate::sync::{Mutex, locked};
 
-/// Counts the threads that are at the door.
+/// Counts the threads that are accepting.
 #[derive(Debug)]
 pub(super) struct Duty(Mutex<usize>);
 
-/// A thread that is elsewhere until this is dropped.
+/// A thread that does not accept until this guard is dropped.
 #[derive(Debug)]
 pub(super) struct OffDuty<'d>(&'d Duty);
 
 impl Duty {
-    /// That many threads, all at the door.
+    /// `threads` threads, all accepting.
     pub(super) fn of(threads: usize) -> Self {
         Self(Mutex::new(threads))
     }
 
-    /// Lets the calling thread go elsewhere. `None`: it is the last one.
+    /// Lets the calling thread stop accepting. `None`: it is the last accepting thread.
     pub(super) fn leave(&self) -> Option<OffDuty<'_>> {
         let mut there = locked(&self.0);
         if *there <= 1 {
@@ -58,7 +58,8 @@ mod model {
     use crate::model::{explore, finds};
     use crate::sync::{Arc, step, thread};
 
-    /// Threads come and go; `leave` says whether one may. Somebody is always at the door.
+    /// Threads leave and return; `leave` decides whether one may. At least one is always
+    /// accepting.
     fn come_and_go(leave: impl Fn(&Duty) -> bool + Copy + Send + 'static) {
         const THREADS: usize = 3;
         let (duty, away) = (Arc::new(Duty::of(THREADS)), Arc::new(Mutex::new(0)));

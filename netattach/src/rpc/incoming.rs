@@ -1,4 +1,4 @@
-//! A request as it arrives: the greeting, then one frame.
+//! Reads a request as it arrives: the greeting, then one frame.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,32 +16,34 @@ use super::frame::FrameError;
 use super::frames::Frames;
 use super::message::{Hello, PROTOCOL};
 
-/// How much is read at once, in bytes.
+/// How many bytes one read asks for.
 const PIECE: usize = 4096;
 
-/// What has arrived of a request.
+/// The received part of a request.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     buffer: BytesMut,
     is_greeted: bool,
 }
 
-/// How far a request is.
+/// How much of a request has arrived.
 #[derive(Debug)]
 pub(super) enum Arrived {
-    /// All of it: its payload.
+    /// All of it; the payload.
     Whole(Bytes),
-    /// Some of it, or nothing yet.
+    /// Part of it, or nothing yet.
     Partly,
-    /// The client only checked whether the agent listens.
+    /// The client closed the connection without sending anything: it only checked whether the
+    /// agent listens.
     Nothing,
 }
 
 impl Incoming {
-    /// Reads without a runtime, for at most that long.
+    /// Reads without the async runtime, for at most `patience`.
     ///
     /// # Errors
-    /// The connection fails or ends within the request, or it is none of our protocol.
+    /// The connection fails or ends within the request, or the client does not speak our
+    /// protocol.
     pub(super) fn read_within(
         &mut self,
         stream: &impl AsFd,
@@ -54,7 +56,7 @@ impl Incoming {
             }
             let at = self.buffer.len();
             self.buffer.resize(at + PIECE, 0);
-            // The socket does not block.
+            // The socket is non-blocking.
             let received = rustix::io::read(stream, &mut self.buffer[at..]);
             self.buffer.truncate(at + received.unwrap_or(0));
             match received {
@@ -67,7 +69,8 @@ impl Incoming {
         }
     }
 
-    /// Reads the rest. `None` from a client that only checked whether the agent listens.
+    /// Reads the rest of the request. `None`: the client only checked whether the agent
+    /// listens.
     ///
     /// # Errors
     /// As [`Incoming::read_within`].
@@ -83,7 +86,8 @@ impl Incoming {
         }
     }
 
-    /// The payload of the request, if it is whole and the greeting before it has our protocol.
+    /// Returns the payload of the request once it is complete and the greeting before it has
+    /// our protocol.
     fn payload(&mut self) -> Result<Option<Bytes>, ConnectionError> {
         if !self.is_greeted {
             let Some(hello) = Frames.decode(&mut self.buffer).map_err(ConnectionError::Receive)? else {
@@ -99,7 +103,7 @@ impl Incoming {
         Frames.decode(&mut self.buffer).map_err(ConnectionError::Receive)
     }
 
-    /// What it means that nothing more comes.
+    /// Interprets the end of the stream: fine before the first byte, an error later.
     fn ended(&self) -> Result<(), ConnectionError> {
         match (self.buffer.is_empty(), self.is_greeted) {
             (true, false) => Ok(()),
@@ -113,17 +117,17 @@ fn failed(error: io::Error) -> ConnectionError {
     ConnectionError::Receive(error.into())
 }
 
-/// Waits until then for something to be read, or for the end of the connection.
+/// Waits until `until` for bytes or the end of the connection.
 fn may_be_read(stream: BorrowedFd<'_>, until: Instant) -> bool {
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        // Shorter than a timeout that the kernel cannot represent.
+        // `None` (wait forever) only if the kernel cannot represent the timeout.
         let timeout = rustix::event::Timespec::try_from(left).ok();
         let mut polled = [PollFd::from_borrowed_fd(stream, PollFlags::IN)];
         match rustix::event::poll(&mut polled, timeout.as_ref()) {
             Ok(ready) => return ready > 0,
             Err(Errno::INTR) => {}
-            // Whoever reads on finds the reason.
+            // The next read reports the reason.
             Err(_) => return false,
         }
     }

@@ -1,9 +1,9 @@
 //! The agent's end of the socket.
 //!
-//! One request per connection, a bounded number of connections whose request has not arrived, and a deadline for
-//! everything a client must do: a client that is slow, or sends something other than a request, delays only itself. The
-//! handler decides how many requests of each kind are served at a time: connections are accepted regardless of the
-//! requests being served.
+//! Each connection carries one request. The number of connections whose request has not arrived is bounded,
+//! and each step of a client has a deadline: a client that is slow, or sends something other than a
+//! request, delays only itself. The handler decides how many requests of each kind are served at a time;
+//! connections are accepted independently of that.
 
 use std::future::Future;
 use std::io;
@@ -25,16 +25,17 @@ use crate::error_chain::Chain;
 use crate::ticks::ticks;
 use crate::{durable, flock, own_thread};
 
-/// Connections that may wait to be accepted: a node that boots starts all its pods at once.
+/// Length of the accept queue: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;
 
-/// How often the existence of the socket's file is checked.
+/// How often the server checks that the socket's file exists.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Serves one request. Runs to its end even if the client has gone: a started request is completed; one that has waited need
-    /// not be started ([`Reply::is_abandoned`]). The answer is what it returns, unless it has given one to `reply` before.
+    /// Serves one request. Runs to its end even if the client has hung up, as a started request is
+    /// completed; a request that still waits need not be started ([`Reply::is_abandoned`]). The answer is
+    /// the returned one, unless the handler has already sent one through `reply`.
     fn handle(&self, request: Request, reply: &Arc<Reply>) -> impl Future<Output = Option<Response>> + Send;
 }
 
@@ -45,7 +46,7 @@ pub struct Limits {
     pub unread: usize,
     /// Until the whole request has arrived.
     pub request: Duration,
-    /// Until the client has taken the answer.
+    /// Until the client has read the answer.
     pub answer: Duration,
 }
 
@@ -71,8 +72,8 @@ struct SocketFile {
     _lock: OwnedFd,
 }
 
-/// The right to serve a socket: a lock on `PATH.lock`, which outlives sockets, as its holder may remove the socket of its
-/// predecessor.
+/// The lock that allows this process to serve a socket: on `PATH.lock`, which outlives the socket, so that
+/// its holder may remove the socket of its predecessor.
 #[derive(Debug)]
 pub struct SocketLock {
     socket: PathBuf,
@@ -117,8 +118,8 @@ pub enum ListenError {
 }
 
 impl Listener {
-    /// Listens on a unix stream socket that only its owner may connect to (mode 0600), replacing one left by a previous
-    /// agent.
+    /// Listens on a unix stream socket that only its owner may connect to (mode 0600). Replaces the socket
+    /// of a previous agent.
     ///
     /// # Errors
     /// [`ListenError::Listen`].
@@ -132,7 +133,8 @@ impl Listener {
 }
 
 impl SocketFile {
-    /// Listens anew if another process has removed or replaced the file, since no client would find its socket.
+    /// Listens on a new socket if another process has removed or replaced the file, since no client would
+    /// find the old one.
     fn mend(&mut self) -> io::Result<Option<Door>> {
         if file_at(&self.path).is_ok_and(|file| file == self.file) {
             return Ok(None);
@@ -146,27 +148,28 @@ impl SocketFile {
     }
 }
 
-/// Device and inode of the file at that path.
+/// Returns device and inode of the file at that path.
 fn file_at(path: &Path) -> rustix::io::Result<(u64, u64)> {
     rustix::fs::lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Still locked. A file that is left is replaced by the next agent.
+        // The lock is still held. If the file cannot be removed, the next agent replaces it.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Serves until `stop` resolves, then gives the socket back and returns when everybody who had connected is answered. Takes
-/// [`ACCEPTORS`] blocking threads of the runtime. Dropping the future aborts that instead.
+/// Serves until `stop` resolves, then closes the socket and returns when all accepted connections are
+/// answered. Takes [`ACCEPTORS`] blocking threads of the runtime. Dropping the future aborts the waiting
+/// connections instead.
 pub async fn serve<H: Handler>(
     listener: Listener,
     handler: Arc<H>,
     limits: Limits,
     stop: impl Future<Output = ()>,
 ) {
-    /// Ends them also when this future is dropped.
+    /// Aborts the connections also when this future is dropped.
     struct Ends<H: Handler>(Arc<Acceptors<H>>);
 
     impl<H: Handler> Drop for Ends<H> {
@@ -184,7 +187,7 @@ pub async fn serve<H: Handler>(
         let (acceptors, door) = (Arc::clone(&acceptors), Arc::clone(&door));
         threads.spawn_blocking(move || acceptors.accept(door));
     }
-    // Closed for good with the last thread that is at it.
+    // Dropped so that the threads alone hold the listener: its last thread closes the descriptor.
     drop(door);
     let mut stop = std::pin::pin!(stop);
     let mut look = ticks(LOOK_INTERVAL);
@@ -217,15 +220,15 @@ pub async fn serve<H: Handler>(
     acceptors.answered().await;
 }
 
-/// How long the lock of a dead agent may still be held: a plugin that it had just forked shares its open files until
-/// the plugin is executed, and a kill reaches the agent alone.
+/// How long to wait for the lock of a killed agent: a plugin that it had just forked shares its open files
+/// until the plugin is executed, and the kill reaches only the agent.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 impl SocketLock {
-    /// Acquires it. Blocks for up to `patience` while another process holds it.
+    /// Acquires the lock. Blocks for up to `patience` while another process holds it.
     ///
     /// # Errors
-    /// [`ListenError::Served`] if another process still holds it then.
+    /// [`ListenError::Served`] if another process still holds the lock after `patience`.
     pub fn take(socket: &Path, patience: Duration) -> Result<Self, ListenError> {
         if let Some(directory) = socket.parent() {
             std::fs::create_dir_all(directory)
@@ -245,7 +248,7 @@ impl SocketLock {
     }
 }
 
-/// A listening socket, with device and inode of its file.
+/// Returns a listening socket, with device and inode of its file.
 fn listen(path: &Path) -> io::Result<(Door, (u64, u64))> {
     let address = SocketAddrUnix::new(path)?;
     match rustix::fs::unlink(path) {
@@ -254,7 +257,7 @@ fn listen(path: &Path) -> io::Result<(Door, (u64, u64))> {
     }
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file that bind(2) creates takes its mode from the socket: it never has a wider mode.
+    // The file that bind(2) creates takes its mode from the socket, so it never has a wider mode.
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &address)?;
     rustix::net::listen(&fd, BACKLOG)?;

@@ -1,5 +1,5 @@
-//! Which problems of objects are logged one by one: authors can make thousands, and change them again and again. Each
-//! namespace has a share of the lines; what is left out is counted.
+//! Decides which problems of objects are logged individually: authors can cause thousands, and change them
+//! repeatedly. Each namespace has a share of the lines; the others are counted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 const BURST: u32 = 20;
 /// After those, one line in this time.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// How often is said how many were left out.
+/// How often the number of left-out lines is logged.
 const COUNTED: Duration = Duration::from_secs(60);
-/// Most namespaces that are told apart; the others have one share.
+/// Most namespaces with a share of their own; the others have a common one.
 const NAMESPACES: usize = 1024;
 
 /// The lines of each namespace.
@@ -19,19 +19,19 @@ pub struct LogShare(BTreeMap<String, Share>);
 
 #[derive(Debug)]
 struct Share {
-    /// When it will be whole again: each line puts that off by [`INTERVAL`].
+    /// When the share will be full again: each line postpones that by [`INTERVAL`].
     whole_at: Instant,
-    /// What was left out and not said yet, and when that was said last.
+    /// The number of left-out lines not logged yet, and when that number was last logged.
     left_out: u64,
     said: Option<Instant>,
 }
 
-/// What to log of a problem.
+/// What to log for a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Line {
     /// The problem.
     Problem,
-    /// That so many of the namespace were left out since that was said last.
+    /// The number of left-out lines of the namespace since it was last logged.
     LeftOut(u64),
     /// Nothing.
     Nothing,
@@ -43,7 +43,7 @@ impl LogShare {
         Self(BTreeMap::new())
     }
 
-    /// Logs one more problem of an object in this namespace (empty: in none), or how many were not logged.
+    /// Logs one more problem of an object in this namespace (empty: in none), or how many were left out.
     pub fn log(&mut self, namespace: &str, problem: impl FnOnce()) {
         match self.line(namespace, Instant::now()) {
             Line::Problem => problem(),

@@ -1,9 +1,9 @@
 //! Sources of pods, networks and policies.
 //!
-//! A [`Source`] keeps one immutable snapshot of all objects ([`crate::objects`]) and replaces it as a whole, so that a
-//! reader never sees half of a change. [`files`] reads a directory of manifests; a source that watches the Kubernetes API gives
-//! the same snapshot. [`read`] turns an object of the API into the model, for every source. [`log_share`] bounds what is
-//! logged of the problems that authors make.
+//! A [`Source`] keeps one immutable snapshot of all objects ([`crate::objects`]) and replaces it as a
+//! whole, so that readers never see half of a change. [`files`] reads a directory of manifests; the source
+//! that watches the Kubernetes API provides the same snapshot. [`read`] converts an object of the API into
+//! the model, for every source. [`log_share`] bounds the logging of problems that authors cause.
 
 pub mod files;
 pub mod log_share;
@@ -91,7 +91,7 @@ pub enum NotSynced {
 /// A condition of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// What it is about.
+    /// The affected object.
     pub object: String,
     /// The condition, in one line.
     pub problem: String,
@@ -112,19 +112,20 @@ impl WantedPod {
         objects.pods.get(&self.name).filter(|pod| self.is(pod))
     }
 
-    /// Whether the pod of that name is the wanted one. Where no uid is named it is not one that has ended: nobody attaches that.
+    /// Whether the pod of that name is the wanted one. Without a known uid, a pod that has ended is not: no
+    /// runtime attaches it.
     pub fn is(&self, pod: &Pod) -> bool {
         self.uid.as_deref().map_or(!pod.phase.has_ended(), |uid| pod.has_uid(uid))
     }
 }
 
-/// Looks for a pod in each new snapshot, until the deadline.
+/// Searches for a pod in each new snapshot, until the deadline.
 pub(crate) async fn follow<S: Source + ?Sized>(
     source: &S,
     wanted: &WantedPod,
     deadline: Instant,
 ) -> Option<Arc<Pod>> {
-    // Subscribed before the first look, so that later changes are seen.
+    // Subscribed before the first search, so that later changes are seen.
     let mut changes = source.changes();
     loop {
         if let Some(pod) = wanted.find(&source.snapshot()) {

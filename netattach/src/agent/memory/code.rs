@@ -1,24 +1,25 @@
-//! The executable's own pages: code and constants, which are as they are in its file.
+//! The executable's own pages: code and constants, which equal its file.
 
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// Says that none of it is in use: it is the first that the kernel takes when it needs memory, and does not count as this
-/// process's meanwhile. What is used again is mapped again, out of the page cache as long as it is there.
+/// Tells the kernel that these pages are not needed: the kernel reclaims them first when it needs memory,
+/// and they do not count as this process's memory. Pages that are used again are mapped again, from the
+/// page cache while they are in it.
 pub(super) fn give_back() {
     for part in parts() {
         for advice in [libc::MADV_COLD, libc::MADV_DONTNEED] {
-            // SAFETY: whole pages of a mapping of a file that nobody can have written to: they are read from the file again.
-            // Linux before 5.4 refuses the first advice, which is no harm.
+            // SAFETY: whole pages of a file mapping that no code can have written to: they are read from
+            // the file again. Linux before 5.4 refuses the first advice, which is harmless.
             unsafe { libc::madvise(part.start as *mut c_void, part.len(), advice) };
         }
     }
 }
 
-/// The segments of the executable that are never written, in whole pages. Not those that are only protected once they
-/// have been relocated: what they hold is not in the file.
+/// Returns the segments of the executable that are never written, in whole pages. Excludes segments that
+/// are write-protected only after relocation, as their content differs from the file.
 fn parts() -> Vec<Range<usize>> {
-    /// Takes the first object, which is the executable, and ends.
+    /// Reads the first object, which is the executable, and stops.
     unsafe extern "C" fn visit(info: *mut libc::dl_phdr_info, _size: usize, parts: *mut c_void) -> c_int {
         // SAFETY: the C library passes an object for as long as this runs, and `parts` is that of the caller.
         let (info, parts) = unsafe { (&*info, &mut *parts.cast::<Vec<Range<usize>>>()) };
@@ -41,7 +42,7 @@ fn parts() -> Vec<Range<usize>> {
     parts
 }
 
-/// The pages that lie in a range as a whole; none if it has none.
+/// Returns the pages that lie entirely in a range; `None` if there are none.
 fn whole_pages(start: usize, length: usize, page: usize) -> Option<Range<usize>> {
     let end = start.checked_add(length)? / page * page;
     let start = start.checked_next_multiple_of(page)?;
@@ -52,7 +53,7 @@ fn whole_pages(start: usize, length: usize, page: usize) -> Option<Range<usize>>
 mod tests {
     use super::*;
 
-    /// Something that is in the executable's file, in a page that other tests do not need.
+    /// A constant in the executable's file, on pages that other tests do not need.
     static CONSTANT: [u8; 3 * 4096] = [7; 3 * 4096];
 
     #[test]

@@ -1,26 +1,26 @@
-//! Who checks something again and again: a thread of its own, and while there is little to find somebody who is awake anyway. The
-//! thread sleeps meanwhile, without a time at which it wakes.
+//! Repeats a check, either on a thread of its own or, while the process rests, on another task that is
+//! awake anyway. The thread then sleeps without a timeout.
 
 use crate::sync::{Condvar, Mutex, PoisonError, locked};
 
-/// What is checked.
+/// A check that is repeated.
 pub(super) trait Check {
     /// Checks once.
     fn check(&mut self);
-    /// Whether the last checks have found that nothing happens.
+    /// Whether the last checks have found the process at rest.
     fn rests(&self) -> bool;
 }
 
-/// What is checked, by whoever has the turn.
+/// A check that is shared by the thread and another task.
 pub(super) struct Relay<C> {
     shift: Mutex<Shift<C>>,
-    /// Told when the thread may have to go on.
+    /// Notified when the thread may have to continue.
     on: Condvar,
 }
 
 struct Shift<C> {
     checked: C,
-    /// Whether somebody else checks at rest.
+    /// Whether another task runs the check at rest.
     is_relieved: bool,
 }
 
@@ -29,8 +29,8 @@ impl<C: Check> Relay<C> {
         Self { shift: Mutex::new(Shift { checked, is_relieved: false }), on: Condvar::new() }
     }
 
-    /// One check of the thread, after a pause, which is told whether there is rest. Sleeps first, as long as somebody else checks
-    /// and there is rest.
+    /// Runs one check of the thread, after `pause`, which gets whether the process is at rest. First sleeps
+    /// as long as the process is at rest and another task runs the check.
     pub(super) fn turn(&self, pause: impl FnOnce(bool)) {
         let rests = {
             let mut shift = locked(&self.shift);
@@ -43,13 +43,14 @@ impl<C: Check> Relay<C> {
         locked(&self.shift).checked.check();
     }
 
-    /// Has the thread sleep at rest, until this is dropped.
+    /// Lets the thread sleep at rest until this is dropped.
     pub(super) fn relief(&self) -> Relief<'_, C> {
         locked(&self.shift).is_relieved = true;
         Relief(self)
     }
 
-    /// A check by somebody else, which is left to the thread unless there is rest. The thread goes on when there is none any more.
+    /// Runs the check from another task, only while the process is at rest. Wakes the thread when the rest
+    /// ends.
     pub(super) fn check_at_rest(&self) {
         let mut shift = locked(&self.shift);
         if shift.checked.rests() {
@@ -61,7 +62,7 @@ impl<C: Check> Relay<C> {
     }
 }
 
-/// Somebody checks at rest as long as this lives.
+/// While this exists, another task runs the check at rest.
 pub(super) struct Relief<'r, C: Check>(&'r Relay<C>);
 
 impl<C: Check> Drop for Relief<'_, C> {
@@ -71,7 +72,7 @@ impl<C: Check> Drop for Relief<'_, C> {
     }
 }
 
-/// Rests until it is told to find something.
+/// A check that rests until the test tells it otherwise.
 #[cfg(test)]
 struct Scripted {
     happens: std::sync::Arc<std::sync::atomic::AtomicBool>,
@@ -145,7 +146,7 @@ mod tests {
             relay.check_at_rest();
         });
         assert_eq!(checks(&relay), 4);
-        // Nobody else checks any more.
+        // No other task checks any more.
         happens.store(false, Ordering::SeqCst);
         relay.turn(|_| {});
         drop(relief);
@@ -163,7 +164,7 @@ mod model {
     use crate::model::{explore, finds};
     use crate::sync::{Arc, thread};
 
-    /// The thread has a turn, whether it is asleep already or not, when something happens.
+    /// The thread gets a turn when the rest ends, asleep or not.
     fn something_happens() {
         let (scripted, happens) = Scripted::at_rest();
         let relay = Arc::new(Relay::new(scripted));
@@ -177,7 +178,8 @@ mod model {
         drop(relief);
     }
 
-    /// It has one when nobody else checks any more. The fault: it is not told.
+    /// The thread gets a turn when the other task stops checking. The injected fault: the thread is not
+    /// notified.
     fn nobody_else_checks(is_told: bool) {
         let relay = Arc::new(Relay::new(Scripted::at_rest().0));
         let relief = relay.relief();

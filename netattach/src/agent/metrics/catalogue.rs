@@ -11,7 +11,7 @@ pub(super) struct Metric {
     pub(super) help: &'static str,
     /// Its labels, each with the values that it may have.
     pub(super) labels: &'static [(&'static str, &'static str)],
-    /// Most series. What exceeds them is counted in one whose labels are all [`OTHER`].
+    /// Most series. Further label values are counted in one series whose labels are all [`OTHER`].
     pub(super) most: usize,
 }
 
@@ -22,16 +22,16 @@ pub(super) enum Kind {
     Counter,
     /// Any value.
     Gauge,
-    /// Seconds, by how many took at most how long.
+    /// Durations in seconds, as a histogram.
     Seconds,
 }
 
-/// The value of every label of what exceeds the bound of a metric.
+/// The label value of the series for all that exceeds the bound of a metric.
 pub(super) const OTHER: &str = "other";
 
-/// Most series of what has one for each network: more networks than a node uses.
+/// Most series of a metric with one for each network: more networks than a node uses.
 const NETWORKS: usize = 1024;
-/// Most series of what has one for each attachment.
+/// Most series of a metric with one for each attachment.
 const ATTACHMENTS: usize = 16_384;
 
 const NETWORK: (&str, &str) =

@@ -1,7 +1,8 @@
 //! Series of one metric that are kept between scrapes, and a limit of how many there are.
 //!
-//! Counters and the text are prometheus-client's. Its `Family` is not used, because it grows with every new value of a
-//! label: here what exceeds the bound is counted in one series ([`OTHER`]), and that it was is counted too.
+//! Counters and the text format are prometheus-client's. Its `Family` is not used, because it grows with
+//! every new label value: here, values beyond the bound are counted in one series ([`OTHER`]), and the
+//! number of such values is counted too.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,12 +22,12 @@ use crate::sync::{Mutex, locked};
 /// The values of a metric's labels, in their order.
 pub(super) type Values = Vec<Cow<'static, str>>;
 
-/// Upper bounds, in seconds, of what a histogram counts.
+/// Upper bounds of the histogram buckets, in seconds.
 const SECONDS: [f64; 16] = [
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
 ];
 
-/// Longest value of a label, in bytes. Longer ones are cut: names of networks and pods are shorter.
+/// Longest value of a label, in bytes. Longer ones are truncated: names of networks and pods are shorter.
 const LONGEST: usize = 320;
 
 /// Durations, kept between scrapes.
@@ -48,7 +49,7 @@ impl Durations {
         series.entry(values).or_insert_with(|| Histogram::new(SECONDS)).observe(took.as_secs_f64());
     }
 
-    /// Values beyond the bound so far.
+    /// Number of values beyond the bound so far.
     pub(super) fn over_bound(&self) -> (&'static Metric, u64) {
         (self.metric, self.over.load(Ordering::Relaxed))
     }
@@ -98,7 +99,7 @@ impl Numbers {
         *self.series.entry(values).or_default() += number;
     }
 
-    /// Values beyond the bound.
+    /// Number of values beyond the bound.
     pub(super) fn over_bound(&self) -> (&'static Metric, u64) {
         (self.metric, self.over)
     }
@@ -107,7 +108,7 @@ impl Numbers {
         let mut described = describe(encoder, self.metric)?;
         for (values, number) in &self.series {
             if values.is_empty() {
-                // The only series; with an empty family it would be written with empty braces.
+                // The only series; an empty family would be written with empty braces.
                 return self.encode_number(*number, described);
             }
             let labels = labelled(self.metric, values);
@@ -124,7 +125,7 @@ impl Numbers {
     }
 }
 
-/// The labels that a value is counted under: others than its own if the metric has as many series as it may.
+/// Returns the labels under which a value is counted: [`OTHER`] if the metric has reached its bound.
 fn bounded<S>(
     metric: &Metric,
     over: &mut impl FnMut(),
@@ -134,7 +135,8 @@ fn bounded<S>(
     for value in values.iter_mut().filter(|value| value.len() > LONGEST) {
         *value = Cow::Owned(value.chars().take(LONGEST / 4).collect());
     }
-    // The encoder writes values as they are, and an interface's name may have these in it (OpenMetrics 1.0, escaped-char).
+    // The encoder does not escape values, and an interface's name may contain these (OpenMetrics 1.0,
+    // escaped-char).
     for value in values.iter_mut().filter(|value| value.contains(['\\', '"', '\n'])) {
         *value = Cow::Owned(value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"));
     }

@@ -1,14 +1,15 @@
-//! What the agent counts, and how `/metrics` is made of it.
+//! The agent's counters, and the text of `/metrics`.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `catalogue` | every metric, its labels and its bound; `docs/metrics.md` |
-//! | `family` | series that are kept, and gathered, within the bound |
-//! | `totals` | what the programs counted, by network |
-//! | `scrape` | what is looked up for one scrape |
+//! | `family` | series that are kept between scrapes, or gathered for one, within the bound |
+//! | `totals` | the counters of the packet programs, by network |
+//! | `scrape` | reads the values for one scrape |
 //!
-//! What happens is counted where it happens. What is there is looked up at a scrape: in memory, in the maps for what the
-//! programs counted, and in the outcome of the last look at the networks for what takes files to be read.
+//! Events are counted where they happen. Present state is read at a scrape: from memory, from the maps for
+//! the counters of packet programs, and from the last check of the networks for values that need files to
+//! be read.
 
 mod catalogue;
 mod family;
@@ -39,7 +40,7 @@ use crate::plan::AttachmentPlan;
 use crate::sync::{Mutex, locked};
 use crate::timing::Times;
 
-/// What is counted.
+/// All counters.
 #[derive(Debug)]
 pub(super) struct Metrics {
     operation: Durations,
@@ -49,7 +50,7 @@ pub(super) struct Metrics {
     api: Durations,
     totals: Mutex<Totals>,
     started: SystemTime,
-    /// How long the work for the last scrape took.
+    /// Duration of the work for the last scrape.
     scraped: Mutex<Duration>,
 }
 
@@ -68,25 +69,25 @@ impl Default for Metrics {
     }
 }
 
-/// The verbs of the label.
+/// The values of the label for verbs.
 const VERBS: [&str; 8] = ["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "attach", "detach"];
 
 impl Metrics {
-    /// A request has been answered.
+    /// Counts an answered request.
     pub(super) fn answered(&self, verb: &str, failure: Option<&CniError>, took: Duration) {
         let verb = VERBS.into_iter().find(|known| *known == verb).unwrap_or(catalogue::OTHER);
         let result = failure.map_or(Cow::Borrowed("ok"), |error| Cow::Owned(error.code.to_string()));
         self.operation.observe(vec![verb.into(), result], took);
     }
 
-    /// An ADD has succeeded, and spent its time so.
+    /// Counts a successful ADD, with its timings.
     pub(super) fn added(&self, times: &Times) {
         for (stage, took) in times.parts() {
             self.stage.observe(vec![stage.into()], took);
         }
     }
 
-    /// Policies have changed.
+    /// Counts a change of policies.
     pub(super) fn policies_changed(&self, change: &Change) {
         let Change { read, compiled, written, switched, .. } = *change;
         let all = read + compiled + written + switched;
@@ -97,7 +98,7 @@ impl Metrics {
         }
     }
 
-    /// Everything in OpenMetrics' text format.
+    /// Returns all metrics in OpenMetrics' text format.
     ///
     /// # Errors
     /// The maps cannot be read.
@@ -118,7 +119,7 @@ impl Metrics {
     }
 }
 
-/// Adds what attachments have counted when they end, before it is lost.
+/// Adds the counters of attachments that end, before they are lost.
 #[derive(Debug)]
 pub(super) struct LastCounts {
     metrics: Arc<Metrics>,
@@ -133,9 +134,9 @@ impl LastCounts {
 
 impl Departures for LastCounts {
     fn ends(&self, record: &JournalKey, number: u16, of: &AttachmentPlan, id: u32) {
-        // Held over reading and adding, as by a scrape.
+        // Locked while the counters are read and added, as in a scrape.
         let mut totals = locked(&self.metrics.totals);
-        // A map that cannot be read keeps nobody from being detached.
+        // A map that cannot be read does not prevent the detachment.
         if let Ok(stats) = self.enforcer.stats(id) {
             totals.add_last((record.clone(), number), &of.network.to_string(), &stats);
         }

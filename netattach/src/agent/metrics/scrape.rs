@@ -1,4 +1,4 @@
-//! What is looked up for one scrape.
+//! Reads the values for one scrape.
 
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -22,8 +22,8 @@ use crate::sync::locked;
 const SHORT_ID: usize = 12;
 
 pub(super) fn gather(metrics: &Metrics, agent: &Agent, per_pod: bool) -> Result<Vec<Numbers>, EnforceError> {
-    // Held over reading and adding: what an end of an attachment reads meanwhile must not be added before what was read earlier, which would
-    // look like counters that began anew.
+    // Locked while the counters are read and added. Otherwise newer counters of an attachment that ends
+    // could be added before older ones of this scrape, which would look like a counter reset.
     let mut totals = locked(&metrics.totals);
     let measured = agent.reporter.measured(&agent.engine)?;
     let counted = counted(&mut totals, agent, &measured)?;
@@ -74,9 +74,9 @@ fn pod(it: &Measured) -> Values {
     [namespace, name, it.ifname.clone(), it.network.clone()].map(Cow::Owned).into()
 }
 
-/// What the programs counted, by network.
+/// Returns the counters of the packet programs, by network.
 fn counted(totals: &mut Totals, agent: &Agent, measured: &[Measured]) -> Result<[Numbers; 5], EnforceError> {
-    // Devices that run the programs without an attachment: there should be none.
+    // Devices that run the programs without an attachment; there should be none.
     let strangers = agent.reporter.strangers()?;
     for it in measured {
         match &it.stats {
@@ -89,7 +89,7 @@ fn counted(totals: &mut Totals, agent: &Agent, measured: &[Measured]) -> Result<
     Ok(totals.numbers())
 }
 
-/// Stands for devices without an attachment: no record has this name.
+/// Stands for devices without an attachment: no record has this key.
 fn nobody() -> Of {
     (crate::journal::JournalKey { container_id: String::new(), ifname: String::new() }, 0)
 }
@@ -149,7 +149,7 @@ fn flow_table(agent: &Agent) -> [Numbers; 2] {
     all
 }
 
-/// The agent itself.
+/// Returns the metrics of the agent itself.
 fn own(metrics: &Metrics, agent: &Agent) -> Vec<Numbers> {
     let mut own = vec![
         Numbers::only(&of::PUT_BACK, agent.reporter.put_back() as f64),

@@ -1,4 +1,5 @@
-//! What the programs counted, by network, so that it only grows: the counters of an attachment end with it.
+//! Sums of the packet programs' counters by network, which only grow, although the counters of an
+//! attachment end with it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -8,15 +9,15 @@ use super::family::{Numbers, Values};
 use crate::bpf::{DropReason, Stats, Traffic};
 use crate::journal::JournalKey;
 
-/// An attachment: the record of its sandbox, and its place there.
+/// An attachment: the record of its sandbox, and its index there.
 pub(super) type Of = (JournalKey, u16);
 
-/// Sums by network, and what each attachment had counted when it was added last.
+/// Sums by network, and the counters of each attachment when they were last added.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     last: BTreeMap<Of, Last>,
-    /// Attachments that have ended, the first of them first. They are kept for a moment: an end that failed is tried
-    /// again.
+    /// Attachments that have ended, the first one first. They are kept for some time, as a failed
+    /// detachment is retried.
     ended: VecDeque<Of>,
     /// Bounded: by the number of networks that this node used ([`MOST_NETWORKS`]).
     sums: BTreeMap<String, Sum>,
@@ -24,12 +25,13 @@ pub(super) struct Totals {
     round: u64,
 }
 
-/// Most networks with sums of their own.
+/// Most networks with a sum of their own.
 const MOST_NETWORKS: usize = 1024;
-/// Most ended attachments that are remembered: where nobody scrapes, nothing else forgets them.
+/// Most ended attachments that are kept: without scrapes nothing else removes them.
 const MOST_ENDED: usize = 1024;
 
-/// What an attachment had counted when it was added last, in which scrape it was there last, and whether it has ended.
+/// The counters of an attachment when they were last added, the last scrape with the attachment, and
+/// whether it has ended.
 #[derive(Debug, Default, Clone)]
 struct Last {
     counted: Counted,
@@ -37,7 +39,7 @@ struct Last {
     ended: bool,
 }
 
-/// What of an attachment's [`Stats`] is summed. Most of its slots are those of reasons for which nothing was dropped.
+/// The summed part of an attachment's [`Stats`]. Most drop reasons have no packets.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Counted {
     to_pod: Traffic,
@@ -70,7 +72,7 @@ struct Sum {
 }
 
 impl Totals {
-    /// Adds what an attachment has counted since the last time.
+    /// Adds what an attachment has counted since the last call.
     pub(super) fn add(&mut self, of: &Of, network: &str, now: &Stats) {
         let now = Counted::from(now);
         let last = Last { counted: now.clone(), round: self.round, ended: false };
@@ -79,7 +81,7 @@ impl Totals {
             None => self.last.insert(of.clone(), last),
         };
         if before.as_ref().is_some_and(|last| last.counted == now) {
-            // As most attachments at most scrapes.
+            // The usual case.
             return;
         }
         let last = before.map(|last| last.counted).filter(|last| !is_reset(last, &now)).unwrap_or_default();
@@ -97,7 +99,7 @@ impl Totals {
         }
     }
 
-    /// Adds what an attachment that ends has counted since the last time.
+    /// Adds what an ending attachment has counted since the last call.
     pub(super) fn add_last(&mut self, of: Of, network: &str, now: &Stats) {
         self.add(&of, network, now);
         if let Some(last) = self.last.get_mut(&of) {
@@ -106,21 +108,22 @@ impl Totals {
         self.ended.push_back(of);
         while self.ended.len() > MOST_ENDED {
             let first = self.ended.pop_front();
-            // It may have been attached again.
+            // The attachment may exist again.
             if let Some(first) = first.filter(|of| self.last.get(of).is_some_and(|last| last.ended)) {
                 self.last.remove(&first);
             }
         }
     }
 
-    /// An attachment is there, though what it counts is not known.
+    /// Records that an attachment exists, though its counters are not known.
     pub(super) fn mark_seen(&mut self, of: &Of) {
         if let Some(last) = self.last.get_mut(of) {
             last.round = self.round;
         }
     }
 
-    /// Ends a scrape: forgets the attachments that were not in it, for they are gone. Their share of the sums stays.
+    /// Ends a scrape: forgets attachments that were not in it, because they no longer exist. Their share of
+    /// the sums stays.
     pub(super) fn end_of_scrape(&mut self) {
         let round = self.round;
         self.last.retain(|_, last| last.round == round);
@@ -128,7 +131,7 @@ impl Totals {
         self.round += 1;
     }
 
-    /// The sums as metrics.
+    /// Returns the sums as metrics.
     pub(super) fn numbers(&self) -> [Numbers; 5] {
         let mut all = [
             &catalogue::PACKETS,
@@ -156,7 +159,7 @@ impl Totals {
     }
 }
 
-/// Whether the counters began anew: another attachment has the same record.
+/// Whether the counters were reset: another attachment has the same record.
 fn is_reset(last: &Counted, now: &Counted) -> bool {
     now.to_pod.packets < last.to_pod.packets
         || now.from_pod.packets < last.from_pod.packets
@@ -191,14 +194,14 @@ mod tests {
         totals.add(&of("b"), "shop/lan", &counted(7));
         totals.add(&of("a"), "shop/lan", &counted(6));
         assert_eq!(received(&totals, "shop/lan"), (13, 1300));
-        // One is detached and another container has the same id.
+        // The container is detached and another one has the same id.
         totals.end_of_scrape();
         totals.add(&of("a"), "shop/lan", &counted(6));
         totals.end_of_scrape();
         assert!(!totals.last.contains_key(&of("b")));
         totals.add(&of("b"), "shop/lan", &counted(2));
         assert_eq!(received(&totals, "shop/lan"), (15, 1500));
-        // The same, between two scrapes.
+        // The same between two scrapes.
         totals.add(&of("a"), "shop/lan", &counted(1));
         assert_eq!(received(&totals, "shop/lan"), (16, 1600));
         let reasons: u64 = totals.sums["shop/lan"].drops.values().sum();
@@ -210,7 +213,7 @@ mod tests {
         let mut totals = Totals::default();
         totals.add(&of("a"), "shop/lan", &counted(5));
         totals.add_last(of("a"), "shop/lan", &counted(7));
-        // Its end has failed, and is tried again.
+        // The detachment has failed, and is retried.
         totals.add_last(of("a"), "shop/lan", &counted(8));
         assert_eq!(received(&totals, "shop/lan"), (8, 800));
         totals.add_last(of("b"), "shop/lan", &counted(1));

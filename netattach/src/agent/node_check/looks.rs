@@ -1,4 +1,4 @@
-//! The looks. Each tries what the agent will do, where trying it leaves nothing behind.
+//! The checks. Each tries what the agent will do, if the trial leaves no traces.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -18,7 +18,7 @@ use crate::spec::{Bridge, Ipvlan, IpvlanMode, Macvlan, MacvlanMode, Veth};
 
 const EVERYTHING: &str = "every attachment";
 
-/// Everything, in the order in which a start needs it.
+/// Returns all rows, in the order in which a start needs them.
 pub(super) fn all(settings: &Settings) -> Vec<Row> {
     let mut rows = vec![privileges(), kernel_settings(), bpffs(&settings.bpffs)];
     rows.extend(probe::requirements().into_iter().map(of_bpf));
@@ -49,7 +49,7 @@ fn privileges() -> Row {
     Row::new("privileges", true, EVERYTHING, remedy, found)
 }
 
-/// A container's `/proc/sys` is read-only until the agent changes that.
+/// Checks `/proc/sys`, which is read-only in a container until the agent changes that.
 fn kernel_settings() -> Row {
     let found = kernel_settings::make_writable().map(|_| String::new()).map_err(|error| missing(&error));
     let remedy = "run as root, or in a container with CAP_SYS_ADMIN and appArmorProfile: Unconfined";
@@ -79,7 +79,7 @@ fn of_bpf(requirement: Requirement) -> Row {
     Row::new(name, needed, purpose, &remedy, present(answer))
 }
 
-/// One of the two ways is needed, and the one that is set if it is.
+/// Checks the two ways of attaching programs: one of them is needed, or the one that is set.
 fn hooks(settings: &Settings) -> Vec<Row> {
     let opened = || Handle::open().map_err(|error| Lack::Unknown(Chain(&error).to_string()));
     let asked = |answer: Result<bool, netlink::Error>| {
@@ -117,7 +117,7 @@ fn hooks(settings: &Settings) -> Vec<Row> {
     ]
 }
 
-/// The programs, loaded and pinned beside the agent's; gone with the value.
+/// The programs, loaded and pinned beside the agent's; removed when this is dropped.
 struct Trial {
     root: PathBuf,
     dataplane: Result<Dataplane, BpfError>,
@@ -126,7 +126,8 @@ struct Trial {
 impl Trial {
     fn new(root: &Path) -> Self {
         let root = root.with_file_name(format!("netattach-check-{}", std::process::id()));
-        // Few entries: it is the programs that are tried. The kernel's verifier needs no more.
+        // Few entries: only the programs are tried, and the kernel's verifier does not depend
+        // on the number.
         let small = bpf::Config { max_attachments: 16, ..bpf::Config::new(&root) };
         Self { dataplane: Dataplane::open(&small), root }
     }
@@ -150,7 +151,7 @@ fn programs(trial: &Trial) -> Row {
     Row::new("netattach's programs", true, EVERYTHING, remedy, found)
 }
 
-/// Links of each kind, made in a namespace that ends with them.
+/// Checks links of each kind, in a netns that is deleted afterwards.
 fn links() -> Vec<Row> {
     let made = Netns::private().and_then(|node| Ok((node, Netns::private()?)));
     let (node, pod) = match made {
@@ -241,7 +242,7 @@ fn kinds(pod: &Netns) -> Vec<Row> {
     ]
 }
 
-/// The tables of the packet filter, made in a namespace that ends with them.
+/// Checks the tables of the packet filter, in a netns that is deleted afterwards.
 fn packet_filter(settings: &Settings, trial: &Trial) -> Vec<Row> {
     let in_namespace = |work: &dyn Fn() -> Result<(), netlink::Error>| -> Found {
         let netns = Netns::private().map_err(|error| Lack::Unknown(Chain(&error).to_string()))?;
@@ -271,7 +272,7 @@ fn packet_filter(settings: &Settings, trial: &Trial) -> Vec<Row> {
     ]
 }
 
-/// Which version there is, see cgroups(7).
+/// Checks which version of control groups there is, see cgroups(7).
 fn control_groups() -> Row {
     let root = Path::new("/sys/fs/cgroup");
     let found = match (root.join("cgroup.controllers").exists(), root.is_dir()) {

@@ -1,6 +1,6 @@
-//! `netattachd --check`: what this node offers an agent with these settings, each thing with what is lost without it and
-//! what to do. Found out by trying (`looks`), in a namespace and below a directory of pins of its own; a running agent and
-//! its attachments do not notice.
+//! `netattachd --check`: shows what this node offers an agent with these settings, each feature with its
+//! use and the remedy if it is missing. Features are found by trying them (`looks`), in a netns and a pin
+//! directory of its own; a running agent and its attachments are not affected.
 
 mod looks;
 
@@ -23,36 +23,36 @@ pub enum CheckFormat {
     Json,
 }
 
-/// Whether something is there.
+/// Whether a feature is available.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum State {
     Ok,
     Missing,
-    /// It could not be found out.
+    /// It could not be determined.
     Unknown,
 }
 
-/// One thing that the agent uses.
+/// A feature that the agent uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Row {
-    /// What it is.
+    /// Its name.
     what: String,
-    /// Whether it is there.
+    /// Whether it is available.
     state: State,
     /// Whether an agent with these settings does without it.
     needed: bool,
-    /// What is lost without it.
+    /// Its use.
     #[serde(rename = "for")]
     purpose: String,
-    /// What is known about it: why it is missing, where it is.
+    /// Details: why it is missing, or where it is.
     detail: String,
-    /// What to do, where it is missing.
+    /// The remedy, if it is missing.
     remedy: String,
 }
 
 impl Row {
-    /// Something that is used for `purpose`; `remedy` is shown only while it is missing.
+    /// Makes a row for a feature used for `purpose`; `remedy` is shown only if it is missing.
     fn new(what: impl Into<String>, needed: bool, purpose: &str, remedy: &str, found: Found) -> Self {
         let (state, detail) = match found {
             Ok(detail) => (State::Ok, detail),
@@ -63,33 +63,33 @@ impl Row {
         Self { what: what.into(), state, needed, purpose: purpose.to_owned(), detail, remedy }
     }
 
-    /// What could not be found out counts as missing.
+    /// Whether it counts as missing; a feature that could not be determined does.
     fn is_lacking(&self) -> bool {
         self.needed && self.state != State::Ok
     }
 }
 
-/// Details of what is there, or why it is not used.
+/// Details of an available feature, or why it is not available.
 type Found = Result<String, Lack>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Lack {
-    /// With the reason, if there is more to say.
+    /// The reason, if it says more.
     Missing(String),
     Unknown(String),
 }
 
-/// The whole, as JSON.
+/// The output as JSON.
 #[derive(Debug, Serialize)]
 struct Report<'r> {
     /// Release of the kernel.
     kernel: &'r str,
-    /// Whether everything that is needed is there.
+    /// Whether everything needed is available.
     ok: bool,
     checks: &'r [Row],
 }
 
-/// Looks at everything, prints it, and fails if something needed is missing.
+/// Checks everything, prints the result, and fails if a needed feature is missing.
 pub(super) fn run(settings: &Settings, format: CheckFormat) -> ExitCode {
     let rows = looks::all(settings);
     let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -104,7 +104,7 @@ pub(super) fn run(settings: &Settings, format: CheckFormat) -> ExitCode {
             }
         },
     };
-    // A reader that has seen enough is no failure; what was found is still told by the exit code.
+    // A reader that closes the pipe early is no failure; the exit code still shows the result.
     let _ = io::stdout().write_all(text.as_bytes());
     if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -114,7 +114,7 @@ fn json(kernel: &str, is_ok: bool, rows: &[Row]) -> serde_json::Result<String> {
     Ok(serde_json::to_string_pretty(&report)? + "\n")
 }
 
-/// One line for each thing, below it what to do about one that is missing, and a sum.
+/// Formats one line for each feature, the remedy below a missing one, and a summary.
 fn table(kernel: &str, rows: &[Row]) -> String {
     let width = |cell: fn(&Row) -> &str| rows.iter().map(|row| cell(row).chars().count()).max().unwrap_or(0);
     let (what, purpose) = (width(|row| &row.what), width(|row| &row.purpose));

@@ -1,4 +1,4 @@
-//! Puts together what requests are answered from.
+//! Builds the parts that requests are answered from.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ use crate::kubelet::PodResources;
 use crate::observe::Observer;
 use crate::rpc::message::Condition;
 
-/// What keeps the routes of the network that the agent makes, if it makes one.
+/// Returns the part that maintains the routes of the network that the agent makes, if it makes one.
 pub(super) fn node_network(
     settings: &Settings,
     parts: &Parts,
@@ -35,7 +35,7 @@ pub(super) fn node_network(
     }))
 }
 
-/// What answers questions about the state, with the problems of objects, which are looked for from here on.
+/// Returns the part that answers queries about the state, and starts the checks for problems of objects.
 pub(super) fn reporter(
     background: &mut Background,
     parts: &Parts,
@@ -64,7 +64,7 @@ pub(super) fn reporter(
     )
 }
 
-/// What serves metrics and probes, if something is to.
+/// Returns the server of metrics and probes, if it is enabled.
 pub(super) fn server(settings: &Settings) -> Result<Option<Arc<Http>>, AgentError> {
     let address = settings.metrics.listen()?;
     let is_in_pod = settings.kubernetes.enabled && settings.kubernetes.kubeconfig.as_os_str().is_empty();
@@ -74,7 +74,7 @@ pub(super) fn server(settings: &Settings) -> Result<Option<Arc<Http>>, AgentErro
     Ok(address.map(|address| Arc::new(Http::new(address, settings.metrics.per_pod))))
 }
 
-/// What sends traces, if they are to be sent.
+/// Returns the exporter of traces, if it is enabled.
 pub(super) fn traces(background: &mut Background, settings: &Settings) -> Result<Option<Traces>, AgentError> {
     let endpoint = settings.traces.endpoint()?;
     Ok(endpoint.map(|endpoint| {
@@ -85,7 +85,7 @@ pub(super) fn traces(background: &mut Background, settings: &Settings) -> Result
     }))
 }
 
-/// What others on the node tell the agent.
+/// Returns the agent's connections to the rest of the node.
 pub(super) fn outside(
     settings: &Settings,
     server: Option<Arc<Http>>,

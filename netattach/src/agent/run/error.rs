@@ -38,15 +38,15 @@ pub enum AgentError {
     /// Plugins cannot be started in the root directory that was set.
     #[error(transparent)]
     PluginRoot(#[from] UnfitRoot),
-    /// The kernel does not tell of the node's links.
+    /// The kernel's notifications about the node's links cannot be subscribed to.
     #[error("follow the node's links")]
     Links(#[source] netlink::Error),
     /// Another agent serves, and has not ended while this one stood by.
     #[error("stood by for {seconds} s, but the other agent goes on; is netattach set up twice on this node?")]
     StoodBy {
-        /// How long, in seconds.
+        /// How long this agent stood by, in seconds.
         seconds: u64,
-        /// What it holds.
+        /// The lock that the other agent holds.
         #[source]
         source: ListenError,
     },
@@ -59,18 +59,19 @@ pub enum AgentError {
     /// The dataplane could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
-    /// It could not, as the kernel has not what the programs need.
+    /// The dataplane could not be set up, because the kernel lacks features that the programs
+    /// need.
     #[error(
         "kernel {release} lacks {}, without which no program can be loaded: use a newer one (docs/supported.md has those that \
          are tested)",
         .lacks.join(", ")
     )]
     Kernel {
-        /// Its release.
+        /// The kernel's release.
         release: String,
-        /// What it lacks.
+        /// The missing features.
         lacks: Vec<&'static str>,
-        /// Where that was noticed.
+        /// The error that they caused.
         #[source]
         source: Box<BpfError>,
     },
@@ -104,7 +105,7 @@ pub enum AgentError {
     /// The socket cannot be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Link changes cannot be followed.
+    /// Notifications about links cannot be received.
     #[error("watch for link changes")]
     Watch(#[from] netlink::Error),
     /// A background task ended early.

@@ -1,4 +1,4 @@
-//! Starts the parts of the agent, each after the parts it depends on. Nothing is served meanwhile.
+//! Starts the parts of the agent, each after those that it depends on. Requests are served only afterwards.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -48,11 +48,11 @@ pub(super) struct Started {
     pub(super) owner: String,
     /// The lock of the pins.
     pub(super) pins: Option<Owned>,
-    /// Why executed plugins have no control group, if they were to have one.
+    /// Why executed plugins have no control group, if they should have one.
     pub(super) no_group: Option<Condition>,
 }
 
-/// What requests and background tasks share.
+/// The parts that requests and background tasks share.
 pub(super) struct Parts {
     pub(super) source: Arc<dyn Source>,
     pub(super) cluster: Option<Arc<Cluster>>,
@@ -61,7 +61,7 @@ pub(super) struct Parts {
     pub(super) intents: Arc<IntentReader>,
 }
 
-/// Starts all parts. Waits only for the kernel and the disk. `sources`: those that were opened before.
+/// Starts all parts. Waits only for the kernel and the disk. `sources`: already opened sources.
 pub(super) fn start(
     settings: &Settings,
     metrics: &Arc<Metrics>,
@@ -83,8 +83,8 @@ pub(super) fn start(
     let (group, no_group) = plugin_group::prepare(settings);
     let engine = engine(settings, journal, owner.clone(), &enforcer, metrics, group)?;
     let intents = Arc::new(settings.intents(Arc::clone(&source))?);
-    // End orphaned plugins before undoing what they may still be making, and before any container is given what they
-    // may still be undoing.
+    // Ends orphaned plugins before work that they may still be doing is undone, and before a container gets
+    // resources that they may still be releasing.
     for Orphan { pid, command, container_id, gone } in end_orphans(&owner) {
         tracing::warn!(pid, command, container_id, gone, "killed a plugin that an earlier agent had started");
     }
@@ -133,7 +133,7 @@ fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforce
     Ok(Arc::new(Enforcer::new(owned, Arc::clone(source), options, passage, modes, demand)?))
 }
 
-/// Why there is no dataplane: what the kernel lacks says more than where that was noticed.
+/// Returns why there is no dataplane: missing kernel features say more than the error that they caused.
 fn no_dataplane(source: BpfError, requirements: &[Requirement]) -> AgentError {
     match bpf::probe::lacking(requirements) {
         lacks if lacks.is_empty() => source.into(),
@@ -198,8 +198,8 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     Ok(recovery)
 }
 
-/// Brings the published status of all pods up to date. Any pod may be the one of a record that was left alone, so nobody's is
-/// withdrawn then.
+/// Updates the published status of all pods. If a record was left alone, no status is withdrawn, as the
+/// record may belong to any pod.
 fn publish_again(statuses: &Statuses, engine: &Engine, recovery: &Recovery) -> Result<(), PublishError> {
     let Statuses { publisher, form, required: _ } = statuses;
     let attached = engine.registry().all();

@@ -1,4 +1,4 @@
-//! What the agent keeps doing beside requests, from its start to its end.
+//! The agent's background tasks, from its start to its end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,10 +32,11 @@ use crate::rounds;
 use crate::source::Source;
 use crate::ticks::{self, ticks};
 
-/// How often the records of the packet programs are read; and how often while there are none and nobody asks for them.
+/// How often the records of the packet programs are read; and how often while there are none and no client
+/// asks for them.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 const SILENT_INTERVAL: Duration = Duration::from_secs(1);
-/// After so many readings without a record they are taken more rarely.
+/// After this many reads without a record, reads are rarer.
 const SILENCE: u32 = 50;
 
 /// Most records that are read before other tasks get their turn.
@@ -54,17 +55,18 @@ const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 /// How often the tables in the node's packet filter are checked.
 const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Least time between two looks at the node's addresses, and how long after one that has failed.
+/// Least time between two reads of the node's addresses, and the pause after a failed one.
 const BETWEEN_ADDRESSES: Duration = Duration::from_secs(1);
 
 /// How often unreferenced policies are checked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often a node with a startup taint is looked at, until it was found without or rid of it once; and from then on.
+/// How often a node's startup taint is checked until it was once absent or removed; and how often
+/// afterwards.
 const TAINT_INTERVAL: Duration = Duration::from_secs(2);
 const TAINT_AGAIN_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Starts what follows the packets of the node, and gives memory back.
+/// Starts the tasks that follow the packets of the node, and the return of memory.
 pub(super) fn follow_packets(
     background: &mut Background,
     parts: &Parts,
@@ -90,7 +92,7 @@ pub(super) fn follow_packets(
     Ok(())
 }
 
-/// Starts what keeps the agent's tables in the node's packet filter as they were made.
+/// Starts the tasks that keep the agent's tables in the node's packet filter unchanged.
 pub(super) fn keep_packet_filter(background: &mut Background, parts: &Parts) -> Result<(), AgentError> {
     let Parts { enforcer, engine, .. } = parts;
     if enforcer.judges_routed() {
@@ -105,7 +107,7 @@ pub(super) fn keep_packet_filter(background: &mut Background, parts: &Parts) -> 
     Ok(())
 }
 
-/// Starts what follows the source: the routes of the agent's own network, and the policies.
+/// Starts the tasks that follow the source: for the routes of the agent's own network, and for policies.
 pub(super) fn follow_source(
     background: &mut Background,
     parts: &Parts,
@@ -121,7 +123,7 @@ pub(super) fn follow_source(
     Ok(())
 }
 
-/// Starts what an agent does in a cluster alone.
+/// Starts the tasks that only an agent in a cluster has.
 pub(super) fn serve_cluster(
     background: &mut Background,
     cluster: &Arc<Cluster>,
@@ -140,7 +142,7 @@ pub(super) fn serve_cluster(
     Ok(())
 }
 
-/// Starts what looks at attachments, and at the runtime that they are made for.
+/// Starts the tasks that check attachments and the runtime.
 pub(super) fn look_after_attachments(
     background: &mut Background,
     agent: &Arc<Agent>,
@@ -170,7 +172,7 @@ async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: 
     }
 }
 
-/// Scans parts of the flow table for [`COLLECT_ROUND`]. `false`: not all of it.
+/// Scans parts of the flow table for [`COLLECT_ROUND`]. `false`: there is more to scan.
 fn collect_some_flows(enforcer: &Enforcer) -> Result<bool, EnforceError> {
     let began = pace::worked();
     loop {
@@ -205,8 +207,8 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
     }
 }
 
-/// Removes the node's startup taint once all conditions hold, and whenever the node has it again: one that is registered anew
-/// comes with it.
+/// Removes the node's startup taint once all conditions hold, and whenever the node gets it again: a node
+/// that registers again has it.
 async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
     let mut interval = TAINT_INTERVAL;
     loop {
@@ -218,8 +220,8 @@ async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String)
     }
 }
 
-/// Maintains the enforcement of traffic that the node routes: once a second, and when links change, which is gathered: whoever may
-/// change a pod's links could have it done all the time.
+/// Maintains the enforcement of routed traffic: once a second, and when links change. Changes are gathered:
+/// a process that may change a pod's links could otherwise trigger this work all the time.
 async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::Result<()> {
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut checked = true;
@@ -249,9 +251,10 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
     }
 }
 
-/// Takes over the node's addresses when the kernel tells of others, at once, and of more within a second.
+/// Updates the node's addresses when the kernel notifies a change: at once, and further changes within a
+/// second.
 async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std::io::Result<()> {
-    // They may have changed before the socket was there.
+    // They may have changed before the socket was open.
     let mut told: Option<Vec<ToldAddress>> = None;
     loop {
         let taking = Arc::clone(&enforcer);
@@ -271,7 +274,8 @@ async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std
     }
 }
 
-/// Puts back what other programs remove from the packet filter, within a second. The log has it a few times, and then once a minute.
+/// Restores what other programs remove from the packet filter, within a second. Logs the first few repairs,
+/// and then one per minute.
 async fn keep_put_back<E: std::error::Error + Send + 'static>(
     engine: Arc<Engine>,
     what: &'static str,
@@ -298,7 +302,8 @@ async fn keep_put_back<E: std::error::Error + Send + 'static>(
     }
 }
 
-/// Updates the kernel's policies whenever the source changes, and deletes those that no packet can still be reading.
+/// Updates the policies in the maps whenever the source changes, and deletes those that no packet can still
+/// be reading.
 async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>, metrics: Arc<Metrics>) {
     let mut sweep = ticks(SWEEP_INTERVAL);
     // The source may have changed since the enforcer read it, before this receiver was there.

@@ -27,7 +27,8 @@ fn work(at_work: &AtWork, on: &'static str, most: usize) {
     *locked(at_work).entry(on).or_default() -= 1;
 }
 
-/// Operations on two containers, a look, one that gives up, and a GC that watches. The fault: a turn that ends before its work.
+/// Operations on two containers, a check, a request that gives up, and a GC that watches. The injected
+/// fault: a turn that ends before its work.
 fn turns(ends_early: bool) {
     let turns = Arc::new(Turns::default());
     let at_work = AtWork::default();
@@ -89,7 +90,8 @@ fn a_turn_that_ends_before_its_work_is_found() {
     assert!(finds(2_000, || turns(true)));
 }
 
-/// ADDs in lanes with one work place, two of which go to a pool. The fault: working after leaving the lane.
+/// ADDs in lanes with one work slot, two of which go to a pool. The injected fault: working after leaving
+/// the lane.
 fn lanes(leaves_early: bool) {
     let traffic = Traffic::new(1);
     let at_work = AtWork::default();
@@ -142,11 +144,11 @@ fn work_in_the_place_of_another_is_found() {
 /// How a GC closes a pool.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Closing {
-    /// As the agent does it.
+    /// As the agent closes it.
     Whole,
-    /// The fault: it checks that the pool is free, and closes it in a second step.
+    /// The injected fault: it checks that the pool is free, and closes it in a second step.
     InTwoSteps,
-    /// The fault: it subscribes to departures only after the check.
+    /// The injected fault: it subscribes to departures only after the check.
     AsksLate,
 }
 

@@ -1,8 +1,10 @@
-//! The test by `kubectl netattach`. The sandboxes are attached by the `netattachctl` in the agent's pod; pods and policies are
-//! made from here, by the rights of the one who asks, beside the agent's pod and under names that begin with `netattachctl-test-`.
+//! The test by `kubectl netattach`. `netattachctl` in the agent's pod attaches the sandboxes; this process
+//! creates pods and policies with the rights of its user, in the namespace of the agent's pod and with
+//! names that begin with `netattachctl-test-`.
 //!
-//! The pods are the node's and need a volume that nobody has made: no kubelet starts such a pod, which waits for it, and the
-//! agent takes it for one of its node. They go whatever happens; when this process is killed at once, with the next test.
+//! The pods are assigned to the node and need a volume that does not exist: the kubelet does not start such
+//! a pod, and the agent considers it a pod of its node. They are deleted in any case; if this process is
+//! killed, by the next test.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,16 +20,16 @@ use crate::cli::{CliError, missing, visible};
 use crate::error_chain::Chain;
 use crate::kube::exec::{AgentPod, Remote, RemoteError};
 
-/// Pods and policies of a test that began so long ago are those of one that was killed.
+/// Pods and policies of a test that began so long ago belong to a test that was killed.
 const OLD: Duration = Duration::from_secs(3600);
 
-/// The kinds of objects that are made: their path of the API, their group, and their name.
+/// The kinds of created objects: their path in the API, their group, and their name.
 const KINDS: [(&str, &str, &str); 2] =
     [("/api/v1", "", "pods"), ("/apis/k8s.cni.cncf.io/v1beta1", "k8s.cni.cncf.io", "multi-networkpolicies")];
 const POD: usize = 0;
 const POLICY: usize = 1;
 
-/// Where the test goes on, and by whom.
+/// The agent's pod that runs the test, and the connection to it.
 struct Asked<'a> {
     test: &'a Test,
     remote: &'a Remote,
@@ -39,7 +41,7 @@ impl Test {
     /// As [`Test::run`], in an agent's pod. Returns the exit code.
     ///
     /// # Errors
-    /// The test could not begin, or what it has made may be left.
+    /// The test could not begin, or some of its objects may be left.
     pub(in crate::cli) async fn through(
         &self,
         remote: &Remote,
@@ -78,7 +80,8 @@ impl Test {
 }
 
 impl Asked<'_> {
-    /// Runs the test in the agent's pod with more arguments: its outcomes, or its exit code when it has said why there are none.
+    /// Runs the test in the agent's pod with more arguments. Returns its results, or its exit code if it
+    /// has printed why there are none.
     async fn run(&self, more: &[String]) -> Result<Result<Vec<Outcome>, u8>, CliError> {
         let Test { network, timeout, config, .. } = self.test;
         let socket = self.socket.display().to_string();
@@ -96,7 +99,7 @@ impl Asked<'_> {
         Ok(Err(code.max(1)))
     }
 
-    /// What of the rights that the policy part needs the API server does not give.
+    /// Returns the rights needed by the policy part that the API server denies.
     async fn missing_rights(&self) -> Result<Vec<String>, RemoteError> {
         let mut lacking = Vec::new();
         for (_, group, resource) in KINDS {
@@ -117,7 +120,8 @@ impl Asked<'_> {
         Ok(lacking)
     }
 
-    /// The outcomes of the policy part on these networks, or the rights that it lacks. Whatever happens, what is made goes.
+    /// Returns the results of the policy part on these networks, or the missing rights. The created objects
+    /// are deleted in any case.
     async fn policies(&self, networks: &[String]) -> Result<Result<Vec<Outcome>, Vec<String>>, CliError> {
         if networks.is_empty() {
             return Ok(Ok(Vec::new()));
@@ -172,7 +176,7 @@ impl Asked<'_> {
         Ok(outcomes)
     }
 
-    /// Removes what a test has made, of which something may not be there.
+    /// Deletes the objects of a test, some of which may not exist.
     async fn remove(&self, pods: &Pods) -> Result<(), RemoteError> {
         let mut outcome = Ok(());
         for (kind, name) in [(POLICY, ""), (POD, "-a"), (POD, "-b")] {
@@ -185,7 +189,7 @@ impl Asked<'_> {
         outcome
     }
 
-    /// Removes what tests have left that were killed.
+    /// Deletes the objects of tests that were killed.
     async fn remove_left_over(&self) -> Result<(), RemoteError> {
         for kind in [POLICY, POD] {
             let path = format!("{}?labelSelector={}", self.path(kind, ""), LABEL.replace('/', "%2F"));

@@ -1,10 +1,12 @@
-//! `netattachctl test`: attaches two sandboxes of its own to networks as a runtime would, and sends traffic between them.
+//! `netattachctl test`: attaches two sandboxes of its own to networks as a runtime would, and sends traffic
+//! between them.
 //!
-//! The sandboxes are namespaces that only this process holds, so that nothing is left whichever way it ends: when it is
-//! killed they are gone, and the agent detaches sandboxes whose namespace is gone (`collectAfterSeconds`). Where the agent
-//! reads manifests they are pods for that time, and policies stop some of the traffic (`policy`). In a cluster that takes
-//! rights that no node has: `kubectl netattach test` makes pods and policies by those of the one who asks (`cluster`), and has
-//! the sandboxes attached in the agent's pod. A network that only some namespaces may use refuses them.
+//! Only this process holds the sandboxes' namespaces, so nothing is left however the process ends: if it is
+//! killed, the namespaces are gone, and the agent detaches sandboxes without a namespace
+//! (`collectAfterSeconds`). If the agent reads manifests, the sandboxes are pods during the test, and
+//! policies stop some of the traffic (`policy`). In a cluster this takes rights that no node has: `kubectl
+//! netattach test` creates pods and policies with the rights of its user (`cluster`), and has the sandboxes
+//! attached in the agent's pod. A network that only some namespaces may use refuses them.
 
 mod cluster;
 mod policy;
@@ -29,7 +31,7 @@ use crate::netns::{Netns, NetnsError, within};
 use crate::rpc::message::{AttachCall, CniCall, Request, Response, SandboxName};
 use policy::{Manifest, Pods, STEPS, Step};
 
-/// What is sent and sent back.
+/// The text that is sent and echoed.
 const GREETING: &[u8] = b"netattach";
 
 /// Pause between two attempts: an address of IPv6 is usable a second after it was set.
@@ -69,7 +71,8 @@ fn step(text: &str) -> Result<Step, String> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Outcome {
     network: String,
-    /// `attach`, `IPv4` or `IPv6` with the direction, or `policy` with what it says and what has to become of a direction.
+    /// `attach`, `IPv4` or `IPv6` with the direction, or `policy` with its rule and the expected result for
+    /// a direction.
     what: String,
     /// Whether it succeeded.
     passed: bool,
@@ -145,7 +148,7 @@ impl Test {
             let mut sandbox = Sandbox::new(name, pods.map(|it| it.arguments(name)).unwrap_or_default())?;
             let added = sandbox.call(socket, "ADD");
             let attached = added.and_then(|result| sandbox.note(default, &result));
-            // What has begun has to be taken back.
+            // An attachment that has begun must be detached.
             sandboxes.push(sandbox);
             if let Err(error) = attached {
                 outcomes.push(Outcome::failed(default, "attach", error));
@@ -208,7 +211,7 @@ impl Sandbox {
         Ok(Self { id, netns, arguments, addresses: BTreeMap::new() })
     }
 
-    /// A call as a runtime makes it. Returns the result, or the failure on one line.
+    /// Calls the agent as a runtime would. Returns the result, or the failure on one line.
     fn call(&self, socket: &Path, command: &str) -> Result<String, String> {
         let netns = format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_fd().as_raw_fd());
         let env: [(&str, &str); 6] = [
@@ -250,7 +253,7 @@ impl Sandbox {
         }
     }
 
-    /// Notes the addresses of a result.
+    /// Records the addresses of a result.
     fn note(&mut self, network: &str, result: &str) -> Result<(), String> {
         let value: serde_json::Value = serde_json::from_str(result).map_err(|error| error.to_string())?;
         let result = CniResult::parse(&value, Version::LATEST).map_err(|error| Chain(&error).to_string())?;
@@ -260,7 +263,7 @@ impl Sandbox {
     }
 }
 
-/// Sends a greeting by TCP and has it sent back. Returns how long the connection took that succeeded.
+/// Sends a greeting by TCP and receives the echo. Returns the duration of the successful connection.
 fn exchange(from: &Sandbox, to: &Sandbox, address: IpAddr, timeout: Duration) -> io::Result<Duration> {
     let deadline = Instant::now() + timeout;
     let entered = |error: NetnsError| io::Error::other(Chain(&error).to_string());
@@ -277,7 +280,7 @@ fn exchange(from: &Sandbox, to: &Sandbox, address: IpAddr, timeout: Duration) ->
         });
         greet(&mut connected.map_err(entered)??, timeout).map(|()| began.elapsed())
     });
-    // It ends by the deadline; if it failed, so did the greeting.
+    // The thread ends by the deadline; if it failed, so did the exchange.
     let _ = answering.join();
     sent
 }
@@ -290,7 +293,7 @@ fn greet(stream: &mut TcpStream, timeout: Duration) -> io::Result<()> {
     if answer == *GREETING { Ok(()) } else { Err(io::Error::other("another answer came back")) }
 }
 
-/// Sends back what connections send, until one has got its answer.
+/// Echoes what connections send, until one has received its echo.
 fn answer(listener: &TcpListener, deadline: Instant) -> io::Result<()> {
     loop {
         let (stream, _) = retry(deadline, || listener.accept())?;
@@ -308,7 +311,7 @@ fn send_back(mut stream: TcpStream, deadline: Instant) -> io::Result<()> {
     stream.write_all(&greeting)
 }
 
-/// Tries again until the deadline.
+/// Retries until the deadline.
 fn retry<T>(deadline: Instant, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match attempt() {

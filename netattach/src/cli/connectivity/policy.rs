@@ -1,5 +1,6 @@
-//! The policy part: the two sandboxes are pods, of which a policy that is changed from step to step selects one. A manifest in
-//! the agent's directory has them, with a namespace of their own; in a cluster `cluster` makes them.
+//! The policy part: the two sandboxes are pods, one of which is selected by a policy that changes from step
+//! to step. A manifest in the agent's directory defines them, in a namespace of their own; in a cluster
+//! `cluster` creates them.
 
 use std::fs;
 use std::io;
@@ -12,9 +13,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{Outcome, Sandbox, exchange};
 use crate::agent::Settings;
 
-/// How the names of objects begin, and that of the manifest; in a manifest the number of the process follows.
+/// Prefix of the names of objects, and of the manifest; in a manifest the pid of the process follows.
 pub(super) const NAME: &str = "netattachctl-test-";
-/// How long a connection that has to fail is tried.
+/// How long a connection that must fail is tried.
 const REFUSED: Duration = Duration::from_millis(500);
 /// How long a changed policy may take.
 const IN_FORCE: Duration = Duration::from_secs(10);
@@ -22,22 +23,22 @@ const IN_FORCE: Duration = Duration::from_secs(10);
 /// The label of the pods of a test, whose value is the pod's own.
 pub(super) const LABEL: &str = "netattach.dev/test";
 
-/// The pods that the sandboxes are.
+/// The pods of the sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pods {
     pub(super) namespace: String,
-    /// In front of `-a` and `-b`, which their names end with. It is that of the policy, too.
+    /// Prefix of the names, followed by `-a` and `-b`. The policy has this name too.
     pub(super) name: String,
 }
 
-/// The manifest; it goes with this value.
+/// The manifest; removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct Manifest {
     file: PathBuf,
     pub(super) pods: Pods,
 }
 
-/// What a policy does to pod `b`, and which direction of new connections it stops.
+/// The effect of each policy on pod `b`: which direction of new connections it stops.
 pub(super) const STEPS: [Step; 3] = [
     Step {
         what: "ingress to b from nobody",
@@ -63,7 +64,7 @@ const B_TO_A: &str = "b to a";
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Step {
     what: &'static str,
-    /// By a selector of `a`.
+    /// The policy's specification, given a selector of `a`.
     spec: fn(Value) -> Value,
     stops: Option<&'static str>,
 }
@@ -75,7 +76,7 @@ impl Pods {
         format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}-{pod}")
     }
 
-    /// The pods, of that specification.
+    /// Returns the pods with that specification.
     pub(super) fn objects(&self, spec: &Value) -> [Value; 2] {
         ["a", "b"].map(|pod| {
             let name = format!("{}-{pod}", self.name);
@@ -104,7 +105,7 @@ impl Pods {
 }
 
 impl Step {
-    /// The outcomes on these networks of both pods, while its policy is the one that selects `b`.
+    /// Returns the results on these networks of both pods, while the policy in force selects `b`.
     pub(super) fn outcomes(
         self,
         [a, b]: [&Sandbox; 2],
@@ -156,7 +157,7 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
-    /// The outcomes of every step on these networks of both pods.
+    /// Returns the results of every step on these networks of both pods.
     pub(super) fn outcomes(
         &self,
         pods: [&Sandbox; 2],
@@ -172,7 +173,7 @@ impl Manifest {
         Ok(outcomes)
     }
 
-    /// Writes pods and policies, at once.
+    /// Writes pods and policies atomically.
     fn put(&self, policies: &[Value]) -> io::Result<()> {
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.pods.namespace}});
@@ -181,23 +182,23 @@ impl Manifest {
         objects.extend_from_slice(policies);
         // JSON is YAML.
         let text: Vec<String> = objects.iter().map(|object| format!("{object}\n")).collect();
-        // No name of a manifest, until it is whole.
+        // Not named as a manifest until it is complete.
         let unfinished = self.file.with_extension("unfinished");
         fs::write(&unfinished, text.join("---\n"))?;
         fs::rename(&unfinished, &self.file)
     }
 
-    /// A signal ends this process without the values that it holds.
+    /// Removes the manifest at a signal, which ends this process without running destructors.
     fn remove_at_a_signal(&self) {
         let file = self.file.clone();
         let wait = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let number = runtime.block_on(interrupted())?;
             let _ = fs::remove_file(&file);
-            // The sandboxes' namespaces go with this process, and the agent detaches them.
+            // The sandboxes' namespaces are deleted with this process, and the agent detaches them.
             std::process::exit(128 + number)
         };
-        // Without it the next test removes the file.
+        // If the thread cannot be started, the next test removes the file.
         std::thread::spawn(move || -> io::Result<()> { wait() });
     }
 }
@@ -213,7 +214,7 @@ pub(super) async fn interrupted() -> io::Result<i32> {
 
 impl Drop for Manifest {
     fn drop(&mut self) {
-        // What cannot be removed now is removed by the next test.
+        // If the file cannot be removed now, the next test removes it.
         let _ = fs::remove_file(&self.file);
     }
 }
@@ -230,7 +231,7 @@ fn remove_left_over(directory: &Path) {
     }
 }
 
-/// Tries until a new connection fails, for as long as a policy may take.
+/// Retries until a new connection fails, for as long as a policy may take.
 fn stopped(from: &Sandbox, to: &Sandbox, address: std::net::IpAddr) -> io::Result<()> {
     let deadline = Instant::now() + IN_FORCE;
     loop {

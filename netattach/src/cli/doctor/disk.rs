@@ -1,4 +1,5 @@
-//! Whether what the agent writes can be written: its directories are on file systems that take files, and let this process write.
+//! Checks whether the agent's directories are writable: their file systems have room, and permit writing by
+//! this process.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use crate::ipam::Pool;
 
 const NAME: &str = "disk";
 
-/// Where the agent's pod has the executables copied to. The agent and the doctor's pod see it read-only.
+/// The directory to which the agent's pod copies the executables. The agent and the doctor's pod see it
+/// read-only.
 const EXECUTABLES: (&str, &str) = ("of the executables", "/opt/cni/bin");
 
 const MAKE_ROOM: &str =
@@ -23,7 +25,7 @@ const MAKE_ROOM: &str =
 /// Blocks and inodes of a file system that count as none: a record takes one of each.
 const TOO_FEW: u64 = 16;
 
-/// Looks at each directory that the agent writes to, those of the pools that it has taken addresses from among them.
+/// Checks each directory that the agent writes to, including the pools from which it has taken addresses.
 pub(super) fn check(settings: &Settings, pools: &[Pool]) -> Check {
     let set = &settings.cni_conf.dir;
     let cni_conf = (!set.as_os_str().is_empty()).then(|| ("cniConf.dir", set.clone()));
@@ -54,12 +56,12 @@ pub(super) fn check(settings: &Settings, pools: &[Pool]) -> Check {
     Check::failed(NAME, list([full, owned].concat()), remedies.join("; "))
 }
 
-/// A directory that does not exist is made in the nearest that does.
+/// Returns the nearest existing directory: a missing one would be created there.
 fn nearest(path: &Path) -> &Path {
     path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
 }
 
-/// What keeps files from being written there.
+/// Returns what prevents writing files there.
 fn problem(path: &Path) -> Option<String> {
     match statvfs(nearest(path)) {
         Ok(found) => of_file_system(&found).map(str::to_owned),
@@ -67,8 +69,8 @@ fn problem(path: &Path) -> Option<String> {
     }
 }
 
-/// Whether this process may not write there, which root may not without `CAP_DAC_OVERRIDE` where a directory is another user's.
-/// A mount that is read-only is no answer to that.
+/// Returns the problem if this process may not write there; root may not either, without
+/// `CAP_DAC_OVERRIDE`, if the directory belongs to another user. Does not report read-only mounts.
 fn of_another(path: &Path) -> Option<String> {
     let there = nearest(path);
     let asked = accessat(CWD, there, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
@@ -89,7 +91,7 @@ fn of_file_system(found: &StatVfs) -> Option<&'static str> {
     if found.f_bavail < TOO_FEW {
         return Some("is on a file system that is full");
     }
-    // File systems without a fixed number of inodes say that they have none.
+    // File systems without a fixed number of inodes report zero inodes.
     (found.f_files > 0 && found.f_favail < TOO_FEW).then_some("is on a file system that has no inodes left")
 }
 
@@ -132,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_directory_on_a_read_only_file_system_is_named_with_its_key_and_the_remedy() {
-        // The kernel's own settings are on one that takes no files.
+        // The kernel's settings are on a file system that accepts no files.
         let mut settings = Settings::default();
         settings.state_dir = "/proc/nowhere".into();
         let found =
@@ -140,7 +142,7 @@ mod tests {
         assert_eq!(found.state, super::super::State::Failed, "{found:?}");
         let full = "is on a file system that is full";
         let expected = format!("/proc/nowhere (stateDir) {full}, /proc/leases/shop (ipam.dataDir) {full}");
-        // Who is not root may not write to others besides.
+        // A user other than root may not write to further directories.
         assert!(found.detail.starts_with(&expected), "{found:?}");
         assert!(found.remedy.starts_with("free space there"), "{found:?}");
     }

@@ -1,16 +1,18 @@
-//! `netattachctl doctor`: looks at everything that netattach needs on a node, with an agent or without, and says what to do.
+//! `netattachctl doctor`: checks everything that netattach needs on a node, with or without an agent, and
+//! prints remedies.
 //!
-//! It changes nothing. Each check answers in any case: what cannot be looked at is a finding of its own.
+//! It changes nothing. Each check has a result in any case: if it cannot be carried out, that is its
+//! result.
 //!
-//! | module | what it looks at |
+//! | module | what it checks |
 //! |---|---|
-//! | `agent` | whether the agent answers, what it lacks, what it has trouble with; with which settings it runs |
-//! | `disk` | whether what the agent writes can be written |
-//! | `machine` | privileges, kernel, the BPF file system and what is pinned there |
-//! | `runtime` | the order of CNI configurations, the executables that they name |
-//! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links |
+//! | `agent` | whether the agent answers, what it lacks, its problems; its settings |
+//! | `disk` | whether the agent's directories are writable |
+//! | `machine` | privileges, kernel, the BPF file system and its pins |
+//! | `runtime` | the order of CNI configurations, and the executables that they name |
+//! | `records` | the journal, and leftovers of sandboxes without a record: namespaces, links |
 //! | `pools` | leases of containers without a record, and pools that do not answer |
-//! | `cluster` | what the agent may do in the cluster |
+//! | `cluster` | the agent's rights in the cluster |
 
 mod agent;
 mod cluster;
@@ -48,7 +50,7 @@ pub(super) enum State {
     Warning,
     /// Something does not work.
     Failed,
-    /// It could not be looked at, or is not asked for.
+    /// It could not be carried out, or does not apply.
     Skipped,
 }
 
@@ -59,9 +61,9 @@ pub(super) struct Check {
     pub(super) check: &'static str,
     /// The outcome.
     pub(super) state: State,
-    /// What was found.
+    /// The finding.
     pub(super) detail: String,
-    /// What to do; empty if there is nothing to do.
+    /// The remedy; empty if there is nothing to do.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) remedy: String,
 }
@@ -93,7 +95,7 @@ impl Doctor {
     }
 }
 
-/// All checks, in the order in which they are worth reading.
+/// Returns all checks, in the order of their importance.
 pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
     let agent::Known { settings, check, is_apart } = agent::settings(config);
     let mut checks = vec![machine::privileges(), check];
@@ -107,7 +109,7 @@ pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
     checks
 }
 
-/// The settings that the checks go by.
+/// Returns the settings on which the checks are based.
 pub(super) fn settings(config: Option<&Path>) -> Settings {
     agent::settings(config).settings
 }
@@ -163,7 +165,7 @@ bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
         );
     }
 
-    /// A remedy that names a setting which is none costs an operator more than no remedy.
+    /// A remedy with a nonexistent setting is worse for an operator than none.
     #[test]
     fn every_setting_that_a_check_names_is_one() {
         // Another test compares the first with the settings; the second has the keys of networks.

@@ -1,7 +1,9 @@
-//! Pools of addresses: what is held in them by containers without a record, and which could not be looked at.
+//! Address pools: checks for addresses held by containers without a record, and for pools that cannot be
+//! read.
 //!
-//! A pool that others are at keeps a look waiting for as long as an operation waits ([`DEADLINE`]), and one on a disk that hangs for
-//! ever. So they are looked at side by side, by threads that nobody waits for beyond one bound for all.
+//! Reading a pool that another process has locked takes as long as an operation would wait ([`DEADLINE`]),
+//! and on a hanging disk forever. So pools are read concurrently, by threads that are abandoned after a
+//! bound for all of them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,20 +19,20 @@ use crate::ipam::{DEADLINE, Error, Held, Leases, Owner, Patience, Pool};
 
 const NAME: &str = "leases";
 
-/// Most pools that are looked at at a time.
+/// Most pools that are read at a time.
 const AT_ONCE: usize = 16;
 
-/// How long all of them may take: long enough for one that others are at to say so.
+/// Timeout for all of them: long enough that a locked pool is reported as locked.
 const BOUND: Duration = DEADLINE.saturating_add(Duration::from_secs(2));
 
-/// Looks for addresses in these pools whose holder is none of these containers, which have records.
+/// Checks these pools for addresses whose holder is none of these containers, which have records.
 pub(super) fn checks(pools: &[Pool], containers: &BTreeSet<String>) -> Vec<Check> {
     let leases = Leases::default();
     let found = side_by_side(pools, BOUND, move |pool| leases.holders(pool, Patience::Operation));
     told(pools.iter().zip(found), containers)
 }
 
-/// What was found of each pool, in words; `None`: nothing in time.
+/// Returns the finding for each pool as text; `None`: there was none in time.
 fn told<'p>(
     found: impl Iterator<Item = (&'p Pool, Option<Result<Vec<Held>, Error>>)>,
     containers: &BTreeSet<String>,
@@ -56,7 +58,7 @@ fn told<'p>(
     checks
 }
 
-/// Addresses of a pool whose holder has no record.
+/// Returns the addresses of a pool whose holder has no record.
 fn stray(pool: &Pool, held: &[Held], containers: &BTreeSet<String>) -> Option<Check> {
     let is_stray = |owner: &Owner| !containers.contains(&owner.container_id);
     let stray: Vec<String> = held
@@ -74,8 +76,8 @@ fn stray(pool: &Pool, held: &[Held], containers: &BTreeSet<String>) -> Option<Ch
     Some(Check::warning(NAME, detail, remedy))
 }
 
-/// What `look` finds at each of these, [`AT_ONCE`] of them at a time, as far as it does so before `bound` is over. A thread whose
-/// look hangs is left behind: this process ends without it.
+/// Returns the results of `look` for each item, [`AT_ONCE`] of them at a time, as far as they are available
+/// within `bound`. A thread whose `look` hangs is abandoned: this process ends without it.
 fn side_by_side<I, T>(
     items: &[I],
     bound: Duration,
@@ -100,7 +102,7 @@ where
                 }
             }
         };
-        // Where the system gives no thread, the others take its part; what nobody takes was not looked at.
+        // If a thread cannot be started, the others do its work; items that no thread takes have no result.
         let _ = thread::Builder::new().name("pools".to_owned()).spawn(work);
     }
     drop(sender);
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn all_are_looked_at_at_once_and_each_answer_is_that_of_its_own() {
-        // Nobody gets past it before all of them have come.
+        // No thread continues before all of them have arrived.
         let barrier = Barrier::new(AT_ONCE);
         let items: Vec<usize> = (0..AT_ONCE).collect();
         let found = side_by_side(&items, LONG, move |item| {

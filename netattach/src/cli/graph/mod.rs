@@ -1,6 +1,6 @@
 //! `netattachctl graph`: pods, networks, links and policies as a picture: text, or SVG that a browser opens.
 //!
-//! `svg` draws. A graph has at most [`MOST_PODS`] pods; of more, the number is said.
+//! `svg` draws. A graph has at most [`MOST_PODS`] pods; of the others only the number is shown.
 
 mod svg;
 

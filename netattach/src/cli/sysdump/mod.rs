@@ -1,7 +1,8 @@
-//! `netattachctl sysdump`: one archive with what is needed to understand a node, without secrets.
+//! `netattachctl sysdump`: writes one archive for diagnosing a node, without secrets.
 //!
-//! It works with an agent and without: what cannot be had is named in the archive. Every part has a bound, and so has the
-//! whole ([`MOST_TOTAL`]). `redact` takes secrets out of everything that others write; [`tar`] writes the format.
+//! It works with and without an agent: the archive lists what could not be read. Every part and the whole
+//! ([`MOST_TOTAL`]) are bounded. `redact` removes secrets from everything that others write; [`tar`] writes
+//! the format.
 
 mod redact;
 mod tar;
@@ -51,7 +52,7 @@ struct Written {
     files: usize,
     /// Their bytes before compression.
     bytes: usize,
-    /// What is not in it, and why.
+    /// The parts that are missing, with the reasons.
     left_out: Vec<String>,
 }
 
@@ -68,7 +69,7 @@ impl Sysdump {
     pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
         if self.is_stdout() {
             let written = self.write(socket, PathBuf::from("-"), io::stdout().lock())?;
-            // Standard output is the archive.
+            // Printed to standard error, as standard output is the archive.
             for left_out in &written.left_out {
                 let _ = writeln!(io::stderr(), "netattachctl: left out: {}", visible::inline(left_out));
             }
@@ -76,13 +77,13 @@ impl Sysdump {
         }
         let (path, file) = self.create()?;
         let written = self.write(socket, path.clone(), file).inspect_err(|_| {
-            // What is there of it is of no use.
+            // A partial archive is of no use.
             let _ = fs::remove_file(&path);
         })?;
         Ok((format.show(&written, |_| render(&written))?, Ok(())))
     }
 
-    /// The file for the archive of another machine; `None` if that goes to standard output.
+    /// Returns the local file for the archive of another machine; `None` if it goes to standard output.
     pub(super) fn local(&self) -> Result<Option<(PathBuf, fs::File)>, CliError> {
         if self.is_stdout() { Ok(None) } else { self.create().map(Some) }
     }
@@ -90,7 +91,7 @@ impl Sysdump {
     fn create(&self) -> Result<(PathBuf, fs::File), CliError> {
         use std::os::unix::fs::OpenOptionsExt;
         let path = self.file.clone().unwrap_or_else(default_name);
-        // Addresses and names of pods are nobody else's business.
+        // Only for the owner: the archive contains addresses and names of pods.
         let created = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         created.map(|file| (path.clone(), file)).map_err(|source| CliError::Archive { path, source })
     }
@@ -159,7 +160,7 @@ impl Sysdump {
     }
 }
 
-/// What the agent is asked.
+/// Returns the requests to the agent.
 fn questions() -> [(&'static str, Request); 7] {
     [
         ("status", Request::Status),
@@ -172,7 +173,7 @@ fn questions() -> [(&'static str, Request); 7] {
     ]
 }
 
-/// Files of the kernel that tell about links, routes and what is loaded; none has a secret.
+/// Files of the kernel about links, routes and loaded programs; none contains a secret.
 const MACHINE: [(&str, &str); 11] = [
     ("version", "/proc/version"),
     ("cpuinfo", "/proc/cpuinfo"),
@@ -203,7 +204,7 @@ impl<W: Write> Dump<W> {
         self.left_out.push(format!("{name}: {why}"));
     }
 
-    /// Adds a file, cut at its bound; nothing once the archive is full.
+    /// Adds a file, truncated at its bound; does nothing once the archive is full.
     fn add(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
         if self.bytes + content.len().min(MOST_FILE) > MOST_TOTAL {
             self.leave_out(name, "the archive is full");
@@ -246,7 +247,7 @@ impl<W: Write> Dump<W> {
         }
     }
 
-    /// Adds the files of a directory and of those in it. A link is not followed.
+    /// Adds the files of a directory and its subdirectories. Symbolic links are not followed.
     fn directory(&mut self, name: &str, directory: &Path, depth: usize) -> io::Result<()> {
         for entry in self.entries(name, directory) {
             let below = format!("{name}/{}", entry.file_name().to_string_lossy());
@@ -275,7 +276,7 @@ impl<W: Write> Dump<W> {
         self.add(name, (found.join("\n") + "\n").as_bytes())
     }
 
-    /// The entries of a directory by name, as many as are taken.
+    /// Returns the entries of a directory by name, up to a bound.
     fn entries(&mut self, name: &str, directory: &Path) -> Vec<fs::DirEntry> {
         let mut entries: Vec<_> = match fs::read_dir(directory) {
             Ok(entries) => entries.flatten().collect(),

@@ -1,4 +1,5 @@
-//! What netattach has written on a node: configurations for the container runtime, state, executables.
+//! The files that netattach has written on a node: configurations for the container runtime, state,
+//! executables.
 
 use std::fs;
 use std::io;
@@ -12,22 +13,22 @@ use crate::attach::standalone::names;
 use crate::cli::CliError;
 use crate::ipam::Pool;
 
-/// What the agent keeps below its state directory, and what it keeps beside its socket.
+/// The agent's files below its state directory, and those beside its socket.
 const STATE: [&str; 3] = ["journal", "pending", "dhcp"];
 const RUN: [&str; 3] = ["netattach.sock", "netattach.sock.lock", "network-status"];
 
-/// What was found.
+/// The files found.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     /// Configurations that an agent has written.
     pub(super) configurations: Vec<PathBuf>,
     /// State of agents, in files and directories.
     pub(super) state: Vec<PathBuf>,
-    /// The directories of these.
+    /// The directories of these files.
     around: Vec<PathBuf>,
     /// Executables.
     pub(super) executables: Vec<PathBuf>,
-    /// What stays.
+    /// What is kept.
     pub(super) stays: Vec<Stays>,
 }
 
@@ -54,7 +55,7 @@ impl Files {
         Ok(())
     }
 
-    /// Looks for what the agent keeps on disk. With `needed`, which says what for, all of the state stays.
+    /// Looks for the agent's state on disk. If `needed` is set (the reason), all of the state is kept.
     pub(super) fn look_for_state(&mut self, state: &Path, run: Option<&Path>, needed: Option<String>) {
         let mut find = |directory: &Path, names: &[&str]| {
             let found: Vec<PathBuf> =
@@ -73,7 +74,7 @@ impl Files {
         }
     }
 
-    /// Looks at the pools that leases were ever taken from.
+    /// Checks the pools from which leases were ever taken.
     pub(super) fn look_at_pools(&mut self, pools: &[Pool]) {
         for path in pools.iter().map(Pool::path) {
             let Ok(entries) = fs::read_dir(&path) else { continue };
@@ -128,7 +129,7 @@ impl Files {
         Ok(())
     }
 
-    /// Removes the configurations: new pods are no longer netattach's.
+    /// Removes the configurations, so that netattach does not attach new pods.
     ///
     /// # Errors
     /// One cannot be removed.
@@ -139,11 +140,11 @@ impl Files {
     /// Removes the rest.
     ///
     /// # Errors
-    /// Something cannot be removed.
+    /// A file cannot be removed.
     pub(super) fn remove_rest(&self) -> Result<(), CliError> {
         self.state.iter().chain(&self.executables).try_for_each(|path| remove(path))?;
         for directory in &self.around {
-            // It may be a mount of the container that this runs in, or have something else in it.
+            // Fails if the directory is a mount of this container, or contains other files.
             let _ = fs::remove_dir(directory);
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! What netattach has made in the kernel of a node for all pods, besides pins: tables, routes, bridges.
+//! The state that netattach has created in the kernel of a node for all pods, besides pins: tables, routes,
+//! bridges.
 
 use super::Stays;
 use crate::attach::host_access::is_host_link;
@@ -6,38 +7,38 @@ use crate::bpf::{Program, Side};
 use crate::builtin::routes::{METRIC, PROTOCOL};
 use crate::netlink::{self, DeviceState, FilteredDevice, Handle, RouteState};
 
-/// The programs that are only on devices which outlast every pod: uplinks of the node, and parents of macvlans. In filters they
-/// would stay for good; links go with their pins.
+/// The programs that run only on devices which outlast every pod: uplinks of the node, and parents of
+/// macvlans. As filters they would stay attached forever; BPF links are removed with their pins.
 const LASTING: [Program; 3] =
     [Program::Uplink, Program::OnParent(Side::FromPod), Program::OnParent(Side::ToPod)];
 
-/// Why a table of another's stays.
+/// Why a table of another owner is kept.
 const OF_ANOTHER: &str = "this table is another agent's or another program's";
 
 /// Settings that ADDs have switched on, below `/proc/sys`.
 const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
 
-/// What was found in this network namespace.
+/// The state found in this network namespace.
 #[derive(Debug, Default)]
 pub(super) struct Kernel {
     /// Names of tables of nftables.
     pub(super) tables: Vec<String>,
-    /// Tables that have the names of ours, and whose they are. They stay.
+    /// Tables with the names of ours but another owner. They are kept.
     others: Vec<(&'static str, String)>,
     routes: Vec<RouteState>,
     devices: Vec<FilteredDevice>,
-    /// Representors: others make their `clsact`, too.
+    /// Representors, whose `clsact` other programs may have created.
     representors: Vec<FilteredDevice>,
     /// Names of the node's own links on parents of pods.
     pub(super) host_links: Vec<String>,
     /// Bridges without a port.
     pub(super) bridges: Vec<String>,
-    /// Bridges that something is still connected to. They stay.
+    /// Bridges with ports. They are kept.
     pub(super) bridges_in_use: Vec<String>,
 }
 
 impl Kernel {
-    /// Looks what is there of the agent with that state directory.
+    /// Finds the state of the agent with that state directory.
     pub(super) fn look(node: &mut Handle, owner: &str) -> Result<Self, netlink::Error> {
         let mut found = Self::default();
         if netlink::guard_exists()? {
@@ -50,7 +51,7 @@ impl Kernel {
         found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
         found.host_links = node.links()?.into_iter().filter(is_host_link).map(|link| link.name).collect();
         found.devices = node.devices_with_filters(&LASTING.map(Program::name), |_| true)?;
-        // Other ends of pods' links go with the pods.
+        // The other ends of pods' links are deleted with the pods.
         found.representors =
             node.devices_with_filters(&Program::ON_NODE_ENDS.map(Program::name), DeviceState::stays)?;
         found.devices.retain(|device| !found.host_links.contains(&device.name));
@@ -77,7 +78,7 @@ impl Kernel {
         self.devices.iter().chain(&self.representors).map(|device| device.name.clone()).collect()
     }
 
-    /// Removes what was found, but for bridges in use.
+    /// Removes what was found, except bridges in use.
     pub(super) fn remove(&self, node: &mut Handle) -> Result<(), netlink::Error> {
         let is_ours = |name: &str| self.tables.iter().any(|table| table == name);
         if is_ours(netlink::GUARD_TABLE) {
@@ -98,7 +99,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// What stays.
+    /// Returns what is kept.
     pub(super) fn stays(&self) -> impl Iterator<Item = Stays> {
         let bridges = self
             .bridges_in_use

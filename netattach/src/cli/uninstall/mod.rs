@@ -1,8 +1,9 @@
-//! `netattachctl uninstall`: removes from a node whose agent has ended for good what outlasts agents and pods, and says what
-//! stays and why.
+//! `netattachctl uninstall`: removes from a node whose agent has ended for good what outlasts agents and
+//! pods, and prints what is kept and why.
 //!
-//! First goes the configuration by which the runtime calls netattach, so that no new pod waits for an agent that does not come;
-//! then what is in the kernel (`kernel`), then the state and the executables (`files`).
+//! First the configuration by which the runtime calls netattach is removed, so that no new pod waits for an
+//! agent that will not come; then the state in the kernel (`kernel`), then the state on disk and the
+//! executables (`files`).
 
 mod files;
 mod kernel;
@@ -62,7 +63,7 @@ pub(super) struct Removed {
     removed: bool,
     /// Whether the check for attached pods was skipped; devices of attached pods keep their programs until the pods go.
     forced: bool,
-    /// Whether all of this is still there.
+    /// Whether this was a dry run, which removes nothing.
     dry_run: bool,
     /// Configurations for the container runtime.
     configurations: Vec<PathBuf>,
@@ -70,23 +71,24 @@ pub(super) struct Removed {
     tables: Vec<String>,
     /// Destinations of the routes to the pods of other nodes.
     routes: Vec<String>,
-    /// Uplinks of the node, parents of macvlans and representors whose programs go: these devices outlast the pods.
+    /// Uplinks of the node, parents of macvlans and representors whose programs are removed: these devices
+    /// outlast the pods.
     devices: Vec<String>,
     /// The node's own links on parents of pods.
     host_links: Vec<String>,
     /// Bridges without a port.
     bridges: Vec<String>,
-    /// Bridges that something is still connected to. They stay.
+    /// Bridges with ports. They are kept.
     bridges_in_use: Vec<String>,
     /// Journal, requests that waited for the agent, and its socket.
     state: Vec<PathBuf>,
     /// Executables.
     executables: Vec<PathBuf>,
-    /// What stays.
+    /// What is kept.
     stays: Vec<Stays>,
 }
 
-/// Something that stays on the node.
+/// Something that is kept on the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Stays {
     what: String,
@@ -140,7 +142,7 @@ impl fmt::Display for Removed {
 }
 
 impl Removed {
-    /// The lines that say it, no wider than those of tables.
+    /// Returns the lines that describe it, no wider than those of tables.
     pub(super) fn text(&self, width: Width) -> String {
         table::sentences(&self.to_string(), width)
     }
@@ -159,7 +161,7 @@ impl Uninstall {
             // Any answer means that an agent serves this socket.
             _ => return Err(CliError::AgentRuns(socket.to_owned())),
         }
-        // No agent starts meanwhile, nor does one run that serves another socket.
+        // The lock prevents that an agent starts now, and shows whether one runs with another socket.
         let _state = own_existing("state directory", &self.state_dir)?;
         let _pins = own_existing("pins", &self.bpffs)?;
         let records =
@@ -177,7 +179,7 @@ impl Uninstall {
         let removed = are_removable(&self.bpffs)?;
         if !self.dry_run {
             files.remove_configurations()?;
-            // The gates before the tables: programs that devices keep must not leave packets to a table that is gone.
+            // Gates before tables: programs that stay on devices must not leave packets to a removed table.
             close_gates(&self.bpffs)?;
             kernel.remove(&mut node)?;
             if removed {
@@ -204,13 +206,13 @@ impl Uninstall {
         })
     }
 
-    /// What the agent's tables say whose they are: its state directory, where links lead to.
+    /// Returns the owner recorded in the agent's tables: its state directory, with symbolic links resolved.
     fn owner(&self) -> String {
         let path = std::fs::canonicalize(&self.state_dir);
         path.unwrap_or_else(|_| self.state_dir.clone()).to_string_lossy().into_owned()
     }
 
-    /// The journal, if no pod is attached: neither by its records nor by the maps.
+    /// Returns the records of the journal, if neither these nor the maps show an attached pod.
     fn attached(&self) -> Result<Records, CliError> {
         let records = Records::read(&self.state_dir)?;
         if !records.attached.is_empty() {
@@ -227,14 +229,14 @@ impl Uninstall {
     }
 }
 
-/// What the state directory says of the node.
+/// The state directory's information about the node.
 #[derive(Debug, Default)]
 struct Records {
     /// The pods that have records, or their containers. A damaged record counts too.
     attached: BTreeSet<String>,
     /// DELs that no agent has carried out.
     waiting: usize,
-    /// The pools that leases were ever taken from.
+    /// The pools from which leases were ever taken.
     pools: Vec<Pool>,
 }
 
@@ -258,7 +260,7 @@ impl Records {
         Ok(Self { attached, waiting, pools: store.pools() })
     }
 
-    /// What the state directory is still needed for.
+    /// Returns what the state directory is still needed for.
     fn needed(&self) -> Option<String> {
         let Self { attached, waiting, .. } = self;
         match (attached.len(), waiting) {

@@ -44,7 +44,7 @@ pub struct Attachment {
     /// The reason for a lower level, for people; empty at [`Level::Full`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub enforcement_detail: String,
-    /// Whether its packet programs wait for the first policy that selects it.
+    /// Whether its packet programs are attached only when the first policy selects it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub programs_wait: bool,
     /// State on the fast path; absent for interfaces without an end on the node, which is never on it.
@@ -60,9 +60,9 @@ pub struct Attachment {
 pub enum Level {
     /// Policies have no effect.
     None,
-    /// Enforced until a process removes the programs, which are filters inside of the pod.
+    /// Enforced unless a process in the pod removes the programs, which are filters in the pod's netns.
     Advisory,
-    /// Enforced unless the pod uses privileges over its network that it has or may have.
+    /// Enforced unless the pod uses network privileges that it has or may have.
     FullUnlessPrivileged,
     /// Always enforced.
     Full,

@@ -1,5 +1,5 @@
-//! Requests that change something, and their answers: one more network for a live sandbox. Calls of the CNI executable are its
-//! own ([`netattach_shim::message`]).
+//! Requests that change something, and their answers: attaching a live sandbox to one more network, and
+//! detaching it. The calls of the CNI executable are defined in [`netattach_shim::message`].
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub struct AttachCall {
     pub selection: serde_json::Value,
     /// The caller's name, for the record and the pod's status: printable, at most 253 bytes.
     pub by: String,
-    /// The trace that it belongs to, as `TRACEPARENT` has it (W3C Trace Context).
+    /// The trace that the request belongs to, as in `TRACEPARENT` (W3C Trace Context).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }
@@ -34,7 +34,7 @@ pub struct DetachCall {
     /// its calls leaves this out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub must_be_attached: bool,
-    /// The trace that it belongs to, as `TRACEPARENT` has it (W3C Trace Context).
+    /// The trace that the request belongs to, as in `TRACEPARENT` (W3C Trace Context).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traceparent: Option<String>,
 }

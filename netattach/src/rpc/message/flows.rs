@@ -51,7 +51,7 @@ pub struct AttachmentStats {
     /// Flows that were ever entered at the attachment.
     #[serde(default)]
     pub new_flows: u64,
-    /// Flows that were forgotten before their time, because the attachment entered more than it has places for.
+    /// Flows evicted early, because the attachment entered more flows than its share of the table.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub flows_displaced: u64,
 }
@@ -73,9 +73,9 @@ pub struct FlowsCall {
 pub struct FlowsReport {
     /// Oldest first.
     pub records: Vec<FlowRecord>,
-    /// Where the next question begins.
+    /// The value of `from` for the next request.
     pub next: u64,
-    /// How many records before these the agent no longer has.
+    /// How many records before these the agent no longer holds.
     pub missed: u64,
     /// Attachments whose records were withheld or lost since the attachment or the agent began.
     #[serde(default)]
@@ -103,19 +103,19 @@ pub const ENDINGS: [&str; 5] = ["closed", "reset", "timeout", "detached", "displ
 /// A packet that opened a flow, one that was dropped, or a flow that has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowRecord {
-    /// The attachment; of one that is gone, only the number.
+    /// The attachment; only its number if it no longer exists.
     #[serde(flatten)]
     pub name: AttachmentName,
     /// When, in milliseconds since 1970.
     pub time_ms: u64,
     /// `allowed`, `dropped` or `ended`.
     pub verdict: String,
-    /// Why it was dropped. Of an ended flow: `closed`, `reset`, `timeout`, `detached` with one of its
-    /// ends, or `displaced` where its attachment has more flows than places.
+    /// Why the packet was dropped. For an ended flow: `closed`, `reset`, `timeout`, `detached` (one of its
+    /// ends), or `displaced` if its attachment entered more flows than its share of the table.
     pub reason: Option<String>,
     /// `from-pod` or `to-pod`.
     pub direction: String,
-    /// `tcp` and so on; the number of others; none for a packet that was not read that far.
+    /// `tcp` and so on, or the number of another protocol; `None` if the packet was not parsed that far.
     pub protocol: Option<String>,
     /// Source address; of an ended flow, the address of its opener.
     pub source: Option<IpAddr>,
@@ -139,8 +139,8 @@ pub struct FlowRecord {
     /// The pod of the destination address, if it is known now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub destination_pod: Option<ObjectName>,
-    /// The rule that allowed, `namespace/policy ingress[0]`; of a drop by policy the objects that isolate. Empty if they
-    /// have changed since.
+    /// The rule that allowed, `namespace/policy ingress[0]`; for a drop by policy the objects that isolate.
+    /// Empty if they have changed since.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decided_by: Vec<String>,
     /// Duration and traffic of an ended flow.
@@ -161,7 +161,7 @@ pub struct EndedFlow {
 
 #[cfg(test)]
 impl FlowRecord {
-    /// A TCP packet of a pod's that its policy did not allow.
+    /// Makes the record of a TCP packet from a pod that its policy dropped.
     pub(crate) fn dropped(name: AttachmentName) -> Self {
         Self {
             name,

@@ -1,8 +1,8 @@
-//! The JSON on the socket, as it was when the protocol got its number: every request and every answer, with every word that a
-//! field may hold and every field that may be left out.
+//! Tests that the JSON on the socket is as it was when the protocol got its number: every request and
+//! answer, with every value of an enumeration and every optional field.
 //!
-//! A field that is renamed, lost or of another type differs here, and so does one that is new: a reader passes over fields that
-//! it does not know, so a new one is written into the files and needs nothing else. Anything else raises [`PROTOCOL`].
+//! A field that is renamed, removed or of another type fails the test. A new field fails it too: readers
+//! ignore unknown fields, so it only has to be added to the files. Any other change raises [`PROTOCOL`].
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Hello, PROTOCOL, Request, Response};
 
-/// The value is read, and written as it stood.
+/// Checks that the value can be read, and is written unchanged.
 fn same<T: DeserializeOwned + Serialize>(golden: &Value) {
     let read: T = serde_json::from_value(golden.clone()).unwrap_or_else(|error| panic!("{error}: {golden}"));
     assert_eq!(serde_json::to_value(&read).unwrap(), *golden);
@@ -28,7 +28,7 @@ fn variant(value: &Value) -> Option<&str> {
     }
 }
 
-/// The words of the variants that the files have.
+/// Returns the names of the variants in the files.
 fn variants(values: &[Value]) -> Vec<&str> {
     let mut words: Vec<&str> = values.iter().filter_map(variant).collect();
     words.sort_unstable();
@@ -46,7 +46,7 @@ fn has(value: &Value, text: &str) -> bool {
     }
 }
 
-/// Those of the texts that are in none of the messages.
+/// Returns those of `texts` that appear in none of the messages.
 fn missing<'t>(messages: &[Value], texts: &[&'t str]) -> Vec<&'t str> {
     let is_missing = |text: &&&str| !messages.iter().any(|message| has(message, text));
     texts.iter().filter(is_missing).copied().collect()

@@ -1,17 +1,17 @@
 //! Requests to the agent and its answers, as JSON.
 //!
-//! These types belong to the protocol: none is shared with the code that decides, so that a change there changes no name on the
-//! socket. The agent and the command line convert them ([`crate::wire`]).
+//! These types belong to the protocol. The agent's internal types are separate, so that renaming one of
+//! them does not change the messages; [`crate::wire`] converts between the two.
 //!
-//! Fields and requests may be added: a reader passes over fields that it does not know, and an agent refuses requests
-//! that it does not know. Anything else raises [`PROTOCOL`]. Golden files (`rpc/golden`) hold every message.
+//! Fields and requests may be added: readers ignore unknown fields, and an agent refuses unknown requests.
+//! Any other change raises [`PROTOCOL`]. Golden files (`rpc/golden`) hold every message.
 //!
 //! | module | messages |
 //! |---|---|
 //! | [`call`] | CNI calls; one more network for a live sandbox |
 //! | [`attachment`] | the list of attachments |
 //! | [`flows`] | counters, records of flows and drops |
-//! | [`policy`], [`dump`], [`explain`] | policies of attachments; compiled policies; why traffic passes or does not |
+//! | [`policy`], [`dump`], [`explain`] | policies of attachments; compiled policies; why traffic is allowed or dropped |
 //! | [`pools`] | pools of addresses |
 //! | [`status`] | the agent's state |
 
@@ -59,9 +59,9 @@ pub enum Request {
     Stats,
     /// Which policies apply to each attachment.
     Policy,
-    /// The compiled policies: all, that of a number, or those of an object.
+    /// The compiled policies: all, the one with a number, or those of an object.
     PolicyDump(Option<String>),
-    /// Why traffic passes or does not.
+    /// Why traffic is allowed or dropped.
     Explain(Question),
     /// The agent's state.
     Status,
@@ -69,7 +69,7 @@ pub enum Request {
     Flows(FlowsCall),
     /// The pods that a label selector selects: `app=web,!canary`.
     Select(String),
-    /// Pools of addresses, and who holds what.
+    /// Pools of addresses, and the holders of their addresses.
     Pools,
     /// The networks that are defined.
     Networks,
@@ -83,10 +83,10 @@ pub enum Response {
     Cni(CniReply),
     /// To [`Request::Attach`].
     Attached(Box<Dynamic>),
-    /// To [`Request::Detach`]; also where nothing was attached, unless the call says otherwise.
+    /// To [`Request::Detach`]; also if nothing was attached, unless the call asks for an error.
     Detached,
-    /// To [`Request::Attach`] and [`Request::Detach`] that failed; nothing of the attachment is left unless it says so. To
-    /// [`Request::Explain`] of a pod that is not known (code 3).
+    /// To [`Request::Attach`] and [`Request::Detach`] that failed; nothing of the attachment is left unless
+    /// the failure says so. To [`Request::Explain`] of an unknown pod (code 3).
     Failed(Failure),
     /// To [`Request::Attachments`].
     Attachments(Vec<Attachment>),
@@ -102,13 +102,13 @@ pub enum Response {
     Status(Box<Status>),
     /// To [`Request::Flows`].
     Flows(FlowsReport),
-    /// To [`Request::Select`]: the pods of this node that have those labels, whether or not they are attached.
+    /// To [`Request::Select`]: the pods of this node with matching labels, attached or not.
     Selected(Vec<ObjectName>),
     /// To [`Request::Pools`].
     Pools(Vec<Pool>),
-    /// To [`Request::Networks`]: those whose configuration can be read, the default one first.
+    /// To [`Request::Networks`]: networks with a readable configuration, the default network first.
     Networks(Vec<Network>),
-    /// To a request that was not understood or could not be served: the reason, on one line.
+    /// Refusal of a request that was not understood or could not be served: the reason, on one line.
     Refused(String),
 }
 

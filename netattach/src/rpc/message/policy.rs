@@ -23,9 +23,9 @@ pub struct AttachmentPolicy {
     /// Name of the attachment.
     #[serde(flatten)]
     pub name: AttachmentName,
-    /// Number in the kernel's maps of the rules for traffic to the pod; without one all of it is let through.
+    /// Number of the ingress policy in the kernel's maps; `None`: all traffic to the pod is allowed.
     pub ingress: Option<u32>,
-    /// The same for traffic from the pod.
+    /// Number of the egress policy, likewise.
     pub egress: Option<u32>,
     /// Enforcement level of policies.
     pub enforcement: Level,

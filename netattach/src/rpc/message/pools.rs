@@ -1,4 +1,4 @@
-//! Networks; pools of addresses: how full they are, and who holds what.
+//! Networks, and address pools: how full they are, and the holders of their addresses.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -21,15 +21,15 @@ pub struct Network {
 /// A pool of addresses that attachments share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pool {
-    /// The networks whose attachments get addresses of it, sorted; empty if no definition names it any more.
+    /// The networks that use this pool, sorted; empty if no definition names it any more.
     pub networks: Vec<String>,
     /// The directory of its reservations.
     pub directory: PathBuf,
-    /// Its ranges, as the networks' configurations say; empty if no definition names it any more.
+    /// Its ranges, from the networks' configurations; empty if no definition names it any more.
     pub ranges: Vec<Range>,
-    /// The addresses that are held, in order.
+    /// The allocated addresses, in order.
     pub holders: Vec<Holder>,
-    /// How many more are held: an answer has a largest size.
+    /// How many more addresses are allocated, left out because the size of an answer is limited.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub left_out: u64,
     /// Why it could not be examined.
@@ -41,37 +41,37 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// A range of a pool. Counts that are larger than a number of 64 bits are the largest such number.
+/// A range of a pool. Counts saturate at the largest 64-bit number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
-    /// Position of its set: an attachment gets one address of each.
+    /// Index of its range set: an attachment gets one address of each set.
     pub set: u64,
     /// First address.
     pub first: IpAddr,
     /// Last address.
     pub last: IpAddr,
-    /// The gateway, which is never given.
+    /// The gateway, which is never allocated.
     pub gateway: IpAddr,
-    /// Addresses that can be given: without gateway and excluded ones.
+    /// Number of allocatable addresses: without the gateway and excluded ones.
     pub size: u64,
-    /// Those of them that are held.
+    /// How many of `size` are allocated.
     pub used: u64,
-    /// Those of them that are free.
+    /// How many of `size` are free.
     pub free: u64,
-    /// In how many pieces the free ones lie.
+    /// Number of contiguous runs of free addresses.
     pub free_runs: u64,
-    /// First address of the longest piece.
+    /// First address of the longest run.
     pub longest_free: Option<IpAddr>,
-    /// Its length.
+    /// Length of the longest run.
     pub longest_free_size: u64,
 }
 
-/// An address that is held.
+/// An allocated address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
     /// The address.
     pub address: IpAddr,
-    /// The attachment. One that the agent does not know has no pod, and `-` as its network.
+    /// The attachment. If the agent does not know it, it has no pod and the network `-`.
     #[serde(flatten)]
     pub name: AttachmentName,
     /// The container; empty if the reservation cannot be read.

@@ -1,5 +1,5 @@
-//! Puts objects into a snapshot and takes them out of it. An equal object stays the one that was there: readers find
-//! changes by comparing addresses.
+//! Inserts objects into a snapshot and removes them. If an equal object is already there, it is kept:
+//! readers find changes by comparing addresses.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -102,7 +102,7 @@ fn set<K: Ord + Clone, V: PartialEq + Clone>(map: &mut Shared<K, V>, key: &K, va
     is_new
 }
 
-/// Not written to if there is nothing to remove: a map that is written to is another map.
+/// Removes a key. Does not write to the map if the key is missing, as writing creates a new map.
 fn take<K: Ord + Clone, V: Clone>(map: &mut Shared<K, V>, key: &K) -> bool {
     map.contains_key(key) && map.remove(key).is_some()
 }

@@ -1,4 +1,4 @@
-//! Reads `metadata` of an object, and keeps what netattach uses of it.
+//! Reads `metadata` of an object, and keeps the parts that netattach uses.
 //!
 //! An API server bounds labels and annotations; a manifest on the node has the same bounds. Labels are many and short,
 //! and take many times their text in memory: their number has a bound of its own, see [`budget::ENTRIES`].
@@ -19,8 +19,8 @@ use crate::objects::labels::Labels;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::remote::PORTS_ANNOTATION;
 
-/// The kubelet's annotation of the object that stands for a static pod in the API: the static pod's uid, which is the hash
-/// of its manifest (kubernetes, `pkg/kubelet/types`: `ConfigMirrorAnnotationKey`).
+/// The kubelet's annotation of a mirror pod, which represents a static pod in the API: the static pod's
+/// uid, which is the hash of its manifest (kubernetes, `pkg/kubelet/types`: `ConfigMirrorAnnotationKey`).
 pub(in crate::source) const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 
 /// The annotations that netattach reads, of objects of any kind; the others may be large and many. The last three belong
@@ -97,7 +97,7 @@ impl Metadata {
     }
 }
 
-/// What is read of a pod of another node: its metadata alone.
+/// The metadata of a pod of another node, all that is read of it.
 pub(crate) struct RemoteMetadata {
     pub(crate) name: ObjectName,
     pub(crate) uid: Option<String>,
@@ -106,7 +106,7 @@ pub(crate) struct RemoteMetadata {
     pub(crate) status: Option<String>,
     /// The annotation [`PORTS_ANNOTATION`].
     pub(crate) ports: Option<String>,
-    /// What is larger than its bound, and was not taken.
+    /// The parts that exceed their bound, and were not read.
     pub(crate) beyond: Option<String>,
 }
 
@@ -184,7 +184,7 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// Makes a value of a text without a copy of it.
+/// Converts a text without copying it.
 struct Read<F>(F);
 
 impl<T, F: FnOnce(&str) -> T> Visitor<'_> for Read<F> {

@@ -73,7 +73,7 @@ pub(in crate::source) fn node<'de>(document: impl Document<'de>) -> Result<Objec
     let list = status.and_then(|status| status.addresses).unwrap_or_default();
     check_length(&list, &budget::NODE_ADDRESSES).map_err(excess)?;
     let internal = list.items.into_iter().filter(|address| address.kind == INTERNAL_IP);
-    // Whatever is no address is a name that somebody put there: it leads nowhere.
+    // A value that is no address is a name, and cannot be routed to.
     let addresses: Vec<IpAddr> = internal.filter_map(|address| address.address.parse().ok()).collect();
     Ok(Object::Node(Arc::new(Node { name, pod_cidrs, addresses })))
 }

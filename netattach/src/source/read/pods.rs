@@ -72,8 +72,8 @@ pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object
                 (written.name.as_deref().unwrap_or_default(), written.security_context.as_ref())
             }));
             let powers = Powers { own_runtime: spec.runtime_class_name.is_some(), ..powers };
-            // A live pod is given them one after the other, as many as somebody likes. If that made it unreadable it would stay
-            // what it was: what its labels and containers have become since would count for nothing.
+            // A live pod can get any number of ephemeral containers. If that made the pod unreadable, the
+            // agent would keep its old version, without later changes of its labels and containers.
             let has_unread = spec.ephemeral_containers.is_some_and(|list| list.has_more);
             let powers = if has_unread { powers.with_unread() } else { powers };
             let restartable = spec.init_containers.into_iter().flat_map(|list| list.items);
@@ -188,7 +188,7 @@ status: {phase: Running}
         );
     }
 
-    /// A live pod can be given more than any bound.
+    /// A live pod can get more ephemeral containers than any bound.
     #[test]
     fn a_pod_with_more_ephemeral_containers_than_are_read_is_read_and_may_have_every_capability() {
         let of = |ephemeral: usize, context: &str| {
@@ -211,7 +211,7 @@ status: {phase: Running}
         let most = budget::CONTAINERS.most;
         assert_eq!(of(most, bare), [Grant::No, Grant::No]);
         assert_eq!(of(most + 1, bare), [Grant::ToUnread, Grant::ToUnread]);
-        // One that is known to have a capability says more.
+        // A container that is known to have the capability is the better answer.
         assert_eq!(of(most + 1, "{}"), [Grant::ToUnread, Grant::To("app".to_owned())]);
     }
 

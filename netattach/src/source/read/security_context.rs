@@ -39,7 +39,7 @@ pub(in crate::source) fn powers<'a>(
     Powers {
         admin: grant(|context| context.adds("NET_ADMIN") || context.adds("SYS_ADMIN"), false),
         raw: grant(|context| context.adds("NET_RAW") || !context.drops("NET_RAW"), true),
-        // Containers say nothing of that.
+        // Not determined by the containers.
         own_runtime: false,
     }
 }
@@ -47,7 +47,7 @@ pub(in crate::source) fn powers<'a>(
 impl SecurityContext {
     fn adds(&self, capability: &str) -> bool {
         let added = self.capabilities.as_ref().and_then(|of| of.add.as_ref());
-        // One that is not read may be it.
+        // The capability may be among those that were not read.
         let may_name = |added: &Bounded<String, MOST>| added.has_more || names(&added.items, capability);
         self.privileged == Some(true) || added.is_some_and(may_name)
     }
@@ -58,7 +58,7 @@ impl SecurityContext {
     }
 }
 
-/// Runtimes accept names in any case and with or without their prefix.
+/// Whether a list names a capability. Runtimes accept names in any case and with or without their prefix.
 fn names(list: &[String], capability: &str) -> bool {
     list.iter().any(|written| {
         let written = written.to_ascii_uppercase();
