@@ -134,7 +134,7 @@ impl Agent {
             // What was found before stands.
             Err(error) => {
                 let container = &attached.key.container_id;
-                tracing::debug!(container, error = %Chain(&error), "its pod is not looked into");
+                tracing::debug!(container, error = %Chain(&error), "cannot inspect its pod");
             }
         }
     }

@@ -41,8 +41,7 @@ use crate::source::Source;
 use crate::step::{Interface, MadeBy};
 
 /// What to do where a policy has no effect; why it has none is said before.
-const WAY_OUT: &str =
-    "change that, or take a network of another kind (docs/limits.md), and have the pod made anew";
+const WAY_OUT: &str = "change that, or take a network of another kind (docs/limits.md), and recreate the pod";
 
 /// What is said of an interface behind which netattach is chained, and whose addresses nobody knows.
 const ANY_ADDRESS: &str = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the interface, and allowedAddresses names none";

@@ -120,10 +120,10 @@ pub(super) fn removed(times: u32) -> Enforcement {
 /// The level of an attachment on a representor, by whether its card may switch flows by itself that somebody tells it of: those
 /// pass no program. `None`: it may not. `told`: what the kernel says of that, if it does.
 pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
-    let advice = "`ethtool -K REPRESENTOR hw-tc-offload off` keeps it from that";
+    let advice = "`ethtool -K REPRESENTOR hw-tc-offload off` prevents that";
     let why = match told {
         Some(false) => return None,
-        Some(true) => "hw-tc-offload is on: flows that others have the card switch by itself pass no program",
+        Some(true) => "hw-tc-offload is on: flows that another program offloads to the card pass no program",
         None => "the kernel does not say whether the card switches flows by itself, past the programs",
     };
     Some(Enforcement { level: Level::Advisory, why: format!("{why}; {advice}") })
@@ -345,8 +345,7 @@ mod tests {
         assert_eq!(past_programs(Some(false)), None);
         assert_eq!(
             past_programs(Some(true)).unwrap().to_string(),
-            "advisory (hw-tc-offload is on: flows that others have the card switch by itself pass no program; `ethtool -K REPRESENTOR \
-             hw-tc-offload off` keeps it from that)"
+            "advisory (hw-tc-offload is on: flows that another program offloads to the card pass no program; `ethtool -K REPRESENTOR hw-tc-offload off` prevents that)"
         );
         assert_eq!(past_programs(None).unwrap().level, Level::Advisory);
         assert_eq!(lower_of(full(), Some(behind_the_pods_end())), behind_the_pods_end());

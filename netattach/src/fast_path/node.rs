@@ -29,7 +29,7 @@ pub enum ObserveError {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
     /// Programs of others.
-    #[error("ask for the programs of a device")]
+    #[error("list the programs of a device")]
     Programs(#[source] io::Error),
     /// A file below `/proc`.
     #[error("read {path}")]

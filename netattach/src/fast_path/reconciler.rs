@@ -508,7 +508,7 @@ pub enum KeepError {
     #[error(transparent)]
     Uplink(#[from] HookError),
     /// The look took so long that what it has seen may be so no more. The next begins anew.
-    #[error("the look at the node took longer than {} s", LEASE.as_secs())]
+    #[error("the check of the node took longer than {} s", LEASE.as_secs())]
     Late,
 }
 

@@ -53,7 +53,7 @@ pub enum FirewallError {
     #[error("table bridge {TABLE} of the node's packet filter", TABLE = netlink::senders::TABLE)]
     Senders(#[source] netlink::Error),
     /// Others kept changing the packet filter.
-    #[error("the node's packet filter: others change it all the time")]
+    #[error("the node's packet filter: other programs keep changing it")]
     Busy,
     /// Another program removes what is put back.
     #[error(

@@ -14,7 +14,7 @@ pub enum HookError {
     #[error("attach programs")]
     Netlink(#[from] netlink::Error),
     /// The filter of an uplink.
-    #[error("the program of uplinks, on device {device}")]
+    #[error("uplink program on device {device}")]
     Uplink {
         /// Index of the device.
         device: u32,
@@ -22,7 +22,7 @@ pub enum HookError {
         source: netlink::Error,
     },
     /// The programs that run by tcx.
-    #[error("look at the programs that run by tcx on device {device}")]
+    #[error("list the tcx programs on device {device}")]
     Tcx {
         /// Index of the device.
         device: u32,
@@ -37,8 +37,7 @@ pub enum HookError {
     Open(#[from] netlink::OpenError),
     /// A filter of others has the place of one of ours, on a device that is not the attachment's alone.
     #[error(
-        "a filter of others on device {device} has priority 1 and handle {number:#x}, which those of attachments have; give it \
-         another priority, or set attach: tcx"
+        "another program's filter on device {device} has priority 1 and handle {number:#x}, which netattach's own filter needs; give it another priority, or set attach: tcx"
     )]
     NumberTaken {
         /// Index of the device.

@@ -150,7 +150,7 @@ impl Queue {
             }
             wanted.failing = older.failing.filter(|_| older.uid == wanted.uid);
             match is_another(&older.uid, &wanted.uid) {
-                true => tell(older.waiters, &Err("its name is another pod's by now".to_owned())),
+                true => tell(older.waiters, &Err("another pod has its name now".to_owned())),
                 false => wanted.waiters = older.waiters,
             }
         }
@@ -294,7 +294,7 @@ impl Queue {
                         wanted.due = now + wanted.backoff.next().max(*pause);
                         wanted.waiters.extend(waiters);
                     }
-                    // It is not tried again: its name is another pod's by now.
+                    // It is not tried again: another pod has its name now.
                     None => tell(waiters, &Err(why.clone())),
                 }
             }

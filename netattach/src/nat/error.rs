@@ -36,10 +36,10 @@ pub enum NatError {
     #[error(transparent)]
     ManyPorts(Exceeded),
     /// Another attachment has the same address, and asks for something else.
-    #[error("address {0} is translated in another way for another attachment, which has it too")]
+    #[error("another attachment also has address {0}, with a different translation")]
     Ambiguous(IpAddr),
     /// Another attachment has the same address, and its translation is in the table that plain executables share.
-    #[error("address {address} is translated for another attachment, which has it too: {}", .holder.who)]
+    #[error("another attachment also has address {address}, which is translated for it: {}", .holder.who)]
     AddressTaken {
         /// The address.
         address: IpAddr,
@@ -53,7 +53,9 @@ pub enum NatError {
     #[error("table {SHARED_TABLE} in the node's packet filter")]
     Shared(#[source] netlink::Error),
     /// Others kept changing the packet filter.
-    #[error("table {SHARED_TABLE} in the node's packet filter: others change the packet filter all the time")]
+    #[error(
+        "table {SHARED_TABLE} in the node's packet filter: other programs keep changing the packet filter"
+    )]
     Busy,
     /// Another program removes what is put back.
     #[error(
@@ -63,7 +65,7 @@ pub enum NatError {
     FoughtOver(u32),
     /// The table is another agent's.
     #[error(
-        "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
+        "table {TABLE} in the node's packet filter is another agent's ({comment}): only one agent per network namespace translates addresses. If that \
          agent is gone for good, remove it: nft delete table inet {TABLE}"
     )]
     Foreign {

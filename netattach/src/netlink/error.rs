@@ -28,13 +28,13 @@ pub enum Error {
         what: &'static str,
     },
     /// What was asked for is there, and described in a way that is not understood.
-    #[error("{0}: it is there, and described in a way that is not understood")]
+    #[error("{0}: the object exists, but the kernel's answer about it cannot be read")]
     Unreadable(&'static str),
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
     #[error("{0} dump kept being interrupted by changes")]
     Interrupted(&'static str),
     /// A list in a pod's namespace is longer than [`Handle::open_in`](super::Handle::open_in) reads.
-    #[error("{0}: the namespace has more than {1} of them, which are not all read")]
+    #[error("{0}: the namespace has more than {1} of them; the rest is not read")]
     TooMany(&'static str, usize),
     /// There is no link with the requested name.
     #[error("no link named {0}")]
@@ -53,16 +53,15 @@ pub enum Error {
         actual: String,
     },
     /// An address is still being tried for duplicates.
-    #[error("address {0} could not be used in time: duplicates are still looked for")]
+    #[error("address {0} is still tentative: duplicate address detection has not ended in time")]
     Tentative(IpAddr),
     /// Taps cannot be made: there is no driver or no device file, or this process may not use it.
-    #[error("open /dev/net/tun, by which taps are made")]
+    #[error("open /dev/net/tun, which creates taps")]
     NoTun(#[source] io::Error),
     /// What a device receives meets a filter of another program before one of ours, which has no effect where that one
     /// has decided.
     #[error(
-        "{device} has an ingress filter of another program, of priority {priority}, which packets meet first: they could not be \
-         paced. See: tc filter show dev {device} ingress"
+        "{device} has another program's ingress filter of priority {priority}, which runs before the one that paces packets. See: tc filter show dev {device} ingress"
     )]
     FilteredBefore {
         /// Name of the device.
@@ -72,8 +71,7 @@ pub enum Error {
     },
     /// A discipline of another kind has the handle of `clsact`, and no hook for what the device sends.
     #[error(
-        "{device} has the queueing discipline {kind:?} in the place of \"clsact\", which programs for what it sends need; take it \
-         away (tc qdisc del dev {device} {kind}), or make it clsact, or set attach: tcx"
+        "{device} has the queueing discipline {kind:?} where egress programs need \"clsact\"; remove it (tc qdisc del dev {device} {kind}), or make it clsact, or set attach: tcx"
     )]
     WrongDiscipline {
         /// Name of the device.

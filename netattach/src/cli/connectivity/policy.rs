@@ -40,7 +40,7 @@ pub(super) struct Manifest {
 /// What a policy does to pod `b`, and which direction of new connections it stops.
 pub(super) const STEPS: [Step; 3] = [
     Step {
-        what: "ingress to b from nobody",
+        what: "no ingress to b",
         spec: |_| json!({"policyTypes": ["Ingress"], "ingress": []}),
         stops: Some(A_TO_B),
     },
@@ -50,7 +50,7 @@ pub(super) const STEPS: [Step; 3] = [
         stops: None,
     },
     Step {
-        what: "egress from b to nobody",
+        what: "no egress from b",
         spec: |_| json!({"policyTypes": ["Egress"], "egress": []}),
         stops: Some(B_TO_A),
     },
