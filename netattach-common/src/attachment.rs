@@ -57,14 +57,15 @@ pub mod flag {
     pub const ACCEPT_ICMP: u32 = 1 << 9;
     /// ICMPv6 passes regardless of the policy.
     pub const ACCEPT_ICMPV6: u32 = 1 << 10;
-    /// What the pod sends is taken further by the protocol that its socket has named (netkit, ipvlan), which other drivers
-    /// read from the frame: it must be the frame's ethertype, by which the programs judge.
+    /// The kernel dispatches the pod's packets by the protocol that their socket has named (netkit, ipvlan); other
+    /// drivers read it from the frame. The named protocol must be the frame's ethertype, by which the programs judge.
     pub const ONE_PROTOCOL: u32 = 1 << 11;
-    /// Never with [`PRESENT`]: the attachment is gone, and packets that were on their way may still be counted for it.
-    /// For the agent, which gives the number to no other until they have ended; to the programs there is no record.
+    /// Never with [`PRESENT`]: the attachment is gone, but packets in flight may still be counted for it. Only the
+    /// agent reads this bit, and does not reuse the id until those packets have ended; the programs see no record.
     pub const RESTING: u32 = 1 << 12;
-    /// The pod may send from addresses that others of its network may have as well, and so takes part in the protocols by
-    /// which routers agree on who has one and which way leads where ([`is_routers_protocol`](crate::link::is_routers_protocol)).
+    /// The pod may send from addresses that other pods of its network may have as well, and so may take part in the
+    /// protocols by which routers agree on the owner of an address and on routes
+    /// ([`is_routers_protocol`](crate::link::is_routers_protocol)).
     pub const SHARES_ADDRESSES: u32 = 1 << 13;
 }
 
@@ -148,13 +149,13 @@ pub struct PolicyIds {
 const _: () = {
     assert!(size_of::<PolicyIds>() == 8);
     assert!(align_of::<PolicyIds>() == 8);
-    // What a flow says of a leg must never be taken for the approval of a policy in force.
+    // The mark of a refused leg must never be taken for the approval of a policy in force.
     assert!(PolicyIds::DENY_ALL != Flow::REFUSED);
     assert!(PolicyIds::HIGHEST < Flow::REFUSED && Flow::REFUSED < PolicyIds::DENY_ALL);
 };
 
 impl PolicyIds {
-    /// A policy without entries, which allows nothing, and which no leg of a flow is ever approved by.
+    /// A policy without entries: it allows nothing and never approves a leg of a flow.
     pub const DENY_ALL: u32 = u32::MAX;
 
     /// No policy with entries has a higher number.

@@ -1,9 +1,9 @@
 //! Entries of the flow table in place, where several CPUs read and write them at the same time.
 //!
-//! What is decided is decided by words that were read once ([`Life`], the approval of a leg), and only words that change are
-//! written. Each is read and written whole and means something by itself, so that nobody finds half of one. What has to hold
-//! between two of them is a matter of the order in which they are written and read: [`InPlace::approve`], [`Entry::is_kept`],
-//! [`InPlace::begin`].
+//! Decisions are made from words that were read once ([`Life`], the approval of a leg), and only words that change
+//! are written. Each word is read and written whole and has a meaning by itself, so no CPU reads half of one. Where
+//! two words have to be consistent, the order of writing and reading ensures it: [`InPlace::approve`],
+//! [`Entry::is_kept`], [`InPlace::begin`].
 //!
 //! An entry may become another flow's while it is written. Who has written more than what every packet says looks whether it is
 //! still that of the key, and takes it back: an approval, or all of it ([`InPlace::give_up`]).
@@ -33,8 +33,8 @@ impl Life {
         (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
     }
 
-    /// Whether the flow has had a packet so lately that it is not expired, whatever its protocol and state. `now` as in
-    /// [`is_expired`](Self::is_expired).
+    /// Whether the flow's last packet is so recent that the flow is not expired, whatever its protocol and state.
+    /// `now` as in [`is_expired`](Self::is_expired).
     #[inline(always)]
     pub const fn is_in_use(self, now: u32) -> bool {
         (now.wrapping_sub(self.last_seen) as i32) <= SHORTEST_TIMEOUT as i32
@@ -57,18 +57,18 @@ impl Life {
         if lasting { idle } else { idle | NOT_LASTING }
     }
 
-    /// Whether the flow is of a connection that both ends have finished, or one has aborted, so long ago that whatever
-    /// was under way then has arrived: its place may go to another flow although the entry is not expired. `now` as in
-    /// [`is_expired`](Self::is_expired).
+    /// Whether the flow's connection was finished by both ends, or aborted by one, so long ago that all packets in
+    /// flight at that time have arrived: its place may go to another flow although the entry is not expired. `now` as
+    /// in [`is_expired`](Self::is_expired).
     #[inline(always)]
     pub const fn is_over(self, protocol: u8, now: u32) -> bool {
-        /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
-        /// (RFC 6298; Linux after 0.2 s and a round trip).
+        /// Seconds; the first one may be almost over when it is counted: a lost segment is repeated after less than
+        /// one (RFC 6298; Linux after 0.2 s and a round trip).
         const LINGERS: i32 = 2;
         self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
     }
 
-    /// Whether the flow is of a connection that both ends have finished, or one has aborted.
+    /// Whether the flow's connection was finished by both ends, or aborted by one.
     #[inline(always)]
     pub const fn has_ended(self, protocol: u8) -> bool {
         matches!(protocol, protocol::TCP | protocol::SCTP)
@@ -81,13 +81,13 @@ impl Life {
         self.state & state::REPLIED != 0
     }
 
-    /// Whether it is of a connection whose handshake is complete.
+    /// Whether the handshake of its connection is complete.
     #[inline(always)]
     pub const fn is_established(self) -> bool {
         self.state & state::ESTABLISHED != 0
     }
 
-    /// Whether a leg's approval is of its own end.
+    /// Whether a leg was approved at its own end.
     #[inline(always)]
     pub const fn is_at_end(self, leg: Leg) -> bool {
         self.state & leg.at_end() != 0
@@ -114,7 +114,7 @@ pub trait Entry {
     /// The policy that approved a leg: [`Flow::opener_approved_by`], [`Flow::responder_approved_by`].
     fn approved_by(&self, leg: Leg) -> u32;
 
-    /// What its expiry follows from.
+    /// The words that its expiry is computed from.
     #[inline(always)]
     fn life(&self) -> Life {
         Life { last_seen: self.last_seen(), state: self.state() }
@@ -126,22 +126,23 @@ pub trait Entry {
         (self.opened_by_low() != 0) == from_low
     }
 
-    /// Whether a leg's end does not go on with the flow.
+    /// Whether a leg's end refuses to continue the flow.
     #[inline(always)]
     fn refuses(&self, leg: Leg) -> bool {
         self.approved_by(leg) >= Flow::REFUSED
     }
 
-    /// Whether an end does not go on with it.
+    /// Whether either end refuses to continue it.
     #[inline(always)]
     fn is_refused(&self) -> bool {
         self.refuses(Leg::Opener) || self.refuses(Leg::Responder)
     }
 
-    /// Whether a leg's own end has approved the flow, so that it may go on there when its policy changes.
+    /// Whether a leg was approved at its own end, so that the flow may continue there when its policy changes.
     #[inline(always)]
     fn is_kept(&self, leg: Leg) -> bool {
-        // The approval first: the mark of one that is not of the end goes before that is written ([`InPlace::approve`]).
+        // Reads the approval first: for an approval that is not the end's, the mark is cleared before the approval is
+        // written ([`InPlace::approve`]).
         let approved_by = self.approved_by(leg);
         !matches!(approved_by, 0 | Flow::REFUSED..) && self.state() & leg.at_end() != 0
     }
@@ -172,7 +173,7 @@ impl Entry for Flow {
     }
 }
 
-/// An entry in place. The first methods write one word each, or read and write what is only counted.
+/// An entry in place. The first methods write one word each, or read and write counters.
 pub trait InPlace: Entry {
     /// Writes [`Flow::last_seen`].
     fn set_last_seen(&self, second: u32);
@@ -180,18 +181,18 @@ pub trait InPlace: Entry {
     fn set_state(&self, state: u8);
     /// Writes the policy that approved a leg.
     fn set_approved_by(&self, leg: Leg, policy: u32);
-    /// Writes each word that stays as it is until the entry is another flow's: [`Flow::opened_by_low`], [`Flow::place`],
-    /// [`Flow::opened`], [`Flow::attachment`].
+    /// Writes each word that stays unchanged until the entry is reused for another flow: [`Flow::opened_by_low`],
+    /// [`Flow::place`], [`Flow::opened`], [`Flow::attachment`].
     fn set_origin(&self, flow: &Flow);
     /// The traffic of a direction.
     fn traffic(&self, forward: bool) -> Traffic;
     /// Writes the traffic of a direction.
     fn set_traffic(&self, forward: bool, traffic: Traffic);
 
-    /// Notes that a policy has approved a leg. `at_end`: at the end that the leg is of.
+    /// Notes that a policy has approved a leg. `at_end`: the approval comes from the leg's own end.
     ///
-    /// The mark of the end never stands beside an approval that is not the end's: it is written after one that is, and taken
-    /// away before one that is not.
+    /// The mark of the end never stands beside an approval that is not the end's: the mark is written after an
+    /// approval by the end, and cleared before any other approval is written.
     #[inline(always)]
     fn approve(&self, leg: Leg, policy: u32, at_end: bool) {
         if at_end {
@@ -203,7 +204,7 @@ pub trait InPlace: Entry {
         }
     }
 
-    /// Notes that a leg's end does not go on with the flow, until it approves it or sends on.
+    /// Notes that a leg's end refuses to continue the flow, until that end approves it or sends again.
     #[inline(always)]
     fn refuse(&self, leg: Leg) {
         self.approve(leg, Flow::REFUSED, false);
@@ -234,7 +235,7 @@ pub trait InPlace: Entry {
         !self.refuses(receiver)
     }
 
-    /// Notes a packet that may pass. `life`: as it was read, just now; `seen`: what the flow was last seen at from now on.
+    /// Notes a packet that may pass. `life`: as just read; `seen`: the flow's new [`Flow::last_seen`].
     #[inline(always)]
     fn note(&self, life: Life, signal: Signal, forward: bool, seen: u32) {
         // Only changes are written: the entry's cache line is shared between CPUs.
@@ -256,10 +257,11 @@ pub trait InPlace: Entry {
         self.set_traffic(forward, traffic);
     }
 
-    /// Makes the entry another flow's, of the same key.
+    /// Reuses the entry for another flow with the same key.
     ///
-    /// Until all else is that flow's, nobody has approved it: what a packet finds meanwhile is for its policy to judge, and no
-    /// approval of the earlier flow says anything of this one, whose opener may be the other end.
+    /// The approvals are cleared until all other words are the new flow's: a packet that finds the entry meanwhile is
+    /// judged by its policy, and no approval of the earlier flow counts for the new one, whose opener may be the
+    /// other end.
     #[inline(always)]
     fn begin(&self, flow: &Flow) {
         self.set_approved_by(Leg::Opener, 0);

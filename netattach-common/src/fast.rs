@@ -4,8 +4,8 @@
 use crate::address::Mac;
 use crate::stats::Traffic;
 
-/// Value of map `na_fast_port`: an attachment's state on the fast path. All zero: it is not on it, and the pod's
-/// traffic goes through the node's network stack.
+/// Value of map `na_fast_port`: an attachment's state on the fast path. All zero: the attachment is not on the fast
+/// path, and the pod's traffic goes through the node's network stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FastPort {
@@ -34,7 +34,7 @@ pub struct StationKey {
 }
 
 impl StationKey {
-    /// In place of an attachment, for a bridge's own address: the node routes frames to it.
+    /// Stored instead of an attachment id for a bridge's own address: the node routes frames to it.
     pub const GATEWAY: u32 = 0;
 
     /// The key of an address on a bridge.
@@ -151,7 +151,7 @@ mod tests {
         assert!(Decline::ALL.len() <= Decline::SLOTS);
     }
 
-    /// Whoever meets a reason under `LEFT-TO-STACK` looks there for what it means.
+    /// The page explains the reasons that `LEFT-TO-STACK` shows.
     #[test]
     fn every_reason_is_in_the_page_and_no_other() {
         let page = include_str!("../../docs/configuration.md");

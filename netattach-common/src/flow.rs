@@ -150,7 +150,8 @@ impl<A: Address> FlowKey<A> {
 pub struct Flow {
     /// When a packet was last allowed, seconds of the kernel's monotonic clock.
     pub last_seen: u32,
-    /// Policy that approved the opener's leg, 0 when none has, [`Flow::REFUSED`] when its end does not go on.
+    /// Policy that approved the opener's leg, 0 when none has, [`Flow::REFUSED`] when its end refuses to continue the
+    /// flow.
     pub opener_approved_by: u32,
     /// The same of the responder's leg.
     pub responder_approved_by: u32,
@@ -182,7 +183,8 @@ pub mod state {
     pub const ESTABLISHED: u8 = 8;
     /// The responder is finished.
     pub const RESPONDER_FIN: u8 = 16;
-    /// The opener's leg was approved at its own end: for the attachment that has the opener's address, and no other has.
+    /// The opener's leg was approved at its own end: for the attachment that has the opener's address, and that alone
+    /// has it.
     pub const OPENER_AT_END: u8 = 32;
     /// The same of the responder's leg.
     pub const RESPONDER_AT_END: u8 = 64;
@@ -297,10 +299,11 @@ impl Flow {
     /// [`Flow::place`] of a flow without a place.
     pub const UNPLACED: u16 = u16::MAX;
 
-    /// In the place of a policy's number, above all that are given ([`HIGHEST`](crate::PolicyIds::HIGHEST)): the leg's end does
-    /// not go on with the flow, which has been answered. What the other end still sends does not prolong it.
+    /// Stored instead of a policy id, and higher than any id ([`HIGHEST`](crate::PolicyIds::HIGHEST)): the leg's end
+    /// refuses to continue the flow, which has been answered. Packets that the other end still sends do not prolong
+    /// it.
     ///
-    /// In flows of agents from before it had a number of its own it is `u32::MAX`, which is read in the same way.
+    /// Flows of agents that had no constant for this have `u32::MAX`, which is read in the same way.
     pub const REFUSED: u32 = u32::MAX - 1;
 
     /// A flow whose first packet was just allowed. `opened_by_low`: by the endpoint that sorts lower;
@@ -331,7 +334,8 @@ impl Flow {
         let mut next = current;
         if !forward {
             next |= state::REPLIED;
-            // An ACK without SYN implies a connection: one that was picked up midstream has no handshake any more.
+            // An ACK without SYN implies a connection: in a connection that was picked up midstream, no handshake
+            // follows.
             if signal.flags & (tcp::ACK | tcp::SYN | tcp::RST) == tcp::ACK {
                 next |= state::ESTABLISHED;
             }
@@ -363,7 +367,8 @@ pub const fn timeout(protocol: u8, state: u8) -> u32 {
     }
 }
 
-/// Seconds for the states of TCP and SCTP. An end that is finished may go on receiving for long (RFC 9293, 3.6).
+/// Seconds for the states of TCP and SCTP. An end that has finished sending may still receive for a long time (RFC
+/// 9293, 3.6).
 #[inline(always)]
 const fn connection_timeout(state: u8) -> u32 {
     if state & state::RST != 0 {

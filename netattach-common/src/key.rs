@@ -15,7 +15,7 @@ pub struct AddressKey<A> {
 
 /// Values of `na_addr4` and `na_addr6`.
 pub mod source {
-    /// Several attachments may have the address, or the agent that wrote this did not tell the two apart.
+    /// Several attachments may have the address, or an agent wrote this that did not distinguish the two cases.
     pub const SHARED: u32 = 1;
     /// The address was given to this attachment.
     pub const OWN: u32 = 2;
@@ -82,8 +82,9 @@ pub struct PortRule {
 }
 
 impl PortRule {
-    /// Beside the id: of a pod's flows the rule allows only those from or to an address of it by which the node's packet
-    /// filter judges them again, behind the node's translation (`na_guard`). No policy has so many rules.
+    /// Flag beside the id: the rule allows only those flows of a pod whose address on the pod's side makes the node's
+    /// packet filter judge them again, behind the node's translation (`na_guard`). No policy has so many rules that
+    /// the bit is needed for an id.
     pub const AS_ROUTED: u32 = 1 << 31;
 }
 

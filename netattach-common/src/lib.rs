@@ -11,8 +11,8 @@
 //!
 //! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies,
 //! [`fragment`], [`share`] and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`].
-//! [`unfinished`] is what the agent writes into the programs before it loads them.
-//! `pod` lists the types that aya may read as plain bytes.
+//! [`unfinished`] has the constants that the agent writes into the programs before it loads them. `pod` lists the
+//! types that aya may read as plain bytes.
 #![cfg_attr(not(test), no_std)]
 
 pub mod address;
@@ -106,7 +106,7 @@ const _: () = assert!(size_of::<Config>() == 24);
 pub mod capacity {
     /// `na_link`, `na_att`, `na_policy`, `na_stat`, `na_fast_*`: attachments of one node, id 0 included.
     pub const ATTACHMENTS: usize = 8192;
-    /// `na_hint`, `na_fast_hint`: devices with neighbouring indexes have slots of their own, and most Ethernet
+    /// `na_hint`, `na_fast_hint`: devices with neighbouring indexes have separate slots, and so have most Ethernet
     /// addresses; a power of two.
     pub const HINTS: usize = 16_384;
     /// `na_addr4`, `na_addr6`: allowed source addresses.

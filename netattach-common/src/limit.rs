@@ -1,8 +1,8 @@
 //! Rates: the generic cell rate algorithm (ITU-T I.371, annex A) with one word of state.
 //!
-//! The word is the time at which the next unit would arrive if all came exactly at the rate. A packet passes, and moves
-//! that time on, while it is not further ahead than the tolerance. There is no refill and no lock: one
-//! compare-and-exchange of the word is the whole update.
+//! The word is the time at which the next unit would arrive if all came exactly at the rate. A packet passes and
+//! advances that time if the time is not further ahead of the clock than the tolerance. There is no refill and no
+//! lock: one compare-and-exchange of the word is the whole update.
 
 /// A rate, and its current use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,8 +1,8 @@
 //! Link-local traffic: addresses on a link, and the messages by which hosts on it find each other.
 //!
-//! Neighbour discovery and multicast listener messages pass regardless of policies, since nothing works without them.
-//! So their form is checked strictly: they must go to hosts on the link, and have no room for other data. Messages of
-//! another form are treated as ordinary ICMPv6.
+//! Neighbour discovery and multicast listener messages pass regardless of policies, since no link works without them.
+//! Therefore their form is checked strictly: they must go to hosts on the link, and must not be able to carry other
+//! data. Messages of another form are treated as ordinary ICMPv6.
 
 use crate::address::{Address, Ip4, Ip6, Mac};
 
@@ -74,8 +74,8 @@ pub mod icmpv6 {
     pub const MULTICAST_ROUTER: u8 = 151;
 }
 
-/// An ICMPv6 message of a type of neighbour discovery or multicast listeners, with a hop limit that excludes that it
-/// has crossed a router.
+/// An ICMPv6 message of neighbour discovery or multicast listener discovery, with a hop limit that proves that no
+/// router forwarded it.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
     /// Type.
@@ -101,14 +101,14 @@ impl Message<'_> {
     /// Maximum number of options of a message: hosts send a link-layer address, and a nonce for duplicate detection.
     pub const OPTIONS: u32 = 2;
 
-    /// Checks that the message has the form of its type, and returns where its options begin; `None` if it has not. The
-    /// options are to be checked one by one ([`is_option`](Self::is_option)) up to the end.
+    /// Checks that the message has the form of its type, and returns the offset of its options; `None` if the form is
+    /// wrong. The options are to be checked one by one ([`is_option`](Self::is_option)) up to the end.
     #[inline(always)]
     pub fn options_at(&self) -> Option<u32> {
         use icmpv6::*;
         let [first, second, third, fourth] = self.flags;
         let reserved = first | second | third | fourth | self.code;
-        // Messages without options of this kind, or that only routers send, which pods are not.
+        // Messages without options of this kind, or that only routers send; pods are no routers.
         let free = match self.kind {
             LISTENER_QUERY => is_multicast(self.destination) && self.code == 0 && is_query(self.length),
             LISTENER_REPORT | LISTENER_DONE => {
@@ -135,8 +135,9 @@ impl Message<'_> {
         (meant && reserved == 0 && whole).then_some(begin)
     }
 
-    /// Whether a version 2 report has as many records as it says and nothing else (RFC 3810, 5.2): each names a group, and neither
-    /// sources, which only source-specific multicast has, nor auxiliary data, which nothing has.
+    /// Whether a version 2 report has exactly the number of records that it claims (RFC 3810, 5.2), each with a
+    /// group, without sources (used only by source-specific multicast) and without auxiliary data (used by no
+    /// protocol).
     #[inline(always)]
     fn is_report(&self) -> bool {
         let [first, second, high, low] = self.flags;
@@ -206,22 +207,22 @@ pub const fn is_routers_igmp(message: u8) -> bool {
     matches!(message, 0x11 | 0x13 | 0x14 | 0x30)
 }
 
-/// IP protocols in which routers agree on ways, and on who has an address: EIGRP (RFC 7868), OSPF (RFC 2328), PIM (RFC
-/// 7761), VRRP (RFC 9568) and CARP.
+/// IP protocols by which routers agree on routes and on the owner of an address: EIGRP (RFC 7868), OSPF (RFC 2328),
+/// PIM (RFC 7761), VRRP (RFC 9568) and CARP.
 #[inline(always)]
 pub const fn is_routers_protocol(number: u8) -> bool {
     matches!(number, 88 | 89 | 103 | 112)
 }
 
-/// Ports of UDP on which routers agree on who has an address, in groups of theirs: HSRP (RFC 2281), the same by IPv6, and
-/// GLBP. Sent to one host they are as good as any other port.
+/// UDP ports on which routers agree on the owner of an address, by multicast: HSRP (RFC 2281), HSRP for IPv6, and
+/// GLBP. In unicast packets these ports have no special meaning.
 #[inline(always)]
 pub const fn is_standby_port(number: u16) -> bool {
     matches!(number, 1985 | 2029 | 3222)
 }
 
-/// Types of ICMP messages (RFC 792, RFC 1256) that only routers send: redirect and router advertisement. A packet that is no
-/// message of ICMP has type 0 ([`Packet::icmp_type`](crate::parse::Packet::icmp_type)).
+/// Types of ICMP messages (RFC 792, RFC 1256) that only routers send: redirect and router advertisement. A packet
+/// that is not an ICMP message has type 0 ([`Packet::icmp_type`](crate::parse::Packet::icmp_type)).
 #[inline(always)]
 pub const fn is_routers_icmp(message: u8) -> bool {
     matches!(message, 5 | 9)

@@ -2,9 +2,9 @@
 
 use crate::address::Mac;
 
-/// Key of `na_par`: an Ethernet address on a parent. With the all-zero address, which no frame comes from, the parent
-/// itself; with parent 0, which is not a device, a pod's namespace ([`ParentKey::namespace`]); with a parent that is marked,
-/// a namespace and a VLAN there ([`ParentKey::above`]).
+/// Key of `na_par`: an Ethernet address on a parent. The all-zero address, which no frame comes from, stands for the
+/// parent itself; parent 0, which is not a device, for a pod's namespace ([`ParentKey::namespace`]); a marked parent
+/// for a namespace and a VLAN on it ([`ParentKey::above`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct ParentKey {
@@ -20,7 +20,8 @@ impl ParentKey {
     /// The mark of keys of VLANs. No index of a device has that bit.
     pub const ABOVE: u32 = 1 << 31;
 
-    /// The key of what a namespace's sockets send by a VLAN of a device, where it was judged before it came to the device.
+    /// The key for packets that a namespace's sockets send by a VLAN of a device, where the packets were judged
+    /// before they reached the device.
     #[inline(always)]
     pub const fn above(ifindex: u32, cookie: u64, vlan: u16) -> Self {
         let [a, b, c, d, e, f, g, h] = (cookie << 12 | vlan as u64 & 0xfff).to_ne_bytes();
@@ -55,8 +56,8 @@ pub struct ParentEntry {
     pub attachment: u32,
     /// The bits of [`flag`].
     pub flags: u32,
-    /// Cookie of the namespace whose sockets send from the address: the pod's, or the node's. It decides, as the keys of VLANs
-    /// have 52 bits of it.
+    /// Cookie of the namespace whose sockets send from the address: the pod's, or the node's. The lookup compares
+    /// this full value, because the keys of VLANs hold only 52 bits of it.
     pub netns_cookie: u64,
 }
 
@@ -74,7 +75,7 @@ pub mod flag {
     pub const OWN_CLSACT: u32 = 1 << 2;
 }
 
-/// The place where a program runs, passed by its filter or link (`tc_classid`). Any other number is the attachment in
+/// The hook where a program runs, passed by its filter or link (`tc_classid`). Any other number is the attachment in
 /// whose macvlan's ingress it runs.
 pub mod place {
     /// Egress of a parent.

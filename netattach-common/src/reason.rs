@@ -54,7 +54,8 @@ drop_reasons! {
     10 NdTarget "nd-target" "the pod advertised, or looked for duplicates of, an IPv6 address that is not its own",
     /// Router advertisement, redirect, multicast query or a protocol among routers from a pod.
     11 RouterMessage "router-message" "the pod sent a router advertisement, a redirect, a multicast query or router advertisement, or a protocol among routers (VRRP, CARP, OSPF, EIGRP, PIM, DVMRP, HSRP, GLBP)",
-    /// Something to the port of DHCP or DHCPv6 clients from a pod, or a message of either that no client sends.
+    /// A packet from a pod to the port of DHCP or DHCPv6 clients, or a message of either protocol that no client
+    /// sends.
     12 DhcpServer "dhcp-server" "the pod spoke as a server or relay of DHCP: to the port of clients, or to servers otherwise than a client",
     /// A VLAN tag where none is allowed.
     13 VlanTagged "vlan-tagged" "the frame carries a VLAN tag",
@@ -72,13 +73,13 @@ drop_reasons! {
     19 IngressPeer "ingress-peer" "ingress policy selects this pod and no rule allows the source",
     /// Ingress policy: the peer is known, not the port.
     20 IngressPort "ingress-port" "ingress policy allows the source but not this protocol and port",
-    /// An ICMP error about a flow that is not known, or from a pod about a packet that was not sent to it.
+    /// An ICMP error about an unknown flow, or from a pod about a packet that was not sent to the pod.
     21 IcmpUnrelated "icmp-unrelated" "an ICMP error about no known flow, or from the pod about a packet that was not sent to it",
     /// A first fragment without the whole transport header, or a later one that overlaps it.
     22 FragmentTiny "frag-tiny" "a fragment that splits or overlaps the transport header",
     /// The attachment opens flows faster than it may.
     23 FlowRate "ct-rate" "the attachment opens more flows per second than newFlowsPerSecond allows",
-    /// Neither of a known connection nor the beginning of one.
+    /// A packet that neither belongs to a known connection nor opens one.
     24 Midstream "midstream" "a packet of no known connection, and midstream is drop",
     /// Beyond the attachment's bandwidth.
     25 RateLimit "rate-limit" "beyond the bandwidth of the attachment",
@@ -128,7 +129,7 @@ mod tests {
         }
     }
 
-    /// Metrics and other pages send there whoever meets a reason.
+    /// Metrics and other pages refer to that page for the meaning of a reason.
     #[test]
     fn every_reason_is_in_the_page_with_what_it_usually_comes_from() {
         let page = include_str!("../../docs/troubleshooting.md");

@@ -2,9 +2,10 @@
 //!
 //! The table never evicts. Each attachment has its own places, numbered from 0; a flow takes the next place of the
 //! attachment at whose hook it is entered and evicts the flow there: an ended one at once (an expired one, or a
-//! connection that is over, [`Life::is_over`](crate::entry::Life::is_over)), otherwise, of [`Share::TRIED`] places, the one
-//! with the lowest priority. Where that is a connection that has ended, it is as a rule one of many, and to compare them
-//! is two entries of large tables for each: for the rest of the second the first that has ended is taken. So an attachment that enters more flows than it has places loses only its own, whether
+//! connection that is over, [`Life::is_over`](crate::entry::Life::is_over)), otherwise, of [`Share::TRIED`] places,
+//! the one with the lowest priority. If that is an ended connection, there are usually many of them, and each
+//! comparison reads two entries of large tables: for the rest of the second the first ended connection is evicted
+//! without comparison. So an attachment that enters more flows than it has places loses only its own flows, whether
 //! the agent runs or not. The agent sets the number of places of each.
 
 /// Value of `na_share`: one attachment's share of the flow table. All zero: the initial state.
@@ -22,8 +23,9 @@ pub struct Share {
     /// Until when segments without a known connection are accepted as possible answers, seconds of the kernel's
     /// monotonic clock; 0: never. The agent sets it once, if attachments outlive the table that had their flows.
     pub answers_until: u32,
-    /// The second of the kernel's monotonic clock in which a new flow last compared the flows at [`Share::TRIED`] places
-    /// and found none to be missed less than a connection that had ended; 0: never. In that second others do without.
+    /// The second of the kernel's monotonic clock in which a new flow last compared the flows at [`Share::TRIED`]
+    /// places and found none with a lower priority than an ended connection; 0: never. For the rest of that second
+    /// new flows skip the comparison.
     pub compared: u32,
 }
 
@@ -45,8 +47,8 @@ const _: () = {
 };
 
 impl Share {
-    /// How long such answers are accepted, seconds: meanwhile a sender with data repeats it several times (RFC 6298),
-    /// whichever end opened the connection.
+    /// How long such answers are accepted, in seconds: within this time a sender repeats unacknowledged data several
+    /// times (RFC 6298), whichever end opened the connection.
     pub const GRACE: u32 = 60;
     /// Places of an attachment before the agent has set a number.
     pub const FIRST: u32 = 1024;

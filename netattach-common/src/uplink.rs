@@ -55,8 +55,8 @@ pub struct Seen {
     pub at: u32,
 }
 
-/// How long frames of a station bypass the bridge before it is passed one again, in seconds. A bridge forgets stations
-/// that it does not see, and floods frames for them.
+/// How long frames of a station bypass the bridge before the bridge is passed one again, in seconds. A bridge forgets
+/// stations that it does not see, and floods frames for them.
 pub const SHOWN_EVERY: u32 = 10;
 
 const _: () = {

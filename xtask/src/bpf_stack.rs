@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 pub const MOST_BYTES: u32 = 512;
 /// Most functions of a chain of calls (`MAX_CALL_FRAMES`).
 const MOST_FUNCTIONS: u32 = 8;
-/// What the bytes of a frame are rounded up to a multiple of.
+/// The bytes of a frame are rounded up to a multiple of this.
 const ROUNDED_TO: u32 = 32;
 
 /// Bytes of an instruction.
@@ -93,7 +93,7 @@ pub struct Function {
     pub name: String,
     /// Where it begins.
     pub at: Place,
-    /// Whether the kernel runs it for an event, and does not only have it called by others.
+    /// Whether it is a program, which the kernel runs for an event, and not only a function that others call.
     pub is_program: bool,
     /// Its code.
     pub code: Vec<Instruction>,
@@ -102,10 +102,12 @@ pub struct Function {
 }
 
 impl Function {
-    /// Bytes of its frame: how far below the end is what it reads, writes, or has in a register as an address.
+    /// Bytes of its frame: the largest distance below the frame's end that the function reads, writes, or holds in a
+    /// register as an address.
     fn frame(&self) -> u32 {
         let mut lowest = 0_i32;
-        // By register, how far it points from the end, as far as that follows from the instructions in their order.
+        // For each register, its distance from the frame's end, as far as a linear pass over the instructions shows
+        // it.
         let mut pointers: [Option<i32>; 16] = [None; 16];
         pointers[FRAME_END] = Some(0);
         for it in &self.code {
@@ -121,12 +123,12 @@ impl Function {
             };
             lowest = lowest.min(reached.unwrap_or(0));
             match (it.class(), it.code) {
-                // It may put what was in memory before into a register.
+                // It may load an earlier value from memory into a register.
                 (code::STX, of) if of & 0xe0 == code::ATOMIC => (pointers[from], pointers[0]) = (None, None),
                 (code::ST | code::STX, _) => {}
                 (code::ALU64, code::ADD_NUMBER | code::MOVE) => pointers[to] = reached,
                 (_, code::CALL) => pointers[OF_CALLS].fill(None),
-                // What follows is come to from elsewhere.
+                // The next instruction is reached by a jump from elsewhere.
                 (_, code::GOTO | code::FAR_GOTO | code::EXIT) => pointers[..FRAME_END].fill(None),
                 (code::JMP | code::JMP32, _) => {}
                 _ => pointers[to] = None,
@@ -135,12 +137,12 @@ impl Function {
         lowest.unsigned_abs()
     }
 
-    /// Bytes that its frame is counted as.
+    /// Bytes that the kernel counts for its frame.
     fn counted(&self) -> u32 {
         self.frame().max(1).next_multiple_of(ROUNDED_TO)
     }
 
-    /// Where the functions begin that it calls.
+    /// The addresses of the functions that it calls.
     fn called(&self) -> impl Iterator<Item = Place> + '_ {
         let calls = self.code.iter().enumerate().filter(|(_, it)| it.calls_function());
         calls.map(|(number, call)| {
@@ -177,12 +179,12 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Looks at every chain of calls that begins with a program. Returns the one that takes the most of the stack; `None`:
-/// there is no program.
+/// Checks every chain of calls that begins with a program. Returns the chain that takes the most of the stack;
+/// `None`: there is no program.
 ///
 /// # Errors
-/// One takes more of the stack than a chain may, or has more functions; a function calls itself, or what is no function
-/// of the object.
+/// A chain takes more of the stack, or has more functions, than allowed; a function calls itself, or an address that
+/// is no function of the object.
 pub fn check(functions: &[Function]) -> anyhow::Result<Option<Chain<'_>>> {
     let calls = calls(functions)?;
     let (mut by_bytes, mut by_number) = (BTreeMap::new(), BTreeMap::new());
@@ -228,8 +230,8 @@ fn calls(functions: &[Function]) -> anyhow::Result<Vec<BTreeSet<usize>>> {
 /// By function, the chain that begins with it and weighs the most, with its weight.
 type Known = BTreeMap<usize, (u32, Vec<usize>)>;
 
-/// The chain of calls that begins with a function and weighs the most. `above`: the functions by way of which it is
-/// called.
+/// The chain of calls that begins with a function and weighs the most. `above`: the functions on the path of calls to
+/// it.
 fn heaviest(
     from: usize,
     object: (&[Function], &[BTreeSet<usize>]),
@@ -325,13 +327,13 @@ mod tests {
             // `*(u8 *)(r10 - 33) = 0`, `r1 = *(u32 *)(r10 - 36)`
             (&[instruction(0x72, 10, 0, -33)], 33),
             (&[instruction(0x61, 1, 10, -36)], 36),
-            // What is handed on is written by who gets it.
+            // The callee writes the memory that is passed to it.
             (&[frame_end(2), number(code::ADD_NUMBER, 2, -40)], 40),
             (&[frame_end(2), number(code::ADD_NUMBER, 2, -40), number(code::ADD_NUMBER, 2, 16)], 40),
             (&[frame_end(2), instruction(0x7b, 2, 1, -48)], 48),
             (&[frame_end(2), number(code::ADD_NUMBER, 2, -8), instruction(0x79, 3, 2, -8)], 16),
             (&[frame_end(6), instruction(code::MOVE, 7, 6, 0), number(code::ADD_NUMBER, 7, -56)], 56),
-            // No address of the frame: the packet's, a number, what a call or other code has left.
+            // No address of the frame: an address in the packet, a number, a value left by a call or other code.
             (&[instruction(0x79, 2, 1, -64), number(code::ADD_NUMBER, 2, -64)], 0),
             (&[frame_end(2), number(0xb7, 2, 0), number(code::ADD_NUMBER, 2, -64)], 0),
             (&[frame_end(2), frame_end(6), call(9), store(-8), instruction(0x7b, 2, 1, -64)], 8),

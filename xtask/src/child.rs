@@ -35,9 +35,9 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// Cargo, as it was called: the same toolchain that runs xtask, unless [`rustup`] chooses another. It is not told of the package
-/// that the caller is: build scripts of libraries depend on that (`ring`'s on `CARGO_MANIFEST_DIR`), and what one verb has built
-/// would be built anew by the next, or by who calls Cargo.
+/// Cargo, as it was called: the same toolchain that runs xtask, unless [`rustup`] chooses another. The variables that
+/// name the caller's package are removed: build scripts of libraries depend on them (`ring`'s on
+/// `CARGO_MANIFEST_DIR`), and the next verb, or a plain call of Cargo, would rebuild what one verb has built.
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(tree::root());
@@ -47,7 +47,7 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Whether Cargo sets the variable for a program that it runs, to say which package that is.
+/// Whether Cargo sets the variable for a program that it runs, to name the program's package.
 fn is_of_a_package(variable: &OsStr) -> bool {
     const PREFIXES: [&str; 5] =
         ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"];
@@ -55,19 +55,19 @@ fn is_of_a_package(variable: &OsStr) -> bool {
     PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The same command at the lowest priority, where this machine has the program for that: it takes what others leave of the
-/// processors.
+/// The same command at the lowest priority, if this machine has the program for that: it gets only the processor time
+/// that other processes leave.
 pub fn idle(command: Command) -> Command {
     through(&["chrt", "--idle", "0"], command)
 }
 
-/// The same command at a lower priority than what goes on beside it, where this machine has the program for that: it gets a
-/// third as much of a processor that both want.
+/// The same command at a lower priority than concurrent work, if this machine has the program for that: it gets a
+/// third as much of a contended processor.
 pub fn nice(command: Command) -> Command {
     through(&["nice", "-n", "5"], command)
 }
 
-/// The same command, started by a program where this machine has that.
+/// The same command, started by a program if this machine has it.
 fn through(words: &[&str], command: Command) -> Command {
     let [program, arguments @ ..] = words else { return command };
     if find(program).is_none() {
@@ -177,7 +177,7 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-/// Leaves out the lines in which cargo says that it works.
+/// Leaves out cargo's progress lines.
 fn without_progress(output: &str) -> String {
     const WORDS: [&str; 8] = [
         "Compiling ",

@@ -129,18 +129,18 @@ fn built(triple: &str, name: &str) -> PathBuf {
     tree::root().join("target").join(triple).join("release").join(name)
 }
 
-/// Flags in cargo's encoding, with `more`. Paths of this machine become others, so that the place of a build does not show in
-/// what is built: messages of panics name sources.
+/// Flags in cargo's encoding, with `more`. Paths of this machine are mapped to others, so that executables do not
+/// depend on the build directory: panic messages name source files.
 fn rustflags(more: impl IntoIterator<Item = String>) -> anyhow::Result<String> {
     let sysroot = child::ask(Command::new("rustc").args(["--print", "sysroot"]).current_dir(tree::root()))
         .context("ask rustc where it is")?;
     let cargo = env::var_os("CARGO_HOME").map(PathBuf::from);
     let cargo = cargo.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
-    // The C library inside; and no tables to unwind by: a panic ends the process, and without symbols a backtrace says
-    // nothing. They would be a tenth of an executable.
+    // With the C library inside, and without unwind tables: a panic ends the process, and without symbols a backtrace
+    // has no information. The tables would be a tenth of an executable.
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Cforce-unwind-tables=no".to_owned()];
     flags.extend(more);
-    // The last one that fits is taken, and one of these directories may be in another.
+    // rustc applies the last mapping that matches, and one of these directories may be inside another.
     flags.extend(cargo.map(|cargo| remap(&cargo, "cargo")));
     flags.push(remap(Path::new(&sysroot), "rust"));
     flags.push(remap(&tree::root(), "."));

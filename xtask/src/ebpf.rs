@@ -43,7 +43,7 @@ pub enum Flavour {
     Log,
 }
 
-/// Builds the object and puts it where the build script of `netattach` finds it, or beside that.
+/// Builds the object at the path where the build script of `netattach` finds it; the one that logs is put beside it.
 ///
 /// # Errors
 /// No compiler or linker, a compile error, an object without type information or programs, one whose functions call
@@ -76,10 +76,11 @@ pub fn build(flavour: Flavour) -> anyhow::Result<()> {
                 let bytes = bpf_stack::check(&functions)?.map_or(0, |chain| chain.bytes());
                 format!(", stack {bytes} of {} bytes", bpf_stack::MOST_BYTES)
             }
-            // No node has it by itself: who looks for a fault loads it, and the kernel there decides.
+            // This object is not part of a release: it is loaded by hand to look for a fault, and the kernel of that
+            // node verifies it.
             Flavour::Log => String::new(),
         };
-        // Agent and command line have it inside.
+        // Agent and command line embed it.
         let object = fs::read(&built).with_context(|| format!("read {}", built.display()))?;
         let changed = place(&elf::without_debug_information(&object)?, &place_at)?;
         let summary = format!(

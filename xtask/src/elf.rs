@@ -11,7 +11,7 @@ use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, 
 
 use crate::bpf_stack::{Function, Instruction, Place};
 
-/// Where a BPF object has the functions that programs call; programs have sections of their own.
+/// The section with the functions that programs of a BPF object call; programs have sections of their own.
 const CALLED: &str = ".text";
 
 /// The contents of a BPF object.
@@ -131,7 +131,8 @@ pub fn bpf_functions(path: &Path) -> anyhow::Result<Vec<Function>> {
     Ok(functions)
 }
 
-/// The same object without what only a debugger reads (DWARF): four fifths of one of BPF, whose BTF has what the kernel asks for.
+/// The same object without debug information (DWARF), which is four fifths of a BPF object; the kernel needs only its
+/// BTF.
 ///
 /// # Errors
 /// It is not a 64-bit ELF file.

@@ -3,8 +3,8 @@
 //! The flags are those that turn on LLVM's coverage instrumentation for libFuzzer; with them no other tool is
 //! needed. `cargo fuzz` works on the same directory.
 //!
-//! What targets find by themselves is below `target/fuzz/corpus` and is the start of the next run. A long run also puts
-//! what reaches code that nothing in `fuzz/corpus` reaches there, to be committed.
+//! Inputs that targets find are stored below `target/fuzz/corpus` and are the start of the next run. A long run also
+//! copies inputs that reach new code to `fuzz/corpus`, to be committed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,8 +63,8 @@ pub struct Options {
 pub enum Time {
     /// So many seconds for all together, one after another.
     Together(u32),
-    /// So many seconds for each, as many at a time as there are processors; what is worth keeping goes into
-    /// `fuzz/corpus`.
+    /// So many seconds for each, as many targets at a time as there are processors; inputs that reach new code are
+    /// added to `fuzz/corpus`.
     Each(u32),
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn compile_idly() -> anyhow::Result<()> {
     })
 }
 
-/// What compiles targets.
+/// The command that compiles targets.
 fn compiler(names: &[String]) -> anyhow::Result<Command> {
     let mut cargo = child::cargo();
     cargo
@@ -223,8 +223,8 @@ impl<'a> Target<'a> {
         Ok(Count { failed: 1, ..Count::default() })
     }
 
-    /// Adds to the seeds what reaches code that they do not reach; how often is not looked at, as that would keep
-    /// thousands.
+    /// Adds to the seeds the inputs that reach code that the seeds do not reach; hit counts are ignored, as they
+    /// would keep thousands of inputs.
     fn keep(&self) -> anyhow::Result<String> {
         let before = files(&self.seeds)?;
         let mut command = self.command();

@@ -8,12 +8,12 @@
 //! | [`setup`] | installs tools that this machine lacks |
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
 //! | [`bpf_stack`] | whether the object's functions fit the kernel's stack |
-//! | [`release`] | the container image, and what else is handed to others |
+//! | [`release`] | the container image and the other files of a release |
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
 //! | [`soak`] | pods that come and go at random on two nodes, for minutes |
-//! | [`nightly`] | what takes too long for the gate |
+//! | [`nightly`] | checks that take too long for the gate |
 //! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
 //! | [`demo`] | a demonstration of netattach in eight steps |
 //!

@@ -1,4 +1,4 @@
-//! `cargo xtask nightly`: what takes too long for the gate, by name. The gate says what it leaves out.
+//! `cargo xtask nightly`: the checks that take too long for the gate, by name. The gate lists what it leaves out.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::progress::{self, Done};
 use crate::release::Arch;
 use crate::suite::Stages;
 
-/// What is run at night, as arguments of `cargo xtask`.
+/// The nightly runs, as arguments of `cargo xtask`.
 const RUNS: [&[&str]; 15] = [
     &["soak"],
     &["soak", "--attachments", "1000", "--minutes", "10"],
@@ -27,32 +27,33 @@ const RUNS: [&[&str]; 15] = [
     FOR_ARM64,
     &["fuzz", "--long"],
 ];
-/// Left out where the standard library for that target is neither here nor to be had.
+/// Left out if the standard library for that target is neither installed nor available.
 const FOR_ARM64: &[&str] = &["image", "--arch", "arm64"];
 /// The suites whose tests have a longer form, which `test --longer` runs: in `cluster` the API server is away for two minutes
 /// in place of 20 s, and the agent is killed 12 times in place of 3 at each change of a Deployment. Virtual machines have tests
 /// of their own with one (`Guest::longer`): VFs go into pods and back 100 times in place of 20, and the agent is killed at every
 /// point of that in place of some.
 pub(crate) const LONGER: [&str; 1] = ["cluster"];
-/// Tests of these suites that are run in the longer form only. Others have what each is about: that a failed kubelet leaves
-/// pods alone and that they come back after what the node or its runtime loses (`pods_come_back_after_...`, the last time
-/// without an API server), and that they go on without a server (`pods_go_on_while_...`); here all that comes at once.
+/// Tests of these suites that are run in the longer form only. Other tests cover each of their properties: that a
+/// failed kubelet leaves pods alone, that pods come back after losses of the node or its runtime
+/// (`pods_come_back_after_...`, the last time without an API server), and that they continue without a server
+/// (`pods_go_on_while_...`); these tests combine all of that.
 pub(crate) const TESTS: [(&str, &str); 1] =
     [("cluster", "failures::the_kubelet_and_the_runtime_fail_while_there_is_no_api_server")];
-/// What tells them, and its value.
+/// The variable that requests the longer form, and its value.
 pub(crate) const VARIABLE: (&str, &str) = ("NETATTACH_NIGHTLY", "1");
 
-/// The names of what is run at night.
+/// The names of the nightly runs.
 pub fn names() -> String {
     let runs = RUNS.map(|words| words.join(" ")).join(", ");
     let tests = TESTS.map(|(suite, test)| format!("{suite} {test}")).join(", ");
     format!("{runs}, where test --longer has {tests}")
 }
 
-/// Runs all of it, whatever fails; says what it left out, and why.
+/// Runs all of them even if some fail; prints what was left out, and why.
 ///
 /// # Errors
-/// What has failed; its own output says why.
+/// Some runs failed; their own output says why.
 pub fn run() -> anyhow::Result<()> {
     let xtask = env::current_exe().context("find this executable")?;
     let mut stages = Stages::new();

@@ -13,7 +13,8 @@ use crate::{child, dist, progress, setup, tree};
 
 /// How long it takes within `cargo xtask test`, in minutes.
 pub(crate) const IN_TESTS: u32 = 2;
-/// The decisions that it takes there: a change does not fail for what new ones find. The nightly form takes new ones.
+/// The seed that it uses there: a change must not fail because of bugs that new random decisions find. The nightly
+/// form uses new seeds.
 const SEED_IN_TESTS: u64 = 1_886_525_679;
 /// How long it takes in the nightly form, in minutes.
 pub const NIGHTLY: u32 = 10;
@@ -32,8 +33,8 @@ pub struct Options {
 /// Sets up, builds, and soaks, with a line now and then for a person.
 ///
 /// # Errors
-/// Anything that could not be prepared, or that something did not hold: the seed, the last steps and the place of the
-/// logs have been printed.
+/// Anything that could not be prepared, or a failed check: the seed, the last steps and the directory of the logs
+/// have been printed.
 pub fn run(options: Options) -> anyhow::Result<()> {
     setup::run(setup::Scope::Testing)?;
     dist::build()?;
@@ -70,8 +71,8 @@ impl Beside {
         Ok(Self { thread })
     }
 
-    /// Waits until it has ended, and prints what it said: its last line, or everything if something did not hold. It is
-    /// one test, and none that may pass when it runs again.
+    /// Waits until it has ended, and prints its output: the last line, or everything if a check failed. It counts as
+    /// one test, and is not run again after a failure.
     ///
     /// # Errors
     /// It could not be run.

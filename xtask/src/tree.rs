@@ -25,7 +25,7 @@ pub fn bpf_object() -> PathBuf {
     bpf().join("netattach.bpf.o")
 }
 
-/// The BPF object whose stages say what they make of a packet: for `netattachd --bpf-log`, embedded nowhere.
+/// The BPF object whose stages log their results: for `netattachd --bpf-log`, not embedded in any executable.
 pub fn bpf_log_object() -> PathBuf {
     bpf().join("netattach-log.bpf.o")
 }

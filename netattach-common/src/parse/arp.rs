@@ -27,14 +27,14 @@ unsafe impl Plain for ArpPacket {}
 pub struct Claim {
     /// Its Ethernet address.
     pub mac: Mac,
-    /// Its address. A probe has none yet: then the address that it requests (RFC 5227).
+    /// Its IP address. The sender of a probe has none yet: then the address that it requests (RFC 5227).
     pub address: Ip4,
 }
 
 /// Ethernet pads to 46 bytes (50 with the trailer that some cards leave); more is not padding.
 const MOST: u32 = 50;
 
-/// Where an ARP packet ends that begins at `offset`.
+/// The end of an ARP packet that begins at `offset`.
 #[inline(always)]
 pub fn end(offset: u16) -> u32 {
     u32::from(offset) + size_of::<ArpPacket>() as u32
@@ -49,7 +49,7 @@ pub fn fits(length: u32, offset: u16) -> bool {
 /// Checks that a frame that [`fits`] has nothing but zeros from the [`end`] of its ARP packet on, as a host pads (RFC 1042).
 ///
 /// # Errors
-/// There is something else.
+/// There are other bytes.
 #[inline(always)]
 pub fn check_padding<B: Bytes>(bytes: &B, end: u32) -> Result<(), DropReason> {
     const PADDING: u32 = MOST - size_of::<ArpPacket>() as u32;

@@ -36,7 +36,7 @@ pub trait Bytes {
     /// Whether it is still to be segmented.
     fn is_uncut(&self) -> bool;
 
-    /// Whether it has a VLAN tag outside of its bytes, and that tag's control information.
+    /// Whether a VLAN tag is stored beside the packet's bytes, and that tag's control information.
     fn tag_beside(&self) -> (bool, u16);
 
     /// A header at a constant offset, in place.

@@ -1,20 +1,21 @@
-//! Frames of other ethertypes whose payload has addresses that nobody checks: another frame or an IP packet.
+//! Frames of other ethertypes whose payload is another frame or an IP packet, with addresses that the programs do not
+//! check.
 
 use super::frame::{ethertype, is_tag};
 
-/// Bytes of a frame with a length, from behind it on, that say what it carries: the headers of LLC and SNAP.
+/// Number of bytes behind the length of an IEEE 802.3 frame that name its payload: the headers of LLC and SNAP.
 pub type SnapHead = [u8; 8];
 
 /// MPLS (RFC 3032).
 const MPLS: u16 = 0x8847;
 /// MPLS with a label of the sender's (RFC 5332).
 const MPLS_UPSTREAM: u16 = 0x8848;
-/// PPP over Ethernet (RFC 2516): who serves it.
+/// PPP over Ethernet (RFC 2516), discovery of a server.
 const PPPOE_DISCOVERY: u16 = 0x8863;
-/// The same: what is sent by it.
+/// PPP over Ethernet (RFC 2516), session.
 const PPPOE_SESSION: u16 = 0x8864;
 
-/// The ethertype of what a frame with a length carries by SNAP (RFC 1042, and 802.1H), 0 if it has none.
+/// The ethertype of the payload of an IEEE 802.3 frame with SNAP (RFC 1042, and 802.1H), 0 if it has none.
 #[inline(always)]
 pub const fn in_snap(head: SnapHead) -> u16 {
     // The access points but for the bits that say that they are a group's, and that it is an answer; unnumbered information,
@@ -25,8 +26,8 @@ pub const fn in_snap(head: SnapHead) -> u16 {
     }
 }
 
-/// Whether what has this ethertype has IP addresses, or may, and is nothing that is checked: in SNAP that goes for ARP, IP and
-/// tagged frames as well.
+/// Whether a payload of this ethertype has or may have IP addresses that the programs do not check: in SNAP that
+/// includes ARP, IP and tagged frames.
 #[inline(always)]
 pub const fn has_addresses(number: u16) -> bool {
     let is_ip = matches!(number, ethertype::IPV4 | ethertype::ARP | ethertype::IPV6);

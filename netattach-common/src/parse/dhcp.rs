@@ -1,4 +1,4 @@
-//! What a client of DHCP says of itself (RFC 2131, section 2), and of BOOTP, which has the same form.
+//! The client's claims about itself in DHCP (RFC 2131, section 2) and in BOOTP, which has the same format.
 
 use super::bytes::Bytes;
 use crate::{Address, DropReason, Ip4, Mac};
@@ -8,8 +8,8 @@ pub const SERVERS: u16 = 67;
 /// The port of clients.
 pub const CLIENTS: u16 = 68;
 
-/// Length of what is read here, in bytes from the UDP header on: it, and a message up to the client's Ethernet address. Servers
-/// take no message that is shorter.
+/// Number of bytes that are read here, from the UDP header to the client's Ethernet address. Servers ignore shorter
+/// messages.
 pub const READ: u32 = UDP_LEN + 34;
 
 const UDP_LEN: u32 = 8;
@@ -18,7 +18,7 @@ const UDP_LEN: u32 = 8;
 pub const CLIENTS_V6: u16 = 546;
 /// The port of its servers and relays.
 pub const SERVERS_V6: u16 = 547;
-/// Where the type of a message of DHCPv6 is, in bytes from its UDP header on.
+/// Offset of the message type of DHCPv6, in bytes from the UDP header.
 pub const TYPE_V6: u32 = UDP_LEN;
 
 /// Types of DHCPv6 messages (RFC 8415, 7.3) that clients send: solicit, request, confirm, renew, rebind, release, decline,
@@ -29,14 +29,14 @@ pub const fn is_of_client_v6(message: u8) -> bool {
     matches!(message, 1 | 3..=6 | 8 | 9 | 11 | 20 | 36)
 }
 
-/// What the sender of a message says.
+/// The sender's claims in a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
-    /// Whether it is a client on Ethernet and has sent the message itself: no server, and no relay.
+    /// Whether the sender is a client on Ethernet that sent the message itself: neither a server nor a relay.
     pub is_client: bool,
     /// The client's Ethernet address.
     pub mac: Mac,
-    /// The address that it has; unspecified if it has none.
+    /// The client's IP address; unspecified if it has none.
     pub address: Ip4,
 }
 

@@ -1,4 +1,4 @@
-//! The ports of ICMP messages: what takes their place in a flow.
+//! The numbers that stand for the ports of ICMP messages in a flow.
 
 use super::header::IcmpHeader;
 use crate::flow::Tuple;
@@ -7,8 +7,8 @@ use crate::protocol::{ICMP, ICMPV6};
 use crate::{Port, Ports};
 
 /// Gives an echo its identifier as the requester's port and the next number as the responder's, and other messages
-/// the type of their request: what answers one answers no other, and two hosts that ask each other the same make two
-/// flows.
+/// the type of their request: an answer matches one kind of request only, and two hosts that send each other the same
+/// request make two flows.
 #[inline(always)]
 pub(super) fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
     const ECHO_REPLY: u8 = 0;
@@ -28,11 +28,12 @@ pub(super) fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
     };
 }
 
-/// Added to types used as ports, so that neither they nor [`u16::MAX`] have the other as the next number.
+/// Added to types used as ports, so that such a port and [`u16::MAX`] are never consecutive numbers, as the two ports
+/// of an echo are.
 const TYPES: u16 = 1 << 8;
 
 /// The type of the request, and whether this is the reply to it: timestamp, information and address mask (RFC 792,
-/// 950), extended echo (RFC 8335), node information (RFC 4620). Whatever has no reply is a request.
+/// 950), extended echo (RFC 8335), node information (RFC 4620). A type without a reply is a request.
 #[inline(always)]
 const fn asked(protocol: u8, kind: u8) -> (u8, bool) {
     match (protocol, kind) {

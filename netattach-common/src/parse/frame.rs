@@ -22,9 +22,9 @@ pub mod ethertype {
     pub const VLAN: u16 = 0x8100;
     /// Service VLAN tag.
     pub const QINQ: u16 = 0x88a8;
-    /// Service VLAN tag, as it was before it was standardised.
+    /// Service VLAN tag, the number used before the standard.
     pub const OLD_QINQ: u16 = 0x9100;
-    /// Linux's number for frames with a length in place of an ethertype, of Novell's kind (`ETH_P_802_3`).
+    /// Linux's number for frames with a length instead of an ethertype, in Novell's format (`ETH_P_802_3`).
     pub const NOVELL: u16 = 1;
     /// Linux's number for all other frames with a length (`ETH_P_802_2`).
     pub const IEEE_802_2: u16 = 4;
@@ -125,9 +125,9 @@ pub const fn vlan_id(control: u16) -> u16 {
     control & 0xfff
 }
 
-/// Whether `protocol`, by which the kernel chooses who takes a frame, is what the frame's header says: the ethertype, or for
-/// a length one of Linux's numbers for such frames, or the length itself, which is no protocol of IP. A driver that reads it from
-/// the frame (`eth_type_trans`) names no other.
+/// Whether `protocol`, by which the kernel chooses the handler of a frame, agrees with the frame's header: it is the
+/// ethertype, or for a length one of Linux's numbers for such frames, or the length itself, which is no protocol of
+/// IP. A driver that reads the protocol from the frame (`eth_type_trans`) returns one of these.
 #[inline(always)]
 pub const fn is_named(protocol: u16, ethertype: u16) -> bool {
     protocol == ethertype

@@ -10,15 +10,15 @@ use crate::{DropReason, Ip4, Ip6, Port, Ports};
 pub const IPV4_LEN: usize = size_of::<Ipv4Header>();
 /// Length of an IPv6 header.
 pub const IPV6_LEN: usize = size_of::<Ipv6Header>();
-/// Ethernet, IPv4 and the part of TCP that is read, which is the longest of the transports'; ARP is shorter. What a
-/// pod's own TCP sends has its headers in place and its payload elsewhere: asking for one byte more than the headers
-/// would have each such packet copied.
+/// Ethernet, IPv4 and the part of TCP that is read, which is the longest of the transports'; ARP is shorter. Packets
+/// of a pod's own TCP have their headers in place and their payload elsewhere: a request for one byte more than the
+/// headers would copy each such packet.
 pub const HEADERS_V4: usize = ETHERNET_LEN + IPV4_LEN + size_of::<TcpHeader>();
 /// The same with IPv6.
 pub const HEADERS_V6: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
 
-/// Room for all that is read of a packet: headers behind tags, options and extension headers, the headers that an ICMP error
-/// quotes, and the options of neighbour discovery.
+/// Number of bytes that suffices for all that is read of a packet: headers behind tags, options and extension
+/// headers, the headers that an ICMP error quotes, and the options of neighbour discovery.
 pub const HEADERS_MOST: usize = 512;
 
 /// An IPv4 header (RFC 791, 3.1) without options.
@@ -138,7 +138,7 @@ fn tuple<A>(source: A, destination: A, protocol: u8, lane: Lane) -> Tuple<A> {
 }
 
 impl Ipv4Header {
-    /// Whether a packet of which no more is read than [`HEADERS_V4`] has this header.
+    /// Whether this is the header of a packet of which no more than [`HEADERS_V4`] is read.
     #[inline(always)]
     pub fn is_usual(&self) -> bool {
         usize::from(self.version_and_words & 15) * 4 == IPV4_LEN && self.protocol != ICMP
@@ -166,7 +166,7 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
-    /// Whether a packet of which no more is read than [`HEADERS_V6`] has this header.
+    /// Whether this is the header of a packet of which no more than [`HEADERS_V6`] is read.
     #[inline(always)]
     pub fn is_usual(&self) -> bool {
         !is_extension(self.next_header) && self.next_header != ICMPV6

@@ -45,10 +45,10 @@ pub fn kind_of<A: Version>(message: u8, place: &Place) -> Result<Option<Kind>, D
 pub fn quoted_destination<A: Version, B: Bytes>(bytes: &B, packet: &Packet<A>) -> Result<A, DropReason> {
     /// Of the error itself, in either family.
     const HEADER: u32 = 8;
-    // Both IP headers have it last.
+    // In both IP headers the destination is the last field.
     let quoted = if A::ICMP == ICMP { IPV4_LEN } else { IPV6_LEN };
     let end = packet.transport + HEADER + quoted as u32;
-    // What is behind the packet's end is nothing that its receiver reads.
+    // The receiver does not read bytes behind the packet's end.
     if end > packet.end {
         return Err(DropReason::Malformed);
     }
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(four(&error(in_four, 20, 20)), Ok(Ip4 { octets: [16, 17, 18, 19] }));
         let octets = core::array::from_fn(|at| 24 + at as u8);
         assert_eq!(six(&error(in_six, 40, 40)), Ok(Ip6 { octets }));
-        // The rest of the header is behind the packet, or nowhere.
+        // The rest of the header is behind the packet's end, or missing.
         for behind in [0, 30] {
             let beyond = |mut frame: Vec<u8>| {
                 frame.resize(frame.len() + behind, 7);

@@ -6,9 +6,10 @@
 //! Every function is inlined where it is called: the programs' stack is small, and cut where the kernel's verifier
 //! needs it.
 //!
-//! In the order of a frame: `bytes` for access, `frame`, then `arp`, a `carrier` of others' packets, or an IP packet. Its `header`s are read by `walk` into
-//! a `packet`, with the differences of each `version`, the ports that an `echo` has instead, the kinds of `icmp` and the
-//! `options` of IPv4; behind them lies what a client of `dhcp` says. Most packets are `plain`, and need none of that.
+//! In the order of a frame: `bytes` for access, `frame`, then `arp`, a `carrier` of encapsulated packets, or an IP packet.
+//! `walk` reads the `header`s of an IP packet into a `packet`, with the differences of each `version`, the numbers that an
+//! `echo` has instead of ports, the kinds of `icmp` and the `options` of IPv4; `dhcp` reads the client's claims behind them.
+//! Most packets are `plain`, and need none of that.
 
 pub mod arp;
 pub mod bytes;

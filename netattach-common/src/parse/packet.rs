@@ -120,7 +120,7 @@ impl Kind {
 }
 
 impl<A: Version> Packet<A> {
-    /// A whole packet with ports, untagged, of which only its flow matters: its parts have no place.
+    /// A whole, untagged packet with ports of which only the flow matters: the offsets of its parts are not set.
     #[inline(always)]
     pub(super) fn of_flow(tuple: Tuple<A>, signal: Signal) -> Self {
         Self {
@@ -156,8 +156,9 @@ impl<A: Version> Packet<A> {
         if self.lacks(header_len) { Err(DropReason::Malformed) } else { Ok(()) }
     }
 
-    /// Offset up to which the packet is judged, but for the options of neighbour discovery: the part of its transport header
-    /// that is read; of an ICMP error also the headers that it quotes, of a message about the link what tells that it is one.
+    /// Offset up to which the packet is judged, without the options of neighbour discovery: the part of its transport
+    /// header that is read; for an ICMP error also the headers that it quotes; for a link maintenance message the
+    /// bytes that identify it as one.
     #[inline(always)]
     pub fn judged(&self) -> u32 {
         const MESSAGE: u32 = 8 + 60 + 8;
@@ -204,7 +205,7 @@ mod tests {
     use crate::protocol::{ICMP, ICMPV6, UDP};
     use proptest::prelude::*;
 
-    /// Bytes that are noted up to where they are read.
+    /// Records the offset up to which bytes are read.
     struct Watched<'a> {
         bytes: InMemory<'a>,
         until: Cell<usize>,
@@ -278,7 +279,8 @@ mod tests {
             frame
         }
 
-        /// Up to where it is read, if its headers are right, and up to where it says that it is.
+        /// The offset up to which it is read, if its headers are valid, and the packet's end according to its
+        /// headers.
         fn read(&self) -> Option<(usize, usize)> {
             if self.0 { self.read_as::<Ip6>(ipv6) } else { self.read_as::<Ip4>(ipv4) }
         }
@@ -298,11 +300,11 @@ mod tests {
                 let mut answer = packet.tuple;
                 A::answer_to_quoted(&watched, packet.transport() + 8, &mut answer);
             }
-            // What follows the packet's end is nobody's.
+            // Bytes behind the packet's end belong to no packet.
             Some((watched.until.get().min(packet.end as usize), packet.judged() as usize))
         }
 
-        /// Up to where it is read, if its first header says that this is where headers usually are.
+        /// The offset up to which it is read, if its first header shows that its headers are at their usual offsets.
         fn usual(&self) -> Option<usize> {
             let bytes = &self.bytes();
             let read = InMemory { bytes, in_place: bytes.len(), is_uncut: false, tag_beside: None };

@@ -1,5 +1,6 @@
-//! The packets that most are: whole ones of TCP and UDP, without tags, options and extension headers, whose headers can
-//! be read in place. All others are for [`walk`](super::walk), which finds the same in these.
+//! Fast parser for the most common packets: whole TCP and UDP packets without tags, options and extension headers,
+//! whose headers can be read in place. [`walk`](super::walk) reads all other packets, and would read these with the
+//! same result.
 
 use super::bytes::Bytes;
 use super::frame::ETHERNET_LEN;
@@ -11,7 +12,7 @@ use crate::fragment;
 use crate::protocol::{TCP, UDP};
 use crate::{Ip4, Ip6};
 
-/// What the headers of such a packet say.
+/// The fields read from such a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Headers<A> {
     /// Addresses, protocol, ports.
@@ -21,7 +22,7 @@ pub struct Headers<A> {
 }
 
 impl<A: Version> Headers<A> {
-    /// The packet that has them, as far as its flow and policies ask: where its parts begin and end is left out.
+    /// The packet with these fields, as needed for its flow and policies: the offsets of its parts are left out.
     #[inline(always)]
     pub fn packet(&self) -> Packet<A> {
         Packet::of_flow(self.tuple, self.signal)
@@ -49,7 +50,8 @@ pub fn ipv6<B: Bytes>(bytes: &B) -> Option<Headers<Ip6>> {
     transport(bytes, ip.tuple(Lane::NONE), IPV6_LEN, length)
 }
 
-/// `length`: of the packet from its IP header on. One that has none there (`BIG TCP`) is too short.
+/// `length`: of the packet from its IP header on. A packet without a length in its header (`BIG TCP`) counts as too
+/// short.
 #[inline(always)]
 fn transport<A, B: Bytes>(
     bytes: &B,
@@ -102,14 +104,14 @@ mod tests {
         frame
     }
 
-    /// What the walk finds, if it is a packet of this kind.
+    /// The result of the walk, if the packet is of this kind.
     fn of<A: Version>(packet: &Packet<A>, header_len: usize) -> Option<Headers<A>> {
         let whole = packet.kind == Kind::Flow && packet.transport() == ETHERNET_LEN + header_len;
         let known = [TCP, UDP].contains(&packet.tuple.lane.protocol());
         (whole && known).then_some(Headers { tuple: packet.tuple, signal: packet.signal })
     }
 
-    /// What both find.
+    /// The results of both.
     fn found(six: bool, read: &InMemory<'_>) -> [Option<(Vec<u8>, Signal)>; 2] {
         fn said<A: Version + core::fmt::Debug>(headers: Headers<A>) -> (Vec<u8>, Signal) {
             (format!("{:?}", headers.tuple).into_bytes(), headers.signal)
@@ -139,8 +141,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is changed, cut off or not in place: the packet is read as the walk reads it, or is none of this
-        /// kind. Packets without a length, which only the walk reads, aside.
+        /// A packet with changed bytes, cut off, or not in place, is read as the walk reads it, or is not of this
+        /// kind. Except packets without a length, which only the walk reads.
         #[test]
         fn the_walk_finds_the_same(
             (six, udp, is_uncut) in any::<(bool, bool, bool)>(),

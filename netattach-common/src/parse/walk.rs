@@ -33,7 +33,7 @@ pub fn ipv4<B: Bytes>(bytes: &B, packet: &mut Packet<Ip4>) -> Result<(), DropRea
     }
 }
 
-/// Reads an IPv4 packet where nothing of it can be read in place.
+/// Reads an IPv4 packet of which no byte can be read in place.
 ///
 /// # Errors
 /// As [`ipv4`].
@@ -78,7 +78,7 @@ pub fn ipv6<B: Bytes>(bytes: &B, packet: &mut Packet<Ip6>) -> Result<(), DropRea
     }
 }
 
-/// Reads an IPv6 packet where nothing of it can be read in place.
+/// Reads an IPv6 packet of which no byte can be read in place.
 ///
 /// # Errors
 /// As [`ipv4`].
@@ -113,9 +113,9 @@ fn ipv6_header<const IN_PLACE: bool, B: Bytes>(
     read_transport::<_, IN_PLACE, B>(bytes, packet, &place)
 }
 
-/// The end of a packet whose IPv6 header has no length: taken from a jumbo option (RFC 2675, 2), as the first one of
-/// hop-by-hop options alone, where the kernel puts it. Without one Linux takes all bytes that follow for the packet,
-/// and others take none.
+/// The end of a packet whose IPv6 header has no length, taken from a jumbo option (RFC 2675, 2). The option must be
+/// the first of the hop-by-hop options, where the kernel puts it. Without one Linux counts all bytes that follow as
+/// the packet, and other systems none.
 #[inline(always)]
 fn jumbo_end<B: Bytes>(bytes: &B, packet: &Packet<Ip6>) -> Result<u32, DropReason> {
     const JUMBO: u8 = 0xc2;
@@ -150,8 +150,8 @@ fn extension_headers<B: Bytes>(bytes: &B, packet: &mut Packet<Ip6>) -> Result<Pa
             HOP_BY_HOP if packet.transport() != packet.network() + IPV6_LEN => {
                 return Err(DropReason::Malformed);
             }
-            // The address that was judged is not where a packet goes that has segments left; type 0 is not even to be
-            // looked at (RFC 5095).
+            // A packet with segments left goes to another address than the judged one; type 0 must not be processed
+            // at all (RFC 5095).
             ROUTING if third == 0 || fourth != 0 => return Err(DropReason::SourceRoute),
             // A fragment of a fragment: one of the two would be judged by the wrong packet's ports.
             FRAGMENT if part == Part::First => return Err(DropReason::Malformed),

@@ -1,11 +1,11 @@
 //! Anti-spoofing checks on the packets that a pod sends.
 //!
 //! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of ARP and
-//! neighbour discovery, the client of DHCP, and roles reserved to infrastructure: bridge, router, multicast querier, server
-//! and relay of DHCP, source routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, what a client of DHCP has,
-//! advertised neighbour, whom an ICMP error is about, and the target of duplicate address detection: a pod free to probe any
-//! address could make every newcomer give up its own. Packets from others must not use the pod's addresses as source either,
-//! where a policy isolates the pod from them.
+//! neighbour discovery, the client of DHCP, and roles reserved to infrastructure: bridge, router, multicast querier,
+//! server and relay of DHCP, source routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, the address of
+//! a DHCP client, the advertised neighbour, the receiver of the packet that an ICMP error is about, and the target of
+//! duplicate address detection: a pod that may probe any address could make every new host give up its own. Where a
+//! policy isolates the pod, packets from other senders must not use the pod's addresses as source either.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -86,8 +86,8 @@ fn na_other(skb: *mut __sk_buff, scope: *const Scope, payload: *const Payload) -
     answer.encode()
 }
 
-/// [`check_other`] within a subprogram. Rules speak of IP, so none can allow such a frame: isolation for egress keeps a
-/// pod from sending such frames, isolation for ingress keeps it from receiving them.
+/// [`check_other`] within a subprogram. Rules match IP only, so no rule can allow such a frame: a pod isolated for
+/// egress cannot send such frames, and a pod isolated for ingress cannot receive them.
 #[inline(always)]
 fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropReason> {
     let ethertype = payload.ethertype;
@@ -96,7 +96,8 @@ fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropRe
     }
     let from_pod = scope.side == Side::FromPod;
     if from_pod {
-        // What such a frame is: its ethertype, or what is behind its length. Of one that passes by its ethertype too.
+        // The bytes that identify the frame: its ethertype, or the headers behind its length. Checked also for a
+        // frame that passes by its ethertype.
         let judged = if ethertype < link::FIRST_ETHERTYPE { size_of::<SnapHead>() as u32 } else { 1 };
         unfinished::check_frame(ctx, u32::from(payload.offset) + judged)?;
     }
@@ -122,7 +123,7 @@ fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropRe
     if policy == 0 { Ok(()) } else { Err(DropReason::Ethertype) }
 }
 
-/// The ethertype of a frame, behind its length if it has one in place of that. 0: it has none.
+/// The ethertype of a frame; read behind the length if the frame has a length instead. 0: it has none.
 #[inline(always)]
 fn carried(ctx: &TcContext, payload: &Payload) -> u16 {
     if payload.ethertype >= link::FIRST_ETHERTYPE {
@@ -134,8 +135,8 @@ fn carried(ctx: &TcContext, payload: &Payload) -> u16 {
     }
 }
 
-/// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227). No policy is asked about
-/// ARP, so what a pod sends has no room for other data.
+/// Checks an ARP packet for Ethernet and IPv4 (RFC 826); a probe has no sender address yet (RFC 5227). Policies do
+/// not judge ARP, so an ARP packet from a pod must not be able to carry other data.
 #[inline(always)]
 pub(crate) fn arp(
     ctx: &TcContext,
@@ -159,7 +160,7 @@ pub(crate) fn arp(
         return Err(DropReason::ArpSenderIp.into());
     }
     let end = arp::end(frame.payload.offset);
-    // The kernel's own has no padding here: the card adds it.
+    // The kernel's own ARP packets have no padding here: the card adds it.
     if ctx.len() > end {
         return Encode::decode(na_padding(ctx.skb.skb, end));
     }
@@ -182,8 +183,8 @@ pub(crate) fn from_others<A: Family>(scope: &Scope, packet: &Packet<A>) -> Resul
     Ok(())
 }
 
-/// Whether a packet with these ends is one of the pod's, sent or received, as far as its addresses are known. The two are
-/// asked about in branches of their own, as in `judge`.
+/// Whether a packet with these ends was sent by or is addressed to the pod, as far as the pod's addresses are known.
+/// Each direction has its own branch, as in `judge`.
 #[inline(never)]
 pub(crate) fn is_of_pod<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
     if !scope.has(flag::CHECK_ADDRESS) {
@@ -196,8 +197,8 @@ pub(crate) fn is_of_pod<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
     }
 }
 
-/// Whether the attachment is an end of a packet, and the only one that can be: what comes to a device may be addressed to
-/// others, and several may send from a virtual address.
+/// Whether the attachment is an end of a packet, and the only attachment that can be this end: a packet that reaches
+/// a device may be addressed to another attachment, and several attachments may send from a virtual address.
 #[inline(always)]
 pub(crate) fn is_end<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
     let Ok(record) = scope.record() else { return false };
@@ -260,15 +261,16 @@ fn na_quoted(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip4
     answer.encode()
 }
 
-/// Checks that an ICMP error is about a packet that was sent to the pod, as a host's is: a receiver ends a connection, or sends
-/// smaller packets in it, for what an error quotes, whoever has sent the error.
+/// Checks that an ICMP error is about a packet that was sent to the pod, as every error from a host is: the receiver
+/// of an error ends the quoted connection, or sends smaller packets in it, regardless of the error's sender.
 #[inline(always)]
 fn quoted<A: Family>(skb: &Skb, scope: &Scope, packet: &Packet<A>) -> Result<(), DropReason> {
     let destination: A = icmp::quoted_destination(skb, packet)?;
     if is_own(scope, scope.record()?, &destination) { Ok(()) } else { Err(DropReason::IcmpUnrelated) }
 }
 
-/// Refuses protocols in which routers agree on ways, and on who has an address, to a pod that has none but its own.
+/// Refuses protocols by which routers agree on routes and on the owner of an address, to a pod that has only its own
+/// addresses.
 #[inline(always)]
 fn among_routers<A: Family>(
     scope: &Scope,
@@ -306,18 +308,18 @@ fn na_dhcp(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip4>)
     answer.encode()
 }
 
-/// Checks a datagram to servers of DHCP: they go by the client that a message names, and give back or take away what it has.
-/// Later fragments have no ports here.
+/// Checks a datagram to DHCP servers: a server acts on the client that the message names, and may release or withdraw
+/// that client's lease. Later fragments have no ports here.
 #[inline(always)]
 fn to_dhcp_servers(skb: &Skb, scope: &Scope, packet: &Packet<Ip4>) -> Result<(), DropReason> {
     let end = packet.transport + dhcp::READ;
-    // Of what is cut into datagrams behind the programs each would be a message of its own.
+    // After segmentation behind the programs, each datagram would be a message of its own.
     if skb.is_uncut() {
         return Err(DropReason::Malformed);
     }
     if packet.end < end {
-        // No message, unless the rest of it comes in another fragment, or behind the end that the IP header names: servers on packet
-        // sockets read on there.
+        // Too short for a message, unless the rest is in another fragment or behind the end that the IP header names,
+        // where servers on packet sockets continue to read.
         let is_all = !packet.kind.is_fragment() && skb.length() < end;
         return if is_all { Ok(()) } else { Err(DropReason::Malformed) };
     }
@@ -373,8 +375,8 @@ fn na_dhcp6(skb: *mut __sk_buff, packet: *const Packet<Ip6>) -> u32 {
     answer.encode()
 }
 
-/// Checks a datagram to servers of DHCPv6: a relay names the link of a client, and a server takes its word. Which client a
-/// message is of, an identifier says that no address follows from.
+/// Checks a datagram to DHCPv6 servers: a relay names the link of a client, and a server believes the relay. The
+/// client is named by an identifier from which no address can be derived, so it is not checked.
 #[inline(always)]
 fn to_dhcpv6_servers(skb: &Skb, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let at = packet.transport + dhcp::TYPE_V6;
@@ -400,7 +402,7 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
     answer.encode()
 }
 
-/// Checks a message of ICMPv6: an error, or neighbour discovery.
+/// Checks an ICMPv6 message: an error, or neighbour discovery.
 #[inline(always)]
 fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     if packet.kind == Kind::IcmpError {

@@ -22,8 +22,8 @@ pub(crate) fn nanoseconds() -> u64 {
     next(reading, tick)
 }
 
-/// Reads the clock, for the rest of the tick. Out of line: few packets come here, and inlined it leaves the stack in
-/// another state than a reading that is still right, so that the verifier would go through all of `na_fast` twice.
+/// Reads the clock, for the rest of the tick. Out of line: few packets come here, and inlined code would leave the
+/// stack in another state than a cached reading does, so that the verifier would go through all of `na_fast` twice.
 #[inline(never)]
 fn next(reading: *mut Reading, tick: u64) -> u64 {
     let time = read();
@@ -47,8 +47,8 @@ pub(crate) fn whole(nanoseconds: u64) -> u32 {
     (nanoseconds / 1_000_000_000) as u32
 }
 
-/// As [`nanoseconds`], from the clock itself: for who is rare and so deep in calls that the stack, of 512 bytes with each
-/// frame rounded up to 32 (Linux before 6.8), has no room for one more.
+/// As [`nanoseconds`], read from the clock itself: for rare callers so deep in the call chain that the stack (512
+/// bytes, each frame rounded up to 32, Linux before 6.8) has no room for another frame.
 #[inline(always)]
 pub(crate) fn read() -> u64 {
     // SAFETY: the helper takes nothing and exists since Linux 5.11.

@@ -43,17 +43,17 @@ pub(crate) fn look_up<A: Subprograms>(
         return if forward { Err(denied) } else { Encode::decode(refuse(scope, tuple, entry, denied)) };
     }
     let goes_on = entry.go_on(forward);
-    // Where its traffic is counted.
+    // Traffic is counted at the attachment that entered the flow.
     if entry.attachment() == scope.id {
         entry.count(forward, ctx.len());
     }
-    // Read again: to ask a policy takes long, and what other CPUs have written meanwhile is to stay.
+    // Read again: a policy lookup takes long, and words that other CPUs wrote meanwhile must be kept.
     let life = entry.life();
     entry.note(life, packet.signal, forward, if goes_on { now } else { life.last_seen });
     Ok(Known::PASSES)
 }
 
-/// Whether [`look_up`] would let a packet pass without asking a policy; then it is noted with its flow.
+/// Whether [`look_up`] would let a packet pass without asking a policy; if so, the packet is recorded in its flow.
 #[inline(always)]
 pub(crate) fn goes_on<A: Family>(ctx: &TcContext, scope: &Scope, headers: &Headers<A>) -> bool {
     let now = clock::seconds();
@@ -62,8 +62,8 @@ pub(crate) fn goes_on<A: Family>(ctx: &TcContext, scope: &Scope, headers: &Heade
     continues([scope], headers, (lives, is_noted), now, ctx.len())
 }
 
-/// The same for both ends of a packet, of which a policy isolates at least one, and which are in one network. A flow that
-/// has been idle for longer than the shortest timeout is for [`look_up`].
+/// As [`goes_on`], for both ends of a packet; a policy isolates at least one of them, and both are in one network. A
+/// flow that has been idle for longer than the shortest timeout is left to [`look_up`].
 #[inline(always)]
 pub(crate) fn goes_on_between<A: Family>(
     sends: &Scope,
@@ -72,7 +72,7 @@ pub(crate) fn goes_on_between<A: Family>(
     now: u32,
     bytes: u32,
 ) -> bool {
-    // Which legs are noted is asked once a second by who comes next, not here.
+    // Whether a leg's mark is set is checked once a second on the normal path, not here.
     let is_noted = |_: Life, _| !sends.has(flag::KEEP_ESTABLISHED) && !receives.has(flag::KEEP_ESTABLISHED);
     continues([sends, receives], headers, (|life: Life| life.is_in_use(now), is_noted), now, bytes)
 }
@@ -93,11 +93,11 @@ fn continues<A: Family, const N: usize>(
     let is_certain = lives(life)
         && life.admits(headers.signal, forward)
         && ends.iter().all(|scope| is_approved(scope, entry, Leg::of(scope.side, forward)))
-        // Only what prolongs the flow has to be looked at more closely.
+        // Only a packet that prolongs the flow needs closer checks.
         && (life.last_seen == now || is_noted(life, forward) && !entry.is_refused());
     if is_certain {
         let attachment = entry.attachment();
-        // Where its traffic is counted. An end that no policy isolates has no flows.
+        // Traffic is counted at the attachment that entered the flow. An end that no policy isolates enters no flows.
         if ends.iter().any(|scope| !scope.policies.none() && attachment == scope.id) {
             entry.count(forward, bytes);
         }
@@ -205,13 +205,14 @@ fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Pac
     }
 }
 
-/// Asks the policy about a packet of no known flow, as the first packet of a flow opened by its sender. Only where the
-/// table was lost together with its flows, and for as long as `Share::answers_until` says, may a segment also belong to
-/// a connection opened by the other end.
+/// Asks the policy about a packet of no known flow, as the first packet of a flow opened by its sender. If the table
+/// was lost together with its flows, a segment may until `Share::answers_until` also belong to a connection opened by
+/// the other end.
 #[inline(always)]
 fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>, known: Known) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
-    // A segment that must not be an answer is still one: it comes from no connection of its sender's.
+    // A segment that must not be an answer does not open a connection either: it belongs to no connection opened by
+    // its sender.
     if midstream && (scope.has(flag::NO_MIDSTREAM) || known.refusal().is_some()) {
         return Err(DropReason::Midstream.into());
     }
@@ -267,10 +268,10 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
             || scope.has(flag::KEEP_ESTABLISHED) && entry.is_kept(leg) && A::is_end(scope, &answer))
 }
 
-/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again. Where flows stay
-/// approved, one that the policy does not allow any more goes on at the end where one has approved it. Packets come to
-/// other attachments as well (group frames, or by an address of the link that is not that of the packet's end), whose
-/// approval says nothing there; so these leave what an end has written as it is.
+/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again. Where flows
+/// stay approved, a flow that the policy no longer allows continues at the end where an earlier policy approved it.
+/// Packets also reach other attachments (group frames, or by a link-layer address that is not that of the packet's
+/// end), whose approval does not count for that end; so those attachments do not overwrite what an end has written.
 #[inline(always)]
 fn approve<A: Subprograms>(
     scope: &Scope,
@@ -290,7 +291,7 @@ fn approve<A: Subprograms>(
     if let Err(denied) = policy::allows(scope, tuple, leg) {
         return if is_end && entry.is_kept(leg) { Ok(()) } else { Err(denied) };
     }
-    // Looked at when the policy has answered: the end may have written meanwhile.
+    // Checked after the policy has answered: the end may have written meanwhile.
     if is_end || !(keeps && entry.life().is_at_end(leg)) {
         entry.approve(leg, scope.policies.of(leg), is_end);
         if !is_still(scope.zone, tuple, entry) {
@@ -300,17 +301,19 @@ fn approve<A: Subprograms>(
     Ok(())
 }
 
-/// Whether an entry is still that of the flow of a packet. While a policy was asked another CPU may have displaced the flow, and
-/// its memory may be that of another flow by now ([`crate::path::entry`]), which the policy has not been asked about.
+/// Whether an entry still belongs to the flow of a packet. During the policy lookup another CPU may have displaced
+/// the flow, and its memory may now belong to another flow ([`crate::path::entry`]), about which the policy was not
+/// asked.
 ///
-/// Out of line: a key is more than the frame of [`look_up`] has room for.
+/// Out of line: the frame of [`look_up`] has no room for a key.
 #[inline(never)]
 fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bool {
     A::flow(&FlowKey::new(zone, tuple, tuple.source_is_low())).is_some_and(|found| found.is_same(entry))
 }
 
-/// Notes at a leg's own end what was not noted of it when it was approved: that no policy refuses it any more; that it is
-/// approved there as well, where an attachment under the same policy has come first, or flows were not kept so far.
+/// Notes at a leg's own end what its approval did not note: that no policy refuses the leg any more; and that it is
+/// approved at this end too, where another attachment under the same policy approved it first, or flows were not kept
+/// until now.
 #[inline(never)]
 fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) {
     if A::is_end(scope, tuple) {
@@ -318,14 +321,15 @@ fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, le
     }
 }
 
-/// What becomes of a packet against a flow's direction that must not be an answer: `denied`.
+/// Refuses a packet against a flow's direction that must not be an answer, with `denied`.
 ///
-/// Where nobody has answered so far it is no part of a conversation: it may open a flow of its own, as if there were no
-/// entry. What was a conversation has ended in both directions, as a server that goes on sending would otherwise open it
-/// again; but the entry stays no longer than its timeout, whatever the other end still sends. A packet that has come to
-/// the device of another than its end changes nothing.
+/// If the flow has not been answered, the packet belongs to no conversation: it may open a flow of its own, as if
+/// there were no entry. An answered flow ends in both directions, because a server that continues to send would
+/// otherwise reopen it; but the entry expires after its timeout, whatever the other end still sends. A packet at the
+/// device of an attachment that is not its end changes nothing.
 ///
-/// Out of line, with a number for an answer: within [`look_up`] the compiler would put copies of the rest before each.
+/// Out of line, with a number as the result: inlined into [`look_up`], the compiler would duplicate the rest of the
+/// code for each result.
 #[inline(never)]
 fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, denied: Denied) -> u32 {
     let is_at_its_end = scope.side == Side::FromPod || A::is_end(scope, tuple);
@@ -339,16 +343,16 @@ fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, den
     Err::<Known, _>(denied).encode()
 }
 
-/// Whether the policy in force for a leg has approved a flow, or there is none. Complete isolation approves nothing, whatever
-/// the flow says: an earlier version noted a leg that does not go on by the same number.
+/// Whether the policy in force for a leg has approved a flow, or the leg has no policy. Complete isolation approves
+/// nothing, whatever the flow says: an earlier version marked a refused leg with the same number.
 #[inline(always)]
 fn is_approved(scope: &Scope, entry: FlowEntry, leg: Leg) -> bool {
     let policy = scope.policies.of(leg);
     policy == 0 || entry.approved_by(leg) == policy && policy != PolicyIds::DENY_ALL
 }
 
-/// Whether nothing is left to note of an approved leg: where flows stay approved, that this is so at its own end. At another
-/// than its end something always is.
+/// Whether nothing is left to note of an approved leg: where flows stay approved, the mark of its own end is set. At
+/// another attachment than the leg's end this is never so.
 #[inline(always)]
 fn is_noted(scope: &Scope, life: Life, leg: Leg) -> bool {
     !scope.has(flag::KEEP_ESTABLISHED) || life.is_at_end(leg) || scope.policies.of(leg) == 0

@@ -88,8 +88,8 @@ pub(crate) fn to_uplink(attachment: u32, bytes: u32) {
 pub(crate) fn declined(attachment: u32, reason: impl Into<Declined>) {
     if let Some(stats) = maps::fast_stats(attachment) {
         let Declined(number) = reason.into();
-        // SAFETY: a variable. It is read anew so that the mask stays, by which the verifier knows that the index is in
-        // range: otherwise it follows an enumeration through functions.
+        // SAFETY: a variable. It is read again so that the compiler keeps the mask that shows the verifier that the
+        // index is in range: otherwise the verifier follows an enumeration through functions.
         let index = unsafe { (&raw const number).read_volatile() } as usize & (Decline::SLOTS - 1);
         // SAFETY: as in `with`.
         unsafe { (&mut (*stats).declined)[index] += 1 };

@@ -15,8 +15,8 @@ use crate::path::{
     verdict::{Denied, Known},
 };
 
-/// Whether an attachment's policies let a packet pass. The ports of a first fragment that passes are remembered: not before, as
-/// the table is for the packets of all pods, and what is refused has no use for later ones.
+/// Whether an attachment's policies let a packet pass. The ports of a first fragment are remembered only after it has
+/// passed: the table is shared by all pods, and later fragments of a refused packet do not need an entry.
 #[inline(always)]
 pub(crate) fn policies<A: Subprograms>(
     ctx: &TcContext,
@@ -24,7 +24,7 @@ pub(crate) fn policies<A: Subprograms>(
     packet: &mut Packet<A>,
 ) -> Result<(), Denied> {
     verdict(ctx, scope, packet)?;
-    // Where nothing is isolated nobody asks for them.
+    // Where no pod is isolated, nothing reads the ports.
     if packet.kind == Kind::FirstFragment && !scope.policies.none() {
         A::complete_fragment(scope, packet);
     }

@@ -1,8 +1,9 @@
-//! Values of the flow tables in place, which other CPUs write at the same time: no reference is made to them, as it would promise
-//! that nobody else does, and each word is read and written whole, in the order in which the program says so.
+//! Values of the flow tables in place, which other CPUs write at the same time: no Rust reference to them is made, as
+//! a reference would promise that there is no other writer, and each word is read and written whole, in program
+//! order.
 //!
-//! A value stays mapped while the program runs, also once it was removed. Then it may become that of another key at once
-//! (Linux 6.1 and later), and who still has it reads and writes a word of that.
+//! A value stays mapped while the program runs, even after its removal. A removed value may be reused for another key
+//! at once (Linux 6.1 and later); a program that still holds it then reads and writes a word of that key's value.
 
 use core::ptr;
 
@@ -44,7 +45,7 @@ impl FlowEntry {
         unsafe { (&raw const (*self.0).place).read_volatile() }
     }
 
-    /// Where the policy that approved a leg is.
+    /// Address of the id of the policy that approved a leg.
     #[inline(always)]
     fn approval(self, leg: Leg) -> *mut u32 {
         // SAFETY: addresses within a map value; nothing is read.
@@ -56,7 +57,7 @@ impl FlowEntry {
         }
     }
 
-    /// Where the traffic of a direction is.
+    /// Address of the traffic counters of a direction.
     #[inline(always)]
     fn counters(self, forward: bool) -> *mut Traffic {
         // SAFETY: as above.
@@ -143,9 +144,9 @@ impl InPlace for FlowEntry {
     }
 }
 
-/// A value of `na_own4` or `na_own6`: the key of the flow that has taken a place last. Two CPUs take the same place at the same
-/// moment only where one has gone through all the others meanwhile. Then the key may be a mixture of two, of which no flow is
-/// found: nothing is removed by it, as it is copied before it is looked up.
+/// A value of `na_own4` or `na_own6`: the key of the flow that took a place last. Two CPUs take the same place at the
+/// same moment only if one of them has gone through all other places meanwhile. Then the key may be a mixture of two
+/// keys, for which no flow is found: nothing is removed, as the key is copied before it is looked up.
 #[derive(Clone, Copy)]
 pub(crate) struct PlaceHolder<A>(*mut FlowKey<A>);
 

@@ -32,7 +32,7 @@ pub(crate) trait Family: Version {
     /// Whether an attachment's record holds the address.
     fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool;
 
-    /// Whether the address follows from an attachment's MAC address, which no other has.
+    /// Whether the address is derived from an attachment's MAC address, which no other attachment has.
     fn follows_from_mac(record: &AttachmentRecord, address: &Self) -> bool;
 
     /// Whether the address is in an attachment's overflow list (addresses that do not fit into the record).
@@ -66,7 +66,7 @@ pub(crate) trait Family: Version {
     fn remove_flow(key: &FlowKey<Self>);
     /// The number of places that an attachment has (at least one), and the counter of places requested.
     fn places(attachment: u32) -> Option<(u32, *mut u64)>;
-    /// The flow that has taken a place last, in place.
+    /// The key of the flow that took a place last, in place.
     fn at_place(place: &PlaceKey) -> Option<PlaceHolder<Self>>;
     /// Gives a place that has never been taken to a flow. `false`: it has been taken meanwhile, or there is no room for
     /// the entry.

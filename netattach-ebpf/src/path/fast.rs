@@ -3,10 +3,9 @@
 //! it.
 //!
 //! `na_from_pod` and `na_wire` continue in `na_fast` with the packets that they let pass and that have not taken the
-//! `shortcut`. It finds the receiver, judges
-//! the packet by the receiver's policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface
-//! (`bpf_redirect_peer`): no bridge, no second queue. It is a program of its own because two others continue there. The
-//! ends of a packet are in `endpoint`.
+//! `shortcut`. `na_fast` finds the receiver, judges the packet by the receiver's policy and bandwidth as `na_to_pod`
+//! would, and moves it into the pod's interface (`bpf_redirect_peer`): no bridge, no second queue. It is a separate
+//! program because two others continue there. The ends of a packet are in `endpoint`.
 //!
 //! Every uncertain case takes the stack, where `na_to_pod` judges the packet. Properties of a *device* (its bridge only
 //! switches, its port forwards) are established by the agent, which writes and withdraws `na_fast_port` and
@@ -143,8 +142,8 @@ fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline
     route::receiver(ctx, &origin).map_err(Declined::from)
 }
 
-/// The receiver of most frames from pods: who was found last for that address, without looking anything up twice.
-/// `None`: [`receiver`] looks into the table, and finds one too or why there is none.
+/// The receiver of most frames from pods: the attachment found last for that address, without a second lookup.
+/// `None`: [`receiver`] looks in the table, and finds a receiver or the reason why there is none.
 #[inline(always)]
 fn near(ctx: &TcContext, origin: &Origin, station: &StationKey) -> Option<u32> {
     let (attachment, port, record) = maps::last_station(station)?;
@@ -165,7 +164,7 @@ fn switched(ctx: &TcContext, origin: &Origin, attachment: u32, mac: &Mac) -> Res
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.
 #[inline(always)]
 pub(crate) fn deliver(ctx: &TcContext, to: u32) -> i32 {
-    // It was there a moment ago: nobody is left for whom the packet could be counted.
+    // The attachment existed a moment ago: now there is none for which the packet could be counted.
     let Some(record) = maps::record(to) else {
         return TC_ACT_SHOT as i32;
     };

@@ -44,8 +44,9 @@ impl Skb {
         self.0.skb.skb
     }
 
-    /// Checks that the first `end` bytes are the packet's own. Those in pages may be its sender's still, who hands them to the
-    /// kernel without a copy (a ring of `packet(7)`, a virtual machine's memory) and can change them once they are judged.
+    /// Checks that the first `end` bytes are in the packet's own memory. Bytes in pages may still be in memory of the
+    /// sender that passed them to the kernel without a copy (a ring of `packet(7)`, a virtual machine's memory), and
+    /// the sender could change them after the verdict.
     #[inline(always)]
     pub(crate) fn check_settled(&self, end: u32) -> Result<(), DropReason> {
         if self.0.data() + end as usize > self.0.data_end() { Err(DropReason::Malformed) } else { Ok(()) }
@@ -107,16 +108,16 @@ pub(crate) fn says_ipv6(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).protocol == u32::from(ethertype::IPV6.to_be()) }
 }
 
-/// The protocol by which the kernel takes the packet further, in host order. Behind a tag that it has moved out of the frame,
-/// that of what follows, as in the frame's header then.
+/// The protocol by which the kernel dispatches the packet, in host order. If the kernel has moved a tag out of the
+/// frame, this is the protocol behind the tag, as the frame's header has it then.
 #[inline(always)]
 pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     // SAFETY: the context pointer is valid while the program runs. The field holds 16 bits in network order.
     u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16)
 }
 
-/// Makes the headers of a packet readable in place, those that are not where they usually are included: what is judged of it
-/// has to be [settled](Skb::check_settled). To a pod as well: its sender's device may run no program.
+/// Makes the headers of a packet readable in place, including those not at their usual offset: all judged bytes have
+/// to be [settled](Skb::check_settled). Also for packets to a pod: the device of the sender may run no program.
 #[inline(always)]
 pub(crate) fn pull_headers(ctx: &TcContext) -> Result<(), Denied> {
     let usual = if says_ipv6(ctx) { header::HEADERS_V6 } else { header::HEADERS_V4 };
@@ -147,8 +148,8 @@ fn has_pages(ctx: &TcContext) -> bool {
     ctx.data_end() < ctx.data() + ctx.len() as usize
 }
 
-/// Whether all that is read of a packet lies where headers usually are: nothing before the transport header, and no
-/// message behind it. That of a pod's own TCP does, and is not to be copied.
+/// Whether all bytes that are read of a packet lie at the usual offsets of headers: no extra header before the
+/// transport header, and no message behind it. This is so for a pod's own TCP, whose packets must not be copied.
 #[inline(always)]
 fn has_usual_headers(ctx: &TcContext) -> bool {
     let Ok(ethernet) = at::<EthernetHeader>(ctx, 0) else { return false };
@@ -184,7 +185,7 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
     let header: &EthernetHeader = at(ctx, 0)?;
     let is_own = header.source.same(&record.mac);
     let ethertype = u16::from_be(header.ethertype);
-    // Otherwise it would be judged as the one, and taken as the other.
+    // Otherwise the packet would be judged as one protocol and handled as another.
     if scope.side == Side::FromPod && scope.has(flag::ONE_PROTOCOL) && !is_named(protocol(ctx), ethertype) {
         return Err(DropReason::Malformed.into());
     }

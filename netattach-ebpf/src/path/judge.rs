@@ -53,8 +53,8 @@ pub(crate) fn verdict_within(
     })
 }
 
-/// Counts a packet of no attachment. Under number 0, even if a filter or a map still gives another: whoever had that is
-/// gone, and the next attachment with it begins with nothing counted.
+/// Counts a packet of no attachment. It is counted under id 0, even if a filter or a map still gives another id: the
+/// attachment of that id is gone, and the next one with it starts with counters of zero.
 #[inline(never)]
 fn unbound(ctx: &TcContext, side: Side) {
     count::packet(0, side, ctx.len(), Err(DropReason::Unbound.into()));
@@ -85,8 +85,9 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
     answer.unwrap_or_else(|denied| Err::<PacketClass, Denied>(denied).encode())
 }
 
-/// A class, as [`na_judge`] returns it. Passed on as a number: of a result with a class the compiler leaves undefined what only a
-/// denial has, which may then be whatever a register holds, and where that is a pointer the verifier allows no arithmetic.
+/// A class, as [`na_judge`] returns it. Passed on as a number: in a result with a class the compiler leaves the
+/// fields of a denial undefined; they may then hold any register, and if that is a pointer, the verifier allows no
+/// arithmetic on it.
 #[inline(always)]
 fn class(class: PacketClass) -> u32 {
     Ok::<PacketClass, Denied>(class).encode()

@@ -54,7 +54,7 @@ pub(crate) fn drop_record(attachment: u32) -> bool {
 
 #[inline(always)]
 fn one(attachment: u32, select: impl FnOnce(*mut Limits) -> *mut Rate) -> bool {
-    // By its address alone: other CPUs charge the same limits, so a reference to them would promise what is not so.
+    // Passed as an address: other CPUs charge the same limits, so a reference would wrongly promise exclusive access.
     let Some(limits) = maps::limits(attachment) else {
         return true;
     };
@@ -84,8 +84,8 @@ fn charge(rate: *mut Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
     if swapped {
         return true;
     }
-    // Another CPU was faster. Its value is not read again, but added to: the next packet waits for both.
-    // SAFETY: as above.
+    // Another CPU was faster. The new value is not read again; the cost is added to it, so that the next packet waits
+    // for both. SAFETY: as above.
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(word, view.cost(units)) };
     true
 }

@@ -1,8 +1,8 @@
-//! What the stages say of a packet, in an object that is built for it (feature `log`, `cargo xtask build-ebpf --log`).
-//! In the normal object a call is nothing.
+//! Logs the result of each stage for a packet, in an object that is built for it (feature `log`, `cargo xtask
+//! build-ebpf --log`). In the normal object the calls compile to nothing.
 //!
-//! The agent sets [`NA_LOG_OF`](chosen) to the attachment whose packets are to be followed. It puts names in the place
-//! of the numbers behind `attachment=`, `reason=` and `decline=`.
+//! The agent sets [`NA_LOG_OF`](chosen) to the attachment whose packets are to be followed. It replaces the numbers
+//! behind `attachment=`, `reason=` and `decline=` by names.
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{Side, flow::Tuple};
@@ -12,11 +12,11 @@ use crate::path::{
     verdict::{Denied, Encode, Few, Opening},
 };
 
-/// Where a packet is when something is said of it.
+/// The stage that a log line is about.
 #[derive(Clone, Copy)]
 #[repr(u32)]
 pub(crate) enum Stage {
-    /// The sender's claims about itself; whether its policy is left to the node's packet filter.
+    /// The sender checks; and whether its policy is left to the node's packet filter.
     Sender = 1,
     /// The flow table.
     Flow,
@@ -26,46 +26,46 @@ pub(crate) enum Stage {
     Place,
     /// The verdict at the device, behind all of these and the bandwidth.
     Verdict,
-    /// The verdict behind the node's translation, where it is a refusal.
+    /// The verdict behind the node's translation, if it is a refusal.
     Routed,
-    /// Where the fast path takes it: an attachment, or 0 for an uplink.
+    /// The receiver found by the fast path: an attachment, or 0 for an uplink.
     Fast,
-    /// Why the fast path does not.
+    /// Why the fast path was not taken.
     Declined,
 }
 
-/// Says that a packet has arrived.
+/// Logs that a packet has arrived.
 #[inline(always)]
 pub(crate) fn arrival(ctx: &TcContext, attachment: u32, side: Side) {
     imp::arrival(ctx, attachment, side);
 }
 
-/// Says what a packet's headers are.
+/// Logs a packet's headers.
 #[inline(always)]
 pub(crate) fn headers<A: Addresses>(scope: &Scope, tuple: &Tuple<A>) {
     imp::headers(scope.id, tuple);
 }
 
-/// Says what a stage made of a packet.
+/// Logs the result of a stage.
 #[inline(always)]
 pub(crate) fn outcome<T: Few + Copy>(attachment: u32, stage: Stage, outcome: &Result<T, Denied>) {
     imp::stage(attachment, stage, (*outcome).encode());
 }
 
-/// Says what a stage found in a packet that goes on. In a branch of its own: the compiler carries a result's unused half
-/// along, which the verifier refuses to have read.
+/// Logs the finding of a stage for a packet that continues. In a branch of its own: the compiler copies the unused
+/// half of a result too, and the verifier refuses to read it.
 #[inline(always)]
 pub(crate) fn answer<T: Few>(attachment: u32, stage: Stage, answer: T) {
     imp::stage(attachment, stage, Ok(answer).encode());
 }
 
-/// Says why a stage denies a packet.
+/// Logs why a stage denies a packet.
 #[inline(always)]
 pub(crate) fn denial(attachment: u32, stage: Stage, denied: Denied) {
     imp::stage(attachment, stage, Err::<(), _>(denied).encode());
 }
 
-/// Says what the policies made of a packet.
+/// Logs the result of the policies.
 #[inline(always)]
 pub(crate) fn policy(attachment: u32, outcome: &Result<Opening, Denied>) {
     let number = match outcome {
@@ -81,7 +81,7 @@ const NOTHING: u32 = 1 << 30;
 /// Set beside the reason of a policy that does not.
 const REFUSED: u32 = 1 << 31;
 
-/// Says a number of a stage.
+/// Logs a number of a stage.
 #[inline(always)]
 pub(crate) fn number(attachment: u32, stage: Stage, number: u32) {
     imp::stage(attachment, stage, number);
@@ -93,7 +93,7 @@ pub(crate) use imp::Addresses;
 mod imp {
     use super::{Side, Stage, TcContext, Tuple};
 
-    /// Every type: nothing is said of it.
+    /// For every type: logs nothing.
     pub(crate) trait Addresses {}
     impl<A> Addresses for A {}
 
@@ -122,8 +122,8 @@ mod imp {
 
     const EVERY: u32 = u32::MAX;
 
-    /// In the place of the context, for which aya's macros have no use yet. A subprogram takes no argument that it does
-    /// not use: LLVM would leave it out of the calls, and the verifier insists on it.
+    /// Stands for the context, which aya's macros do not use yet. A subprogram takes no argument that it does not
+    /// use: LLVM would leave it out of the calls, and the verifier insists on it.
     const UNUSED: () = ();
 
     /// Address families that can be logged.

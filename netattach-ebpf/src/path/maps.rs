@@ -170,7 +170,8 @@ pub(crate) fn owner_of(ifindex: u32) -> (u32, Option<&'static AttachmentRecord>)
     (found, record(found))
 }
 
-/// The attachment that [`owner_of`] found last in the slot of that device, and its record, if it still is the device's.
+/// The attachment that [`owner_of`] found last in the slot of that device, and its record, if the device still
+/// belongs to the attachment.
 #[inline(always)]
 pub(crate) fn last_owner(ifindex: u32) -> Option<(u32, &'static AttachmentRecord)> {
     // SAFETY: as in `owner_of`.
@@ -226,8 +227,9 @@ pub(crate) fn port_rule(key: &PortKey, bits: u32) -> Option<u32> {
     PORT.get(&Key::new(bits, *key)).map(|entry| entry.rule)
 }
 
-/// The entry of an address on a parent, in place. Entries come and go with attachments. One that is replaced while it is read
-/// stays mapped until the program ends, but may become that of another key at once (Linux 6.1 and later): so no reference.
+/// The entry of an address on a parent, in place. Entries come and go with attachments. An entry that is replaced
+/// while it is read stays mapped until the program ends, but may be reused for another key at once (Linux 6.1 and
+/// later); so no reference to it is returned.
 #[inline(always)]
 pub(crate) fn parent(key: &ParentKey) -> Option<*const ParentEntry> {
     PARENT.get_ptr(key)
@@ -254,7 +256,7 @@ pub(crate) fn answers_until(attachment: u32) -> u32 {
         .map_or(0, |share| unsafe { (&raw const (*share).answers_until).read_volatile() })
 }
 
-/// Where an attachment's [`Share::compared`] is, `None` when the id is out of range.
+/// Address of an attachment's [`Share::compared`], `None` when the id is out of range.
 #[inline(always)]
 pub(crate) fn compared(attachment: u32) -> Option<*mut u32> {
     // SAFETY: the map's values stay in place as long as the map does; only an address is taken.
@@ -290,7 +292,7 @@ pub(crate) fn last_station(key: &StationKey) -> Option<(u32, &'static FastPort, 
     at_station(hint, key).map(|(port, record)| (hint, port, record))
 }
 
-/// [`station`] without a look at what was found last.
+/// [`station`] without the cache of the last result.
 #[inline(always)]
 pub(crate) fn listed_station(key: &StationKey) -> Option<u32> {
     // SAFETY: as in `attachment_of`.

@@ -22,31 +22,30 @@
 //!
 //! What happens to a packet, in order (`judge`; the cuts that the verifier needs are in `subprograms`):
 //!
-//! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
-//!    and attaches second. Counted for nobody: a number without a record is free, or about to be. What is read of
-//!    the record for each packet is its `scope`.
-//! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod:
-//!    source MAC, ARP, source address and neighbour discovery are checked (`antispoof`), and that nothing of this is
-//!    written when the packet leaves (`unfinished`).
-//! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending nothing
-//!    else does. Other ethertypes than IP pass.
+//! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first and
+//!    attaches second. Such packets count for no attachment: an id without a record is free, or about to be. The
+//!    fields of the record that each packet needs are its `scope`.
+//! 2. VLAN tags are stripped (`frame`; `netattach_common::parse` reads the headers). From the pod: source MAC, ARP,
+//!    source address and neighbour discovery are checked (`antispoof`), and that none of these bytes is rewritten
+//!    when the packet leaves (`unfinished`).
+//! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending, no other
+//!    packet does. Other ethertypes than IP pass.
 //! 4. A pod isolated in any direction: the flow table, then the policy (`enforce` by way of `fragment`, `conntrack`,
 //!    `policy`); a new flow takes a place among its attachment's (`share`). Where the node may translate addresses,
-//!    behind that (`routed`).
-//! 5. What may pass is charged to the attachment's bandwidth (`limit`).
+//!    the policy is applied after the translation (`routed`).
+//! 5. A packet that may pass is charged to the attachment's bandwidth (`limit`).
 //!
-//! Most packets are none for which all of this has to be asked: `plain` judges those of which it is certain, and leaves
-//! all others to `judge`. From pod to pod of a bridge most are judged for both ends at once and put into the receiver's
-//! interface (`shortcut`), without `na_fast`.
+//! Most packets do not need all of these steps: `plain` judges the packets of which it is certain, and leaves all
+//! others to `judge`. Most packets between pods of one bridge are judged for both ends at once and put into the
+//! receiver's interface (`shortcut`), without `na_fast`.
 //!
 //! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records
-//! for the agent (`record`). What each stage makes of a packet can be logged, in an object built for that (`log`).
+//! for the agent (`record`). The result of each stage can be logged, in an object built for that (`log`).
 //!
-//! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`, those of an address
-//! family are asked by way of `family`, and what other CPUs write of flows is read and written by way of `entry`; the time
-//! is in `clock`.
+//! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`; `family` gives
+//! access to those of an address family, `entry` to words of flows that other CPUs write too; the time is in `clock`.
 //!
-//! A file imports only files that do not import it, directly or by way of others; `cargo xtask tidy` looks.
+//! A file imports only files that do not import it, directly or indirectly; `cargo xtask tidy` checks this.
 
 mod antispoof;
 mod clock;

@@ -12,14 +12,15 @@
 //! | multicast and broadcast of a pod in mode bridge, to the others | | (the one for outside) | one copy for each |
 //!
 //! So unicast is judged on the parent, out of the pods' reach, and the copies of group frames on the macvlan that
-//! receives them, for both ends. A pod that takes the programs off its own macvlan loses its own protection from such
-//! copies.
+//! receives them, for both ends. A pod that detaches the programs from its own macvlan loses only its own protection
+//! from such copies.
 //!
 //! A source address is trusted only as far as the kernel knows the sender: where it can tell from which namespace's
 //! socket a frame came, only the pod itself may use the pod's address, and no other pod may use an unassigned one.
 //! Frames without a socket (answers of the kernel itself, forwarded packets) count as the initial namespace's, and
-//! pass. What comes down from a VLAN of the parent has been judged there, or in the pod: it passes for the namespaces that
-//! have attachments on that VLAN, and no macvlan on the parent itself, by which they could send what looks the same.
+//! pass. A frame that comes down from a VLAN of the parent has been judged there, or in the pod: it passes for
+//! namespaces that have attachments on that VLAN and no macvlan on the parent itself, by which they could send frames
+//! that look the same.
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -206,8 +207,8 @@ fn is_pods(cookie: u64) -> bool {
     maps::parent(&ParentKey::namespace(cookie)).is_some()
 }
 
-/// Whether a frame comes down from a VLAN of the parent on which the cookie's namespace has attachments. A VLAN's device puts
-/// the tag beside the bytes; one among them may be of the pod's making.
+/// Whether a frame comes down from a VLAN of the parent on which the cookie's namespace has attachments. A VLAN
+/// device stores the tag beside the bytes; a tag within the bytes may have been written by the pod.
 #[inline(always)]
 fn is_judged_above(ctx: &TcContext, parent: u32, cookie: u64) -> bool {
     let (tagged, control) = Skb::of(ctx).tag_beside();

@@ -1,23 +1,23 @@
-//! The packets that most are, judged in one go: whole packets of TCP and UDP.
+//! Judges the most common packets in one step: whole packets of TCP and UDP.
 //!
-//! One function lets those pass of which it is certain: of a pod that no policy isolates, or of a flow that goes on. What
-//! is left to the policies' tables is a function of its own, as few packets need it and it takes much memory. Of a packet
-//! that is not certain to be one of these neither says anything: it is asked again in the order of `judge`, which
-//! answers the same for what is judged here:
+//! One function lets packets pass that are certain to be allowed: those of a pod that no policy isolates, or of a
+//! flow that continues. A second function asks the policies' tables; it is separate because few packets need it and
+//! it takes much stack. For any other packet neither gives a verdict: `judge` asks its questions in order, and would
+//! give the same answer for the packets that are judged here:
 //!
 //! | question of `judge` | here |
 //! |---|---|
 //! | tags | none |
-//! | protocol that a socket has named | the frame's ethertype |
+//! | protocol that a socket has named | equal to the frame's ethertype |
 //! | source MAC and address | the attachment's own, by its record alone |
-//! | what is written later | the transport's checksum, something behind its header, or nothing |
+//! | bytes that are written later | the transport's checksum, bytes behind its header, or none |
 //! | headers | as `netattach_common::parse::plain` reads them; so no ARP, control message, option, extension header or fragment |
 //! | staying a host | no datagram to a port of DHCP or of what routers say to each other; all other rules are about packets that are not read here |
 //! | policy in force | it is |
 //! | left to the node's packet filter | not if it goes there |
 //! | isolation | no policy, a flow that the policies in force have approved, or else what `enforce` says |
 //!
-//! In the object that logs nothing is judged here, so that all stages are heard.
+//! In the object that logs, no packet is judged here, so that all stages are logged.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -43,17 +43,17 @@ use crate::path::{
     verdict::{Denied, Encode},
 };
 
-/// What is said of a packet. Numbers, as a function's result is.
+/// The answer about a packet. Numbers, as the result of a BPF function is a number.
 mod answer {
     /// It passes.
     pub(super) const PASSES: u32 = 0;
-    /// It is one of these, and its flow and the policies are to be asked ([`enforce`]).
+    /// It is a packet of this kind; its flow and the policies decide ([`enforce`]).
     pub(super) const FIRST: u32 = 1;
-    /// It is none, or only `judge` can say so.
+    /// It is not of this kind, or only `judge` can tell.
     pub(super) const UNCERTAIN: u32 = 2;
 }
 
-/// The verdict on a packet that is one of these; if it passes, then as data. `None`: that is for `judge` to say.
+/// The verdict on a packet of this kind; if it passes, it has class data. `None`: left to `judge`.
 #[inline(always)]
 pub(crate) fn verdict(ctx: &TcContext, scope: &Scope) -> Option<Result<(), Denied>> {
     if cfg!(feature = "log") {
@@ -84,7 +84,7 @@ fn na_plain6(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
     ask::<Ip6>(&TcContext::new(skb), scope, plain::ipv6).unwrap_or(answer::UNCERTAIN)
 }
 
-/// Asks all questions but for those that take the policies' tables.
+/// Asks all questions except those that need the policies' tables.
 #[inline(always)]
 fn ask<A: Family>(
     ctx: &TcContext,
@@ -99,7 +99,7 @@ fn ask<A: Family>(
     if scope.leaves_to_the_node() && frame::passes_the_node(ctx, scope, &frame.destination) {
         return None;
     }
-    // What opens a connection is judged by the policy: a look into the table would be one too many.
+    // A packet that opens a connection is judged by the policy: a lookup in the flow table would be superfluous.
     let passes = !headers.signal.opens() && conntrack::goes_on(ctx, scope, &headers);
     Some(if passes { answer::PASSES } else { answer::FIRST })
 }
@@ -122,7 +122,7 @@ fn na_first6(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
     }
 }
 
-/// Judges a packet about which [`ask`] has left nothing else open.
+/// Judges a packet after [`ask`] has answered all other questions.
 #[inline(always)]
 fn judge<A: Subprograms>(
     ctx: &TcContext,
@@ -137,8 +137,8 @@ fn judge<A: Subprograms>(
     })
 }
 
-/// The headers of a packet that is one of these and of which only its flow is to be judged. `None`: it is none, or not of
-/// its pod. `own`: the attachment's record, if it has been looked up.
+/// The headers of a packet of this kind of which only the flow remains to be judged. `None`: it is not of this kind,
+/// or not the pod's. `own`: the attachment's record, if it has been looked up.
 #[inline(always)]
 pub(crate) fn headers<A: Family>(
     ctx: &TcContext,
@@ -149,7 +149,7 @@ pub(crate) fn headers<A: Family>(
 ) -> Option<Headers<A>> {
     let skb = Skb::of(ctx);
     let (tagged, _) = skb.tag_beside();
-    // Who takes a frame goes by its protocol, which a packet socket may have named otherwise.
+    // The kernel dispatches a frame by its protocol, and a packet socket may have named another one.
     let is_of_family = frame.ethertype == A::ETHERTYPE.to_be() && frame::protocol(ctx) == A::ETHERTYPE;
     if tagged || !is_of_family || scope.is_pending() {
         return None;
@@ -165,14 +165,14 @@ pub(crate) fn headers<A: Family>(
     passes.then_some(headers)
 }
 
-/// Whether nothing of a packet that is judged is written afterwards, but for the checksum of its transport.
+/// Whether no judged byte of a packet is written afterwards, except the checksum of its transport.
 #[inline(always)]
 fn is_finished<A: Family>(ctx: &TcContext, headers: &Headers<A>) -> bool {
     let header_len = if A::ETHERTYPE == ethertype::IPV4 { IPV4_LEN } else { IPV6_LEN };
     unfinished::is_plain(ctx, (ETHERNET_LEN + header_len) as u32, headers.tuple.lane.protocol())
 }
 
-/// Whether a packet comes from its pod's addresses, and is neither of DHCP nor to a port by which routers speak.
+/// Whether a packet comes from its pod's addresses, and is neither DHCP nor to a port of routing protocols.
 #[inline(always)]
 fn is_of_its_pod<A: Family>(
     scope: &Scope,
@@ -182,8 +182,8 @@ fn is_of_its_pod<A: Family>(
 ) -> bool {
     let tuple = &headers.tuple;
     if scope.has(flag::CHECK_MAC) {
-        // Only servers send to the ports of DHCP and DHCPv6 clients; what goes to servers has to be read, and what goes to
-        // routers to be told from what goes to one host.
+        // Only servers send to the ports of DHCP and DHCPv6 clients; messages to servers have to be read, and packets
+        // to routers distinguished from those to a single host.
         let is_read = |port: u16| matches!(port, 67 | 68 | 546 | 547) || link::is_standby_port(port);
         let is_to_others = tuple.lane.protocol() == UDP && is_read(tuple.ports.destination().number());
         if !frame.source.same(&record.mac) || is_to_others {

@@ -1,6 +1,6 @@
 //! The packet path of devices in pods that have no end on the node.
 //!
-//! Device indices are numbered anew in each pod, so a packet's attachment cannot follow from its device's index. It is
+//! Device indices start again in each pod, so a packet's attachment cannot be derived from its device's index. It is
 //! in `tc_classid`: a filter sets it itself. A tcx link cannot, so each link runs a small program of its own, made by
 //! the agent, which sets the attachment and continues here, by the map `na_pod`.
 

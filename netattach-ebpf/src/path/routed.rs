@@ -98,7 +98,8 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
     let read = A::read_copied(ctx, packet);
     let sender = maps::guarded(&packet.tuple.source.widen()).unwrap_or(0);
     let receiver = maps::guarded(&packet.tuple.destination.widen()).unwrap_or(0);
-    // No policy isolates a pod from itself, through any Service: what comes back to the address that it has left from.
+    // No policy isolates a pod from itself, through any Service: a packet that returns to the address it was sent
+    // from.
     if sender == receiver && packet.tuple.source.same(&packet.tuple.destination) {
         return 0;
     }
@@ -122,7 +123,7 @@ fn refuses<A: Routed>(
     read: Result<(), Denied>,
 ) -> bool {
     let Some(scope) = Scope::of(attachment, side) else {
-        // Not for the attachment, which is gone: the next one with its number begins with nothing counted.
+        // Not counted for the attachment, which is gone: the next one with its id starts with counters of zero.
         count::packet(0, side, ctx.len(), Err(DropReason::Unbound.into()));
         return true;
     };
@@ -136,8 +137,9 @@ fn refuses<A: Routed>(
     true
 }
 
-/// Whether a packet at a device is judged by the node's packet filter, before or after: it passes there, and the attachment
-/// is found by the address on its side. That is not so of an address that pods share, or that leads to another attachment.
+/// Whether the node's packet filter judges a packet at a device, before or after the device: the packet crosses the
+/// filter, and the attachment is found by the address on its side. An address that pods share, or that leads to
+/// another attachment, does not qualify.
 #[inline(always)]
 pub(crate) fn judges<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
     if packet.tagged || packet.kind == Kind::LinkControl {

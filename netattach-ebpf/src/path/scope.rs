@@ -21,7 +21,7 @@ pub(crate) struct Scope {
 
 const _: () = assert!(size_of::<Scope>() == 24);
 
-/// Beside the bits of [`flag`]: the packet goes on to the node's stack or comes from it.
+/// A bit in addition to those of [`flag`]: the packet goes to the node's stack or comes from it.
 const BESIDE_THE_STACK: u32 = 1 << 31;
 
 impl Scope {

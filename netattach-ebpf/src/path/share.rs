@@ -11,8 +11,8 @@ use crate::path::{count, family::Family, maps, subprograms::Subprograms, verdict
 
 /// Result of [`ask`]: the flow now has the place.
 pub(crate) const TAKEN: u32 = 0;
-/// Set in a result of [`ask`] if the flow that has the place is of a connection that has ended. The lowest bit: of two
-/// that have been idle for as long, that one is missed less.
+/// Set in a result of [`ask`] if the flow that has the place belongs to an ended connection. The lowest bit: of two
+/// flows that have been idle equally long, the ended one is displaced first.
 const ENDED: u32 = 1;
 
 /// Whether the place of a flow in the table, entered at the hooks of `owner`, still belongs to the attachment. Then only that
@@ -34,7 +34,7 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
         let place = turn as u32 % most;
         match A::ask_for_place(attachment, place, key, now)? {
             TAKEN => return Ok(place),
-            // The bit goes along with the place: one word less on the stack, which is full.
+            // The bit is stored with the place: one word less on the stack, which is full.
             answer if answer >= least_missed => {
                 (least_missed, chosen) = (answer, place << 1 | answer & ENDED)
             }
@@ -49,9 +49,10 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
     Ok(chosen)
 }
 
-/// Takes a place unless a flow that goes on, or has only just ended, has it: [`TAKEN`], or else how little that flow
-/// would be missed, at least 2. In a second in which flows have been compared for nothing ([`Share`]'s `compared`), one
-/// that has only just ended does not keep it either. `DISPLACES`: no flow does; a constant, as the stack has no room for it.
+/// Takes a place unless a flow that continues, or has only just ended, has it. Returns [`TAKEN`], or else the
+/// readiness of that flow to be displaced, at least 2. In a second in which a comparison found no better flow
+/// ([`Share`]'s `compared`), a flow that has only just ended does not keep its place either. `DISPLACES`: no flow
+/// keeps it; a constant, as the stack has no room for it.
 #[inline(always)]
 pub(crate) fn ask<A: Family, const DISPLACES: bool>(
     attachment: u32,
@@ -59,10 +60,11 @@ pub(crate) fn ask<A: Family, const DISPLACES: bool>(
     key: &FlowKey<A>,
     now: u32,
 ) -> Result<u32, DropReason> {
-    // Its fields are read from there: a word that is kept over a call is one more on the stack, which is full.
+    // The fields are read from this key: a word that is kept over a call would be one more on the stack, which is
+    // full.
     let owned = PlaceKey { attachment, place };
-    // Copied: the kernel does not accept a function's argument as key or value of a map. For the same reason of room this
-    // is the variable for the key of the flow that has the place as well.
+    // Copied: the kernel does not accept a function's argument as key or value of a map. To save stack, the same
+    // variable also takes the key of the flow that has the place.
     let mut copy = *key;
     let Some(held) = A::at_place(&owned) else {
         return if A::take_place(&owned, &copy) { Ok(TAKEN) } else { Err(DropReason::FlowsFull) };
@@ -77,8 +79,8 @@ pub(crate) fn ask<A: Family, const DISPLACES: bool>(
             if !DISPLACES && stays(owned.attachment, flow.life(), copy.protocol, now) {
                 return Ok(missed(flow.life(), copy.protocol, now));
             }
-            // Nobody would find one that is missed less. Looking at more places costs much: each is two entries of
-            // large tables, which are in no cache.
+            // No flow with a lower priority would be found. Examining more places costs much: each needs two entries
+            // of large tables, which are in no cache.
             count::displaced(owned.attachment);
         }
         A::remove_flow(&copy);
@@ -93,8 +95,8 @@ fn stays(attachment: u32, flow: Life, protocol: u8, now: u32) -> bool {
     !(flow.is_over(protocol, now) || flow.has_ended(protocol) && is_compared(attachment, now))
 }
 
-/// How little a flow would be missed, as [`Life::readiness`] orders them, and whether it is [`ENDED`]: at least 2. Idle times
-/// of more than seventeen years are one.
+/// The readiness of a flow to be displaced, as [`Life::readiness`] orders flows, and whether it has [`ENDED`]: at
+/// least 2. Idle times of more than seventeen years count as equal.
 #[inline(always)]
 fn missed(flow: Life, protocol: u8, now: u32) -> u32 {
     const NOT_LASTING: u32 = 1 << 31;
@@ -103,7 +105,7 @@ fn missed(flow: Life, protocol: u8, now: u32) -> u32 {
     readiness & NOT_LASTING | (idle + 1) << 1 | u32::from(flow.has_ended(protocol)) * ENDED
 }
 
-/// Notes what [`is_compared`] asks. Out of line: the caller's frame is as large as it may be.
+/// Sets the word that [`is_compared`] reads. Out of line: the caller's frame has its maximum size.
 #[inline(never)]
 fn note_compared(attachment: u32, now: u32) {
     if let Some(second) = maps::compared(attachment) {
@@ -113,7 +115,7 @@ fn note_compared(attachment: u32, now: u32) {
     }
 }
 
-/// Whether flows of an attachment have been compared in this second, and none was missed less than one that had ended.
+/// Whether flows of an attachment have been compared in this second, and none had a lower priority than an ended one.
 #[inline(always)]
 fn is_compared(attachment: u32, now: u32) -> bool {
     // SAFETY: an aligned word of a map value, which stays in place as long as the map does.

@@ -1,20 +1,20 @@
-//! The shortcut: most packets from a pod to another of its bridge, judged for both and put into the receiver's interface in
-//! one go, without `na_fast`.
+//! The shortcut: judges most packets between two pods of one bridge for both ends, and puts them into the receiver's
+//! interface in one step, without `na_fast`.
 //!
-//! As `plain`, it only says that a packet passes. Whatever is not certain here goes on in `na_from_pod` as if nothing had
-//! been asked: nothing is written before the last question is answered. The answers are those of the way that the packet
-//! would take otherwise:
+//! As `plain`, it only decides that a packet passes. A packet that is not certain to pass continues in `na_from_pod`
+//! as if the shortcut had not been tried: nothing is written before the last question is answered. The answers are
+//! the same as on the normal path:
 //!
 //! | question | asked there by | here |
 //! |---|---|---|
 //! | does the sender take part in the fast path, on a bridge? | `fast` | by its place |
 //! | is the fast path watched? | `fast` | by the same clock and limit |
-//! | who is the receiver, in force, and does the packet fit its link? | `fast` | only who was found last for the address |
-//! | may the sender send it? | `plain` | what `plain` lets pass |
-//! | may the receiver receive it? | `plain` | the same packet, by one look at the flow that both have in common |
+//! | which attachment in force is the receiver, and does the packet fit its link? | `fast` | only the one found last for the address |
+//! | may the sender send it? | `plain` | only a packet that `plain` lets pass |
+//! | may the receiver receive it? | `plain` | the same packet, by one lookup of the flow that both have in common |
 //! | is it within both bandwidths? | `limit` | there is no limit |
 //!
-//! Both are counted, and the flow is noted, as by the two programs.
+//! Both ends are counted, and the flow is updated, as the two programs would do.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -37,15 +37,15 @@ use crate::path::{
 
 /// How far a packet gets by the shortcut.
 pub(crate) enum Way {
-    /// It is in its receiver's interface, with this verdict of the kernel's.
+    /// It is in its receiver's interface; the program returns this verdict to the kernel.
     Taken(i32),
-    /// The sender may send it, which is counted; this receiver is to judge it.
+    /// The sender may send it, which is counted; this receiver still has to judge it.
     Sent(u32),
     /// Nothing has been asked.
     NotTaken,
 }
 
-/// The ways as numbers. No verdict of the kernel's is zero here, or has the bit that marks a receiver.
+/// The outcomes as numbers. No kernel verdict used here is zero, or has the bit that marks a receiver.
 const NOT_TAKEN: u32 = 0;
 const SENT: u32 = 1 << 31;
 
@@ -76,7 +76,7 @@ fn na_shortcut6(skb: *mut __sk_buff) -> u32 {
     deliver::<Ip6>(&TcContext::new(skb), headers::ipv6).unwrap_or_else(not_taken)
 }
 
-/// [`NOT_TAKEN`], read from memory: of a constant the compiler would put a copy before each of thirty questions.
+/// [`NOT_TAKEN`], read from memory: the compiler would copy a constant before each of thirty questions.
 #[inline(always)]
 fn not_taken() -> u32 {
     let way = NOT_TAKEN;

@@ -1,9 +1,9 @@
-//! What the kernel or a card writes into a packet after it was judged.
+//! Detects bytes that the kernel or a card writes into a packet after the verdict.
 //!
-//! A sender may leave the checksum of a packet to whoever puts it on the wire (`CHECKSUM_PARTIAL`): a number of two bytes is
-//! written at a place that the packet names. The kernel's own transports name that of their checksum. A packet socket names any
-//! (`PACKET_VNET_HDR` of packet(7)), and what is written there is a number of the sender's choice: an address, a port, a protocol
-//! that was another when it was judged.
+//! A sender may leave the checksum of a packet to the device that transmits it (`CHECKSUM_PARTIAL`): two bytes are
+//! written at an offset that the packet names. The kernel's own transports name the offset of their checksum. A
+//! packet socket may name any offset (`PACKET_VNET_HDR` of packet(7)), and the value written there is under the
+//! sender's control: it could replace an address, a port or a protocol after the verdict.
 
 use core::mem::MaybeUninit;
 
@@ -17,13 +17,15 @@ use netattach_common::{
 
 use crate::path::family::Family;
 
-/// Where the kernel's packets have what is read here, from its description of its types (`bpf::packet_fields` of the agent, which
-/// writes it before it loads the programs): the first byte; from there the bit of `ip_summed`, and the bytes of `csum_start` and
-/// `mac_header`. The verifier skips code that is never executed, so kernels that do not let programs read accept them too.
+/// Offsets in the kernel's `struct sk_buff` of the fields that are read here, taken from the kernel's BTF
+/// (`bpf::packet_fields` of the agent, which writes them before it loads the programs): the first byte; relative to
+/// it the bit of `ip_summed`, and the bytes of `csum_start` and `mac_header`. The verifier skips code that is never
+/// executed, so kernels that do not let programs read accept them too.
 #[unsafe(no_mangle)]
 static NA_SKB: [u16; 4] = [0; 4];
 
-/// Whether [`CAST`] has become the kernel's function, by which single fields are read in place: 5 ns in place of 25 for each packet.
+/// Whether the agent has replaced [`CAST`] by the kernel's function, with which single fields are read in place: 5 ns
+/// instead of 25 for each packet.
 #[unsafe(no_mangle)]
 static NA_CAST: u8 = 0;
 
@@ -32,31 +34,31 @@ const CHECKSUM_PARTIAL: u8 = 3;
 /// Nothing is written.
 const NOWHERE: u32 = u32::MAX;
 
-/// Refuses an IP packet of which something would be another once it has left: all that is judged of it, but for the checksum
-/// of its own transport header.
+/// Refuses an IP packet of which a judged byte would be rewritten after the verdict, except the checksum of its own
+/// transport header.
 #[inline(always)]
 pub(crate) fn check<A: Family>(ctx: &TcContext, packet: &Packet<A>) -> Result<(), DropReason> {
     let at = na_unfinished(ctx.skb.skb);
     let protocol = packet.tuple.lane.protocol();
     let is_own = packet.kind != Kind::LaterFragment && is_checksum(at, packet.transport() as u32, protocol);
     let judged = match protocol {
-        // Of neighbour discovery the whole message is judged.
+        // For neighbour discovery the whole message is judged.
         ICMPV6 => packet.end,
-        // Of DHCP all that a client says of itself.
+        // For DHCP all of the client's claims about itself.
         UDP if packet.is_udp_to(dhcp::SERVERS) => packet.transport + dhcp::READ,
         _ => packet.judged(),
     };
     if is_own || at >= judged { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
-/// The same of another frame, of which so many bytes are judged.
+/// As [`check`], for another frame of which the first `judged` bytes are judged.
 #[inline(always)]
 pub(crate) fn check_frame(ctx: &TcContext, judged: u32) -> Result<(), DropReason> {
     if na_unfinished(ctx.skb.skb) >= judged { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
-/// Whether nothing that is judged of a packet of TCP or UDP is written, but for its checksum: of one that carries a tunnel, what
-/// is written is the checksum of the packet inside. `transport`: offset of that header in the frame.
+/// Whether no judged byte of a TCP or UDP packet is rewritten, except its checksum: for a packet that carries a
+/// tunnel, the checksum of the inner packet is written. `transport`: offset of that header in the frame.
 #[inline(always)]
 pub(crate) fn is_plain(ctx: &TcContext, transport: u32, protocol: u8) -> bool {
     let at = na_unfinished(ctx.skb.skb);
@@ -77,7 +79,8 @@ fn is_checksum(at: u32, transport: u32, protocol: u8) -> bool {
     at == transport + within
 }
 
-/// The offset in the frame at which something will be written. 0, which is judged of every frame: it cannot be told.
+/// The offset in the frame at which bytes will be written. 0, a byte that is judged in every frame: the offset is
+/// unknown.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_unfinished(skb: *mut __sk_buff) -> u32 {
@@ -91,8 +94,8 @@ fn na_unfinished(skb: *mut __sk_buff) -> u32 {
     let (byte, bit) = (usize::from(summed / 8) & (WINDOW - 1), summed % 8);
     // SAFETY: as above.
     if unsafe { core::ptr::read_volatile(&raw const NA_CAST) } != 0 {
-        // SAFETY: the agent has put the kernel's function there, which takes the context and returns the packet. The verifier knows
-        // the packet's type, and that fields lie where they are read.
+        // SAFETY: the agent has put the kernel's function here, which takes the context and returns the packet. The
+        // verifier knows the packet's type, and that fields lie where they are read.
         return unsafe {
             let cast: unsafe extern "C" fn(*mut __sk_buff) -> *const u8 = core::mem::transmute(CAST as usize);
             written(cast(skb).wrapping_add(first.into()), (byte, bit), start, mac)
@@ -112,8 +115,8 @@ fn na_unfinished(skb: *mut __sk_buff) -> u32 {
     unsafe { written(fields.as_ptr().cast(), (byte, bit), start, mac) }
 }
 
-/// The offset in the frame at which something will be written, by the fields behind `fields`: the byte of `ip_summed` and its bit
-/// there, and the bytes of `csum_start` and `mac_header`.
+/// The offset in the frame at which bytes will be written, from the fields behind `fields`: the byte of `ip_summed`
+/// and its bit there, and the bytes of `csum_start` and `mac_header`.
 ///
 /// # Safety
 /// All of them can be read, the numbers in place.

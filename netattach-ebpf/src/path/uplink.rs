@@ -40,8 +40,8 @@ pub(crate) fn na_wire(ctx: TcContext) -> i32 {
         Some(uplink) if uplink.flags & flag::FAST != 0 => uplink,
         _ => return TC_ACT_UNSPEC,
     };
-    // A device can become an attachment's while the agent still has it for an uplink (a port that an executed plugin has made): what
-    // its pod sends is for `na_from_pod`, which runs next.
+    // A device can become an attachment's while the agent still treats it as an uplink (a port that an executed
+    // plugin has made): packets of its pod are left to `na_from_pod`, which runs next.
     if let Some(attachment) = addressed(&ctx, uplink).filter(|_| maps::attachment_of(ifindex).is_none()) {
         let clear =
             if uplink.segment == FastPort::ROUTED { Ok(()) } else { switched(&ctx, uplink.segment, ifindex) };

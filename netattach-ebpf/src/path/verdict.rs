@@ -43,8 +43,8 @@ impl From<DropReason> for Denied {
     }
 }
 
-/// Why the fast path is not taken, as a number as large as the receiver's: of a `Result` of the two both words are
-/// written in any case, and the verifier refuses to have moved what may not be.
+/// Why the fast path is not taken, as a number of the same size as the receiver's: both words of a `Result` of the
+/// two are then always written, and the verifier refuses to copy a word that may be unwritten.
 #[derive(Clone, Copy)]
 pub(crate) struct Declined(pub(crate) u32);
 
@@ -64,27 +64,27 @@ pub(crate) enum PacketClass {
     Control,
 }
 
-/// The result of a look-up in the flow table, as one number: what is made of it is compared, not matched, so that the
-/// verifier follows fewer ways.
+/// The result of a look-up in the flow table, as one number: code compares it and does not match on it, so that the
+/// verifier follows fewer paths.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Known(pub(crate) u32);
 
 impl Known {
-    /// It belongs to a flow that goes on.
+    /// It belongs to a flow that continues.
     pub(crate) const PASSES: Self = Self(0);
     /// There is no entry for its flow.
     pub(crate) const ABSENT: Self = Self(1);
     /// The entry is of an expired flow: a new one may take its place.
     pub(crate) const OVER: Self = Self(2);
 
-    /// It goes to the opener of a flow that nobody has answered, and for this reason must not be the answer. A datagram may
-    /// open a flow of its own, in that entry's place.
+    /// It goes to the opener of a flow without an answer so far, and must not be the answer, for the reason in this
+    /// number. A datagram may open a flow of its own, in that entry's place.
     #[inline(always)]
     pub(crate) fn refused(denied: Denied) -> Self {
         Self(Self::OVER.0 + u32::from(denied.number()))
     }
 
-    /// Whether the entry is for a new flow to take.
+    /// Whether a new flow may take the entry.
     #[inline(always)]
     pub(crate) fn leaves_entry(self) -> bool {
         self.0 >= Self::OVER.0
@@ -123,7 +123,7 @@ impl Opening {
         Self(self.0 | (u32::from(leg.at_end()) * u32::from(at_end)) << Self::STATE)
     }
 
-    /// What of that belongs to the flow's state.
+    /// The bits that belong to the flow's state.
     #[inline(always)]
     pub(crate) fn state(self) -> u8 {
         (self.0 >> Self::STATE) as u8 & (Leg::Opener.at_end() | Leg::Responder.at_end())

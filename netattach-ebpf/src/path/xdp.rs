@@ -1,5 +1,5 @@
-//! Early drops in the driver of an uplink, before the node spends anything on a frame: where the verdict would be the
-//! same at the pod, and frames that no pod could tell from its own.
+//! Early drops in the driver of an uplink, before the node spends anything on a frame: frames for which the verdict
+//! at the pod would be the same, and frames with an attachment's source address.
 //!
 //! | frame | dropped as |
 //! |---|---|
@@ -100,7 +100,7 @@ fn dropped(ctx: &XdpContext) -> Option<(u32, DropReason)> {
     }
 }
 
-/// The attachment that has an address where the uplink leads to, or [`NOBODY`].
+/// The attachment behind the uplink that has an address, or [`NOBODY`].
 #[inline(always)]
 fn local(uplink: &Uplink, address: Ip6) -> u32 {
     maps::local(&LocalKey { segment: uplink.segment, address }).unwrap_or(NOBODY)

@@ -72,7 +72,7 @@ impl Agent {
         self.no_add_works(latest).await;
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
         if let Ok(Err(error)) = own_thread::blocking(move || crate::upkeep(|| engine.settle(&of))).await {
-            tracing::warn!(container = record.container_id, error = %Chain(&error), "programs in the pod go on by filters: the next look tries again");
+            tracing::warn!(container = record.container_id, error = %Chain(&error), "programs in the pod still run as filters; the next check tries again");
         }
     }
 }

@@ -184,11 +184,11 @@ impl Collector {
         let state = locked(&self.state);
         let mut troubles = bounded(self.waiting_dels.troubles(), "recorded DELs");
         let suspects = state.suspects.values().map(Suspect::condition).collect();
-        troubles.extend(bounded(suspects, "sandboxes that nobody asks for"));
+        troubles.extend(bounded(suspects, "stale sandboxes"));
         if let (Some(socket), Some(problem)) = (&self.runtime, &state.unlisted) {
             troubles.push(Condition {
                 object: format!("runtime {}", socket.display()),
-                problem: format!("sandboxes that it has lost are not looked for: {problem}"),
+                problem: format!("cannot check for sandboxes that it has lost: {problem}"),
             });
         }
         troubles
@@ -257,7 +257,7 @@ impl Collector {
             Held::Failed(error) => tracing::warn!(container, error, "not detached; it is tried again"),
             Held::Stays(why) => {
                 let found = suspect.found.why.text();
-                tracing::warn!(container, found, why, "nobody asks for its DEL; it stays attached");
+                tracing::warn!(container, found, why, "stale sandbox without a DEL; it stays attached");
             }
         }
         suspect.held = Some(held);
@@ -267,7 +267,7 @@ impl Collector {
     fn heard(&self, error: Option<String>) {
         let mut state = locked(&self.state);
         if let Some(error) = error.as_ref().filter(|error| state.unlisted.as_ref() != Some(*error)) {
-            tracing::warn!(error, "sandboxes that the runtime has lost are not looked for");
+            tracing::warn!(error, "cannot check for sandboxes that the runtime has lost");
         }
         state.unlisted = error;
     }
@@ -366,7 +366,7 @@ impl Agent {
                 Some(departed.chain(abandoned).collect())
             }
             Err(error) => {
-                tracing::error!(error = %Chain(&error), "sandboxes that nobody will ask for are not looked for");
+                tracing::error!(error = %Chain(&error), "stale-sandbox check failed");
                 None
             }
         }

@@ -119,10 +119,10 @@ impl Drift {
     fn due(&self, key: &JournalKey, part: Part, now: Instant) -> Due {
         let Err(times) = locked(&self.bound).once_more((key.clone(), part), now) else { return Due::Yes };
         let often =
-            format!("{} changed by others again and again; it was put back {times} times", part.words());
+            format!("{} changed by other programs again and again; put back {times} times", part.words());
         if part == Part::Links && locked(&self.open).contains(key) {
             return Due::Open(format!(
-                "{often} and more, and is each time, as it reaches meanwhile whom it should not"
+                "{often} and more, and still each time, because until then the link reaches what it must not reach"
             ));
         }
         let problem = format!("{often}, and from now on is once a minute");
@@ -159,11 +159,16 @@ impl Drift {
             (Ok(changed), _) => {
                 rows.remove(&(key.clone(), part));
                 for what in changed {
-                    tracing::warn!(container = key.container_id, what, "changed by others; put back");
+                    tracing::warn!(
+                        container = key.container_id,
+                        what,
+                        "changed by another program; put back"
+                    );
                 }
             }
             (Err(error), _) => {
-                let problem = format!("{} changed by others and cannot be put back: {error}", part.words());
+                let problem =
+                    format!("{} changed by another program and cannot be put back: {error}", part.words());
                 if rows.get(&(key.clone(), part)) != Some(&problem) {
                     tracing::error!(container = key.container_id, problem, "not as it was made");
                 }
@@ -218,7 +223,7 @@ impl Agent {
             .inspect_err(|error| {
                 tracing::warn!(
                     error = %Chain(error),
-                    "changes of links are not told; they are looked at every 5 s"
+                    "no link notifications; links are checked every 5 s"
                 )
             })
             .ok();
@@ -295,7 +300,7 @@ impl Agent {
         let (found, worked) = match looked {
             (Ok(found), worked) => (found, worked),
             (Err(error), _) => {
-                tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");
+                tracing::warn!(error = %Chain(&error), "drift check failed");
                 return None;
             }
         };
@@ -441,11 +446,14 @@ mod tests {
         assert_eq!(
             told(),
             [
-                "its links on the node were changed by others again and again; it was put back 5 times, and from now on is once a minute"
+                "its links on the node were changed by other programs again and again; put back 5 times, and from now on once a minute"
             ]
         );
         drift.note(&key, Part::Leases, Due::Yes, Err("another has it".to_owned()));
-        assert_eq!(told()[1], "its leases were changed by others and cannot be put back: another has it");
+        assert_eq!(
+            told()[1],
+            "its leases were changed by another program and cannot be put back: another has it"
+        );
         drift.note(&key, Part::Links, Due::Yes, Ok(vec!["x".to_owned()]));
         drift.confirmed(Part::Status, Vec::new());
         assert_eq!(told().len(), 1);
@@ -500,8 +508,7 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(put_back(Part::Links), [""; 0]);
         }
-        let told = "its links on the node were changed by others again and again; it was put back 5 times and more, and is each \
-                    time, as it reaches meanwhile whom it should not";
+        let told = "its links on the node were changed by other programs again and again; put back 5 times and more, and still each time, because until then the link reaches what it must not reach";
         for _ in 0..3 {
             assert_eq!(put_back(Part::Links), [told]);
         }
@@ -511,9 +518,6 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(put_back(Part::Record), [""; 0]);
         }
-        assert!(
-            put_back(Part::Record)[0].ends_with("from now on is once a minute"),
-            "a record opens nothing"
-        );
+        assert!(put_back(Part::Record)[0].ends_with("from now on once a minute"), "a record opens nothing");
     }
 }

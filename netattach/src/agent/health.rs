@@ -358,7 +358,7 @@ impl Health {
         let ended: io::Result<Infallible> = failed.await;
         let Err(error) = ended;
         let [soon, late] = [INTERVAL, pace::longest(INTERVAL)].map(|every| every.as_secs() * SHARES as u64);
-        tracing::warn!(%error, "removed filters are noticed only by looks, every {soon} to {late} s");
+        tracing::warn!(%error, "removed filters are noticed only by polling, every {soon} to {late} s");
     }
 
     /// Checks the default network and the runtime's file as soon as anything changes in their directories.

@@ -136,7 +136,7 @@ impl Agent {
             // The previous findings stay.
             Err(error) => {
                 let container = &attached.key.container_id;
-                tracing::debug!(container, error = %Chain(&error), "its pod is not looked into");
+                tracing::debug!(container, error = %Chain(&error), "cannot inspect its pod");
             }
         }
     }

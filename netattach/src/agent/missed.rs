@@ -237,7 +237,7 @@ impl Case {
                     "nothing is done about it while {unreadable} records cannot be read: one may be its own"
                 )
             }
-            (Repair::Report, _) => "delete it, so that it is made anew".to_owned(),
+            (Repair::Report, _) => "delete it, so that it is recreated".to_owned(),
             (_, Some(said)) if self.is_final && self.tries >= MOST_TRIES => {
                 format!("given up after {} tries: {said}", self.tries)
             }

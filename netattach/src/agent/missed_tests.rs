@@ -52,7 +52,7 @@ fn a_pod_that_the_runtime_asks_for_is_left_to_it_and_one_that_is_only_reported_i
     let reports = Repairs::new(Repair::Report, AFTER);
     assert_eq!(reports.take_in(vec![pod("a")], 0, start), []);
     assert_eq!(reports.take_in(vec![pod("a")], 0, start + AFTER), []);
-    assert_eq!(said(&reports), ["delete it, so that it is made anew"]);
+    assert_eq!(said(&reports), ["delete it, so that it is recreated"]);
     reports.take_in(vec![pod("a")], 2, start + AFTER);
     let may_be_attached = "nothing is done about it while 2 records cannot be read: one may be its own";
     assert_eq!(said(&reports), [may_be_attached], "it may be attached");

@@ -210,7 +210,7 @@ fn may_evict(pod: &PodRef, candidate: &Candidate) -> Result<(), (String, PutOff)
         return Err((why, PutOff::Never));
     }
     if candidate.owner.is_none() {
-        let why = "it has no controller that would make it anew, so it is not evicted: delete and create it"
+        let why = "it has no controller that would recreate it, so it is not evicted: delete and create it"
             .to_owned();
         return Err((why, PutOff::Never));
     }

@@ -87,7 +87,7 @@ fn wait(socket: &Path, most: Duration) -> Result<SocketLock, AgentError> {
     let seconds = most.as_secs();
     tracing::info!(
         socket = %socket.display(), seconds,
-        "another agent serves; standing by until it ends: what can be tried before has been tried"
+        "another agent serves; standing by until it ends; the checks before the start have passed"
     );
     let began = Instant::now();
     match SocketLock::take(socket, most) {

@@ -131,7 +131,7 @@ impl Engine {
                 recovery.unenforced.push(Chain(&error).to_string());
             }
             if is_all_known && let Err(error) = representor::sweep(&self.node) {
-                tracing::error!(error = %Chain(&error), "representors not looked at for programs that no record knows");
+                tracing::error!(error = %Chain(&error), "cannot check representors for programs without a record");
             }
         }
         Ok(recovery)
@@ -311,7 +311,7 @@ impl Engine {
         match self.journal.keep_pools(|pool| named.contains(pool) || !is_empty(pool)) {
             Ok(0) => {}
             Ok(forgotten) => {
-                tracing::info!(forgotten, "pools in which nobody has an address are not looked at any more")
+                tracing::info!(forgotten, "empty pools are no longer checked")
             }
             Err(error) => tracing::warn!(error = %Chain(&error), "unused pools not forgotten"),
         }

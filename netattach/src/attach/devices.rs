@@ -822,7 +822,7 @@ mod tests {
         claim(devices, &a, |_| unreachable!()).unwrap();
         let hangs = |_: &Held| {
             let said = format!(
-                "device {CARD} is being given back to the node, which does not end: its card or driver may hang (see the \
+                "device {CARD} is being returned to the node, which has not ended in time: its card or driver may hang (see the \
                  kernel's log)"
             );
             let resource = Resource::Devices { network: a.attachments[0].config_name.clone() };

@@ -331,7 +331,7 @@ impl Engine {
                 Ok(lacking) => {
                     without.extend(lacking.into_iter().filter_map(|at| sandboxes.get(at).copied()));
                 }
-                Err(error) => tracing::debug!(%pool, error = %Chain(&error), "its leases are not looked at"),
+                Err(error) => tracing::debug!(%pool, error = %Chain(&error), "cannot check its leases"),
             }
         }
         Ok(without.into_iter().filter_map(|at| staying.get(at)).map(|it| it.key.clone()).collect())

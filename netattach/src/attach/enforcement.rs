@@ -14,7 +14,7 @@ use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
 use crate::step::{HookKind, Outputs, Step};
 
 /// What is said of an attachment whose VF has lost its end on the node.
-const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver loaded anew, or its VFs made anew";
+const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver reloaded, or its VFs recreated";
 
 /// The dataplane's view of a sandbox: one entry for each attachment that it enforces. `cookie`: that of its namespace, where it is
 /// known.
@@ -173,7 +173,7 @@ pub(super) fn restore(
                 continue;
             }
             let missing = restored(enforcer, &guarded, &mut known, &mut host).unwrap_or_else(|error| {
-                let what = format!("it could not be looked at: {}", Chain(&error));
+                let what = format!("it could not be checked: {}", Chain(&error));
                 outcome = Err(error);
                 Some(what)
             });
@@ -269,7 +269,7 @@ mod tests {
             missing: missing.map(str::to_owned),
         };
         let why = EnforceError::NoDevice("eth0".to_owned()).to_string();
-        let failed = format!("it could not be looked at: {why}");
+        let failed = format!("it could not be checked: {why}");
         assert_eq!(looked, [found("a eth0", Some(&failed)), found("b eth0", None)]);
         assert_eq!(outcome.unwrap_err().to_string(), why);
     }

@@ -441,7 +441,7 @@ impl Engine {
             // By a list that is too long to be read, of routes for one, the pod would keep this from being told.
             Err(error) if has_ifb => {
                 let container = &attached.key.container_id;
-                tracing::debug!(container, error = %Chain(&error), "its interfaces are not looked at");
+                tracing::debug!(container, error = %Chain(&error), "cannot check its interfaces");
                 Vec::new()
             }
             found => found?,

@@ -162,7 +162,7 @@ pub enum AttachError {
     DriftedLease(#[source] ipam::Error),
     /// A record that somebody has removed cannot be written anew.
     #[error(
-        "the record of container {container} was removed, and with it the configuration of plugin {plugin}: its DEL does not call that one"
+        "the record of container {container} was removed, and with it the configuration of plugin {plugin}: DEL does not call that plugin"
     )]
     RecordLost {
         /// The container.
@@ -171,7 +171,7 @@ pub enum AttachError {
         plugin: String,
     },
     /// A bridge is gone, and it is not known what else it was made of.
-    #[error("bridge {bridge} is gone; it was not made by netattach, which does not make it again")]
+    #[error("bridge {bridge} is gone; netattach did not create it, and does not recreate it")]
     BridgeGone {
         /// Its name.
         bridge: String,
@@ -341,12 +341,12 @@ pub enum StepError {
     },
     /// Somebody gives a device back, and has not ended that in time.
     #[error(
-        "device {0} is being given back to the node, which does not end: its card or driver may hang (see the \
+        "device {0} is being returned to the node, which has not ended in time: its card or driver may hang (see the \
          kernel's log)"
     )]
     DeviceReturning(String),
     /// sriov-cni attaches or detaches a VF.
-    #[error("device {0}: sriov-cni is at it and holds its lock")]
+    #[error("device {0}: sriov-cni holds its lock")]
     SriovCniIsAtIt(String),
     /// sriov-cni has given a VF to a pod.
     #[error("device {device} is taken: sriov-cni has given it to {netns}")]
@@ -369,7 +369,7 @@ pub enum StepError {
     #[error("the physical function {0} has no network interface on the node that knows the VF")]
     NoPhysicalFunction(String),
     /// A card was in another mode when the attachment was planned.
-    #[error("card {0} is about to go into another mode (legacy, switchdev)")]
+    #[error("card {0} is changing its mode (legacy, switchdev)")]
     OtherMode(String),
     /// The card of a VF is in mode switchdev, and has not made the VF's representor, or it is in another namespace.
     #[error(
@@ -411,13 +411,12 @@ pub enum StepError {
     },
     /// Nobody could give a device of that name its own address back.
     #[error(
-        "key mac: device {0} has an address that it was not made with, and gets that back by what netattachd has recorded; \
-         without it, chain tuning"
+        "key mac: device {0} has an address other than its permanent one, which only a record of netattachd can restore; without netattachd, chain tuning"
     )]
     OwnMacLost(String),
     /// The card has taken a setting of a VF, and shows another value.
     #[error(
-        "key {setting}: the card has taken it for VF {} of {}, and shows another value: its driver ignores it",
+        "key {setting}: the card has accepted it for VF {} of {}, but shows another value: its driver ignores it",
         .function.number, .function.physical
     )]
     VfSettingIgnored {
@@ -435,7 +434,7 @@ pub enum StepError {
         mac: crate::mac::Mac,
     },
     /// The name that a device had on the node is another one's by now.
-    #[error("the node has another interface named {0} by now, as which the device is to go back")]
+    #[error("cannot return the device: the node already has an interface named {0}")]
     HomeTaken(String),
     /// A device is in no namespace that is known.
     #[error(
@@ -897,7 +896,9 @@ fn released(plugins: &[String]) -> String {
         [] => String::new(),
         plugins => {
             let plugins = plugins.join(", ");
-            format!(", and before an agent starts: what {plugins} had given out may be another pod's by now")
+            format!(
+                ", and before an agent starts: an address that {plugins} had given out may belong to another pod"
+            )
         }
     }
 }

@@ -194,7 +194,7 @@ fn what_other_plugins_have_released_is_said_where_the_record_says_that_it_is_in_
         AttachError::AddressesStay { path: path.clone(), plugins, source }.to_string()
     };
     assert!(said(&[]).ends_with("repeat DEL when it can"));
-    let released = "repeat DEL when it can, and before an agent starts: what bridge, sbr had given out may be another pod's by now";
+    let released = "repeat DEL when it can, and before an agent starts: an address that bridge, sbr had given out may belong to another pod";
     assert!(said(&["bridge", "sbr"]).ends_with(released));
 }
 

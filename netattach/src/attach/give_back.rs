@@ -71,14 +71,14 @@ fn namespace_between(
     if !is_first {
         tracing::debug!(
             device = %device.id,
-            "the VF has its pod's settings until it is on the node: the kernel would bring it elsewhere from between"
+            "the VF keeps its pod's settings until it is on the node: from an intermediate namespace the kernel would move it elsewhere"
         );
         return None;
     }
     let made = make().inspect_err(|error| {
         tracing::warn!(
             device = %device.id, error = %Chain(error),
-            "the VF has its pod's settings until it is on the node, where it is down"
+            "the VF keeps its pod's settings until it is on the node, where it is down"
         );
     });
     made.ok()
@@ -163,7 +163,7 @@ fn take_off(
 ) -> Result<(), StepError> {
     by(host, home, index).or_else(|first| {
         if let Err(error) = above::remove_beyond(netns, index, others) {
-            tracing::warn!(device = home.name, error = %Chain(&error), "what the pod has on the device stays");
+            tracing::warn!(device = home.name, error = %Chain(&error), "cannot delete the pod's links on the device");
             return Err(first);
         }
         by(host, home, index)
@@ -408,7 +408,7 @@ fn find_in_pod(
     let devices = match pod.devices() {
         // Whoever administrates the pod has made them. It is looked for as what it was moved.
         Err(error) if error.is_too_many() => {
-            tracing::warn!(device = home.name, error = %Chain(&error), "not all devices of the pod are looked at");
+            tracing::warn!(device = home.name, error = %Chain(&error), "not all devices of the pod are checked");
             pod = Handle::open_in(netns)?;
             as_moved(&mut pod, made, pod_name)?
         }
@@ -426,7 +426,7 @@ fn find_in_pod(
     if pod.is_blurred(found.link.index)? {
         tracing::warn!(
             device = home.name,
-            "its pod has given it more than the kernel can tell of it: it stays there"
+            "its pod has configured more on the device than a netlink message can describe; the device stays in the pod"
         );
         return Ok(None);
     }
@@ -628,7 +628,7 @@ fn restore_at_home(
     }
     // As a VLAN where the device beneath it is down by now.
     if let Err(error) = host.ensure_up(index) {
-        tracing::warn!(device = home.name, error = %Chain(&error), "the device is home, and cannot be set up");
+        tracing::warn!(device = home.name, error = %Chain(&error), "the device is back on the node, but cannot be set up");
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::step::Step;
 fn no_lease(why: &str) -> String {
     clipped(format!(
         "cannot be read ({why}): its lease is neither renewed nor given back, and the pod has the address until its time is \
-         over, when another host may get it; start an agent of the version that wrote it, or have the pod made anew, and remove \
+         over, when another host may get it; start an agent of the version that wrote it, or recreate the pod, and remove \
          the file if it is there still"
     ))
 }
@@ -100,7 +100,7 @@ impl Engine {
                 }
                 let problem = format!(
                     "its lease by dhcp is not known any more, as {} could not be read or was not there when the \
-                     agent started; it is neither renewed nor given back: have the pod made anew",
+                     agent started; it is neither renewed nor given back: recreate the pod",
                     leases.file(&owner).display()
                 );
                 troubles.push(dhcp::Trouble { owner, network: config.network.clone(), problem });

@@ -88,11 +88,11 @@ pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(),
                     device,
                     program,
                     name,
-                    "on a device that a pod had, and nothing tells whether it was before; taken off"
+                    "program detached from a device that a pod had; unknown whether it was attached before the pod"
                 );
             }
             Ok(()) => {
-                tracing::info!(device, program, name, "its pod has left a program on the device; taken off");
+                tracing::info!(device, program, name, "the pod left a program on the device; detached");
             }
             Err(source) => {
                 let device = device.clone();
@@ -155,7 +155,7 @@ fn on_hooks(index: u32) -> io::Result<Vec<OnDevice>> {
 fn as_far_as_told(asked: io::Result<Vec<OnHook>>) -> io::Result<Vec<OnHook>> {
     match asked {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            tracing::debug!(error = %Chain(&error), "programs on devices are not looked for");
+            tracing::debug!(error = %Chain(&error), "cannot list programs on devices");
             Ok(Vec::new())
         }
         asked => asked,

@@ -72,7 +72,7 @@ impl Engine {
     pub(super) fn write_removal_again(&self, key: &JournalKey, of: (&Plan, &Outputs, Option<u64>)) {
         if let Err(error) = self.write_whole(key, of, None) {
             let container = &key.container_id;
-            tracing::warn!(container, error = %Chain(&error), "the record of a removal that is to go on is not written again");
+            tracing::warn!(container, error = %Chain(&error), "cannot rewrite the record of an unfinished DEL");
         }
     }
 
@@ -87,7 +87,7 @@ impl Engine {
         let mut record = self.journal.create_whole(key.clone(), plan.clone(), progress)?;
         // What is kept in memory says what was claimed.
         if let Err(error) = self.note_returned(&mut record) {
-            tracing::debug!(error = %Chain(&error), "it is written later that a device has gone back");
+            tracing::debug!(error = %Chain(&error), "the return of a device is recorded later");
             self.node.devices.stays_unwritten(key);
         }
         Ok(())
@@ -112,7 +112,7 @@ impl Engine {
         match self.load_known(key) {
             Err(error @ AttachError::RecordLost { .. }) => {
                 let container = &key.container_id;
-                tracing::warn!(container, error = %Chain(&error), "all else of it is rolled back");
+                tracing::warn!(container, error = %Chain(&error), "rolling back everything else");
                 self.write_removal_without_plugins(key)?;
                 Ok(self.journal.load(key)?)
             }

@@ -288,7 +288,7 @@ impl Occupied {
                     let (container, ifname) = (&plan.sandbox.container_id, &attachment.ifname);
                     tracing::warn!(
                         container, ifname, error = %Chain(&error),
-                        "the addresses of an attachment are not known: they are refused to no other pod"
+                        "the addresses of an attachment are unknown: another pod may get the same ones"
                     );
                     continue;
                 }

@@ -187,7 +187,7 @@ pub(super) fn sweep(node: &Node) -> Result<(), StepError> {
         host.ensure_unfiltered(&stray, false)?;
         tracing::warn!(
             device = stray.name,
-            "programs of an attachment that no record knows taken off a device that outlasts it"
+            "detached programs without a record from a device that outlives its attachment"
         );
     }
     Ok(())

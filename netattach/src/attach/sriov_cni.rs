@@ -160,7 +160,7 @@ impl SriovCni {
             _ => Ok(()),
         };
         if let Err(error) = mark() {
-            tracing::warn!(device = %device.id, error = %Chain(&error), "sriov-cni is not told that a pod has the device");
+            tracing::warn!(device = %device.id, error = %Chain(&error), "cannot record for sriov-cni that a pod has the device");
         }
     }
 }
@@ -367,7 +367,7 @@ mod tests {
     fn while_sriov_cni_is_at_a_vf_nobody_else_is() {
         let (_directory, sriov_cni, mark) = node();
         let held = lock(&sriov_cni);
-        let expected = format!("device {VF}: sriov-cni is at it and holds its lock");
+        let expected = format!("device {VF}: sriov-cni holds its lock");
         let refused = sriov_cni.lock(&vf(true), None).unwrap_err();
         assert_eq!(refused.to_string(), expected);
         let refused = sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap_err();

@@ -16,7 +16,7 @@ pub enum SurveyError {
     #[error(transparent)]
     Pool(#[from] ipam::Error),
     /// Others are at so many pools that no time is left for this one.
-    #[error("not looked at: others are at too many pools; ask again")]
+    #[error("not checked: other processes lock too many pools; try again")]
     Late,
 }
 

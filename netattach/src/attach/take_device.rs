@@ -619,7 +619,7 @@ mod tests {
         assert_eq!(step_code(&error), code::INTERNAL);
         assert_eq!(
             error.to_string(),
-            "key trust: the card has taken it for VF 1 of 0000:03:00.0, and shows another value: its driver ignores it"
+            "key trust: the card has accepted it for VF 1 of 0000:03:00.0, but shows another value: its driver ignores it"
         );
         check_set(&wanted, &wanted, &function).unwrap();
         check_set(&wanted, &VfSettings::default(), &function).unwrap();

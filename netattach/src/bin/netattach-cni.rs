@@ -96,7 +96,7 @@ fn copy_into(directory: &Path, beside: &Beside<'_>) -> Result<String, String> {
             Copied::Made => "installed",
             Copied::Was => "was there already",
             Copied::Replaced => "replaced, and the one before kept",
-            Copied::Left => "left alone, it is another program's",
+            Copied::Left => "left alone: the file belongs to another program",
         };
         lines += &format!("{}: {became}\n", path.display());
     }

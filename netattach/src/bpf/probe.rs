@@ -87,14 +87,14 @@ pub fn requirements() -> Vec<Requirement> {
         row(
             "helper get_netns_cookie",
             false,
-            "pods with CAP_NET_RAW on one macvlan parent, told apart",
+            "tell pods with CAP_NET_RAW on one macvlan parent apart",
             "6.15",
             helper(BpfHelper::BPF_FUNC_get_netns_cookie),
         ),
         row(
             "helper probe_read_kernel",
             false,
-            "packets of which a pod with CAP_NET_RAW has something written once they were judged",
+            "detect checksum offload that rewrites judged bytes",
             "5.5",
             helper(BpfHelper::BPF_FUNC_probe_read_kernel),
         ),

@@ -7,7 +7,7 @@ pub enum Exit {
     /// The command failed; `status` of an agent that is not ready, `import` of a key that has no equivalent, a problem that
     /// `validate` or `doctor` found.
     Failed = 1,
-    /// The command line is invalid, or what it names is not one object only; nothing was done.
+    /// The command line is invalid, or what it names is not exactly one object; nothing was done.
     Usage = 2,
     /// An object that the command line names does not exist.
     NotFound = 3,
@@ -33,7 +33,7 @@ impl Exit {
                 "the command failed; the agent is not ready (status); a key has no equivalent (import); there is a problem (validate, doctor, test)"
             }
             Self::Usage => {
-                "the command line is invalid, or what it names is not one object only; nothing was done"
+                "the command line is invalid, or what it names is not exactly one object; nothing was done"
             }
             Self::NotFound => "an object that the command line names does not exist",
             Self::NoAgent => {

@@ -25,7 +25,7 @@ pub(super) struct Import {
     /// Configuration of Multus's daemon, daemon-config.json, which overrides it
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
-    /// Have a directory of manifests as the source, in the place of the API server that Multus asks
+    /// Use a directory of manifests as the source instead of the API server that Multus asks
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
     /// Write config.yaml, and a file for each of Multus's delegates, to this directory

@@ -102,20 +102,20 @@ enum Command {
     Explain(explain::Explain),
     /// Show new flows, ended flows and drops: the latest thousand, or as they happen
     ///
-    /// Recorded are drops for any reason, and the begin and end of flows of attachments that a policy isolates in either direction.
+    /// Records drops for any reason, and the begin and end of flows of attachments that a policy isolates in either direction.
     /// Traffic of attachments that no policy isolates is not recorded; stats counts it.
     Flows(flows::Flows),
-    /// Show the traffic of attachments as it goes on, the busiest first; one look where the output is no terminal
+    /// Show live traffic of attachments, the busiest first; a single sample if the output is no terminal
     Top(top::Top),
     /// Draw pods, networks, attachments and policies: as text, or as SVG for a browser
     Graph(graph::Graph),
     /// Show the state of the agent; exit code 1 while it is not ready
     Status(status::Wait),
-    /// Look at everything that netattach needs on this node, with an agent or without; exit code 1 if something fails
+    /// Check everything that netattach needs on this node, with an agent or without; exit code 1 if something fails
     Doctor(doctor::Doctor),
-    /// Attach two sandboxes of its own to each network, send traffic between them, and take them back
+    /// Attach two test sandboxes to each network, send traffic between them, and detach them
     Test(connectivity::Test),
-    /// Write one archive with what is needed to understand this node, without secrets; with an agent or without
+    /// Write an archive for diagnosing this node, without secrets; with an agent or without
     Sysdump(sysdump::Sysdump),
     /// Check manifests and settings without an agent; exit code 1 if there is a problem
     Validate(validate::Validate),
@@ -125,7 +125,7 @@ enum Command {
     ///
     /// Exit code 1 when a key has no equivalent.
     Import(import::Import),
-    /// Take netattach off this node, once its agent has stopped and its pods are detached: what it has pinned, written and made
+    /// Remove netattach from this node after its agent has stopped and its pods are detached: its pins, files and kernel objects
     Uninstall(uninstall::Uninstall),
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Wait {
     /// Wait for this condition only, as status names it: journal, "default network"; several with commas
     #[arg(long = "for", value_name = "CONDITION", requires = "wait", value_delimiter = ',')]
     conditions: Vec<String>,
-    /// How long to wait; exit code 1 if it is over and the agent is not ready, 4 if none answers
+    /// How long to wait; on timeout exit code 1 if the agent is not ready, 4 if no agent answers
     #[arg(long, value_name = "DURATION", requires = "wait", default_value = "60s", value_parser = time::duration)]
     timeout: Duration,
 }

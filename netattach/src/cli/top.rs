@@ -22,10 +22,10 @@ const CLEAR: &str = "\x1b[2J\x1b[H";
 pub(super) struct Top {
     #[command(flatten)]
     filter: Filter,
-    /// Time between two looks
+    /// Time between two samples
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = interval)]
     interval: Duration,
-    /// One look and no more, as when the output is no terminal
+    /// Take a single sample, as when the output is no terminal
     #[arg(long)]
     once: bool,
     /// Most rows

@@ -33,12 +33,11 @@ pub enum EnforceError {
     #[error("interface {0} has no Ethernet address")]
     NoMac(String),
     /// No device of the node sees the interface's traffic.
-    #[error("interface {0} has no end and no parent on the node")]
+    #[error("interface {0} has neither a peer nor a parent on the node")]
     NoDevice(String),
     /// The node's packet filter judges what is routed from and to an address for one attachment.
     #[error(
-        "{own} cannot have address {address} on the default network: the node routes it to {holder}, by whose policies it judges what \
-         comes from there and goes to it"
+        "{own} cannot have address {address} on the default network: the node routes it to {holder}, whose policies it applies to traffic from and to the address"
     )]
     AddressGuarded {
         /// The address.
@@ -50,8 +49,7 @@ pub enum EnforceError {
     },
     /// The kernel does not judge routed packets.
     #[error(
-        "networkPolicy: policies hold behind the node's translation of addresses by a rule of its packet filter, for which the kernel \
-         needs nftables with nft_compat and xt_bpf (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF)"
+        "networkPolicy: policies are enforced after the node's address translation by a rule of its packet filter, for which the kernel needs nftables with nft_compat and xt_bpf (CONFIG_NFT_COMPAT, CONFIG_NETFILTER_XT_MATCH_BPF)"
     )]
     NoGuard(#[source] netlink::Error),
 }

@@ -126,10 +126,10 @@ pub(super) fn removed(times: u32) -> Enforcement {
 /// offloads them, as such flows pass no program. `None`: the card may not. `told`: the kernel's answer, if
 /// there is one.
 pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
-    let advice = "`ethtool -K REPRESENTOR hw-tc-offload off` keeps it from that";
+    let advice = "`ethtool -K REPRESENTOR hw-tc-offload off` prevents that";
     let why = match told {
         Some(false) => return None,
-        Some(true) => "hw-tc-offload is on: flows that others have the card switch by itself pass no program",
+        Some(true) => "hw-tc-offload is on: flows that another program offloads to the card pass no program",
         None => "the kernel does not say whether the card switches flows by itself, past the programs",
     };
     Some(Enforcement { level: Level::Advisory, why: format!("{why}; {advice}") })
@@ -354,8 +354,7 @@ mod tests {
         assert_eq!(past_programs(Some(false)), None);
         assert_eq!(
             past_programs(Some(true)).unwrap().to_string(),
-            "advisory (hw-tc-offload is on: flows that others have the card switch by itself pass no program; `ethtool -K REPRESENTOR \
-             hw-tc-offload off` keeps it from that)"
+            "advisory (hw-tc-offload is on: flows that another program offloads to the card pass no program; `ethtool -K REPRESENTOR hw-tc-offload off` prevents that)"
         );
         assert_eq!(past_programs(None).unwrap().level, Level::Advisory);
         assert_eq!(lower_of(full(), Some(behind_the_pods_end())), behind_the_pods_end());

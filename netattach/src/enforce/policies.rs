@@ -235,7 +235,7 @@ impl Policies {
         let began = Instant::now();
         let desired = self.compile(sources, endpoints);
         if let Err(error) = self.compare(&desired, kernel) {
-            tracing::warn!(error = %Chain(&error), "policies of an earlier agent not compared: they are written anew");
+            tracing::warn!(error = %Chain(&error), "cannot compare the policies of an earlier agent; writing them again");
             self.held.release(&desired);
         }
         Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)

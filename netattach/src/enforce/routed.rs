@@ -178,7 +178,7 @@ impl Routed {
                 attachment = of,
                 %address,
                 holder,
-                "two attachments have one address that the node routes: this one's packets are judged at its device alone"
+                "two attachments have the same routed address: this one's packets are judged only at its own device"
             );
         }
         state.guard(attachment, &addresses, host)
@@ -500,8 +500,7 @@ mod tests {
         for _ in 0..2 {
             routed.guard(&first, &none, &mut host).unwrap();
             let told = routed.guard(&second, &none, &mut host).map_err(|error| error.to_string());
-            let why = "shop/2 eth0 cannot have address 10.0.0.7 on the default network: the node routes it to shop/1 eth0, by whose \
-                       policies it judges what comes from there and goes to it";
+            let why = "shop/2 eth0 cannot have address 10.0.0.7 on the default network: the node routes it to shop/1 eth0, whose policies it applies to traffic from and to the address";
             assert_eq!(told, Err(why.to_owned()));
             assert_eq!(holders(), [Some(1), None]);
         }

@@ -118,7 +118,7 @@ impl Enforcer {
         tracing::warn!(
             device,
             attachment = attachment.label,
-            "programs were removed from a device, or put behind others, by another program; put back"
+            "another program removed programs from a device or attached others before them; put back"
         );
         Ok(true)
     }
@@ -154,7 +154,7 @@ impl Enforcer {
         if found.is_some() && state.roster().passed_by(attachment.id).is_none() {
             tracing::warn!(
                 attachment = attachment.label,
-                "the ipvlans of its parent are in mode l3s now: what it receives passes no program"
+                "the ipvlans of its parent were switched to mode l3s: packets to the pod pass no program"
             );
         }
         state.note_passed_by(attachment, found);

@@ -129,7 +129,7 @@ impl fmt::Display for Reason {
             Self::Nat => f.write_str("the node translates addresses (nat chains of nftables or iptables)"),
             Self::Enslaved => f.write_str("the device of a routed link, or of the default route, is in a bridge, bond or VRF"),
             Self::DeviceRules => f.write_str("nftables has chains on the device"),
-            Self::Programs => f.write_str("others have programs or filters (tc, tcx, netkit, XDP) on the device"),
+            Self::Programs => f.write_str("another program has attached programs or filters (tc, tcx, netkit, XDP) to the device"),
             Self::Ipsec => f.write_str("the node has IPsec policies"),
             Self::Ageing => f.write_str("the bridge forgets stations within less than 30 seconds"),
             Self::NotEthernet => f.write_str("the device does not send Ethernet frames"),

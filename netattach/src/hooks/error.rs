@@ -38,8 +38,7 @@ pub enum HookError {
     /// Another program's filter has the number of one of netattach's filters, on a device that does not
     /// belong to the attachment alone.
     #[error(
-        "a filter of others on device {device} has priority 1 and handle {number:#x}, which those of attachments have; give it \
-         another priority, or set attach: tcx"
+        "another program's filter on device {device} has priority 1 and handle {number:#x}, which netattach's own filter needs; give it another priority, or set attach: tcx"
     )]
     NumberTaken {
         /// Index of the device.

@@ -50,7 +50,7 @@ pub enum ConfigError {
         address: IpAddr,
     },
     /// An address occurs twice.
-    #[error("{key}: {address} is there already")]
+    #[error("{key}: {address} occurs twice")]
     Repeated {
         /// Path of the second occurrence.
         key: String,
@@ -72,7 +72,7 @@ pub enum GatewayError {
     )]
     OtherSubnet(IpNet),
     /// It is the gateway's own address.
-    #[error("{0} is asked for, and is the gateway's, which the node has")]
+    #[error("{0} is asked for, but is the gateway's address, which is the node's")]
     Gateway(IpAddr),
     /// The plugin that is executed knows another gateway.
     #[error(
@@ -503,7 +503,7 @@ mod tests {
                 "",
                 "ipam.addresses[0].address: 127.0.0.1 is not the address of one interface",
             ),
-            (address("10.1.0.7/24"), "IP=10.1.0.7/16", "IP of CNI_ARGS: 10.1.0.7 is there already"),
+            (address("10.1.0.7/24"), "IP=10.1.0.7/16", "IP of CNI_ARGS: 10.1.0.7 occurs twice"),
             (
                 address("10.1.0.7/24"),
                 "IP=10.1.0.7",

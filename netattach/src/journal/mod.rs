@@ -135,7 +135,7 @@ pub enum JournalError {
         version: u64,
     },
     /// Leases would be taken from more pools than are noted.
-    #[error("pods have addresses of {0} pools already, the most that are noted; this one's is another")]
+    #[error("cannot record another pool: pods already have addresses from {0} pools, the maximum")]
     ManyPools(usize),
     /// A record could not be made durable.
     #[error("sync {path}")]

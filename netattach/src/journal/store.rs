@@ -310,7 +310,7 @@ impl Store {
         if earlier.remove(&name)
             && let Err(error) = self.note(&earlier)
         {
-            tracing::warn!(error = %Chain(&error), "what an earlier boot has torn is not noted");
+            tracing::warn!(error = %Chain(&error), "cannot update the list of records that an earlier boot tore");
         }
         Ok(())
     }

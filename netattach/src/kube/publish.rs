@@ -183,7 +183,7 @@ impl Publisher {
                         pod = %write.name,
                         why,
                         more,
-                        "network-status still not published, and more like it since that was said; see netattachctl status"
+                        "network-status still not published, and more failures since then; see netattachctl status"
                     ),
                     Line::Nothing => {}
                 }

@@ -151,7 +151,7 @@ impl Queue {
             }
             wanted.failing = older.failing.filter(|_| older.uid == wanted.uid);
             match is_another(&older.uid, &wanted.uid) {
-                true => tell(older.waiters, &Err("its name is another pod's by now".to_owned())),
+                true => tell(older.waiters, &Err("another pod has its name now".to_owned())),
                 false => wanted.waiters = older.waiters,
             }
         }

@@ -210,7 +210,7 @@ fn what_a_write_of_an_earlier_pod_has_come_to_is_not_its_successors() {
     let (waiter, told) = channel();
     queue.put(name(), Some("1".to_owned()), attached("[1]"), Some(waiter), now);
     queue.put(name(), Some("2".to_owned()), attached("[2]"), None, now);
-    assert_eq!(told.try_recv(), Ok(Err("its name is another pod's by now".to_owned())));
+    assert_eq!(told.try_recv(), Ok(Err("another pod has its name now".to_owned())));
     // The server answers about the pod: what kept an earlier write from it does not keep the next.
     put(&mut queue, attached("[1]"), now);
     let write = queue.next(now, |_| Some(&pod)).unwrap();

@@ -196,7 +196,7 @@ impl Cluster {
             Ok(Ok(true)) => tracing::info!("the startup taint of the node is removed"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(error = %Chain(&error), "the startup taint is not looked for; it will be tried again");
+                tracing::warn!(error = %Chain(&error), "cannot check for the startup taint; will try again");
                 return false;
             }
             // The thread has ended.

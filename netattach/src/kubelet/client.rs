@@ -37,7 +37,7 @@ const BETWEEN_LISTS: Duration = Duration::from_millis(100);
 pub enum Error {
     /// There is no socket.
     #[error(
-        "the kubelet's socket {0} is not there (podResourcesSocket), so it is not known which devices the pod was given"
+        "the kubelet's socket {0} does not exist (podResourcesSocket), so the devices of the pod are unknown"
     )]
     Absent(PathBuf),
     /// The kubelet does not accept connections.

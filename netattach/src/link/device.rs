@@ -271,7 +271,7 @@ impl Request<'_> {
         let ipam = self.ipam()?;
         if is_driven_by_pod && ipam.as_ref().is_some_and(Step::asks_the_network) {
             let reason =
-                "dhcp asks by the pod's interface, and a device that the pod drives has none".to_owned();
+                "dhcp sends on the pod's interface, but a device that the pod drives has none".to_owned();
             return Err(PlanError::Value { key: "ipam.type", reason });
         }
         let addressed = ipam.is_some();

@@ -239,7 +239,7 @@ fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
 /// Rows: SRV-userspace, HDV-userspace.
 #[test]
 fn nobody_asks_for_an_address_by_an_interface_that_is_not_there() {
-    let told = "key ipam.type: dhcp asks by the pod's interface, and a device that the pod drives has none";
+    let told = "key ipam.type: dhcp sends on the pod's interface, but a device that the pod drives has none";
     let asked = json!({"deviceID": VF, "ipam": {"type": "dhcp"}});
     // Also by the daemon of the reference plugin.
     let by_daemon = json!({"deviceID": VF, "ipam": {"type": "dhcp", "daemonSocketPath": "/run/dhcp.sock"}});

@@ -39,7 +39,7 @@ pub enum NatError {
     #[error("address {0} is translated in another way for another attachment, which has it too")]
     Ambiguous(IpAddr),
     /// Another attachment has the same address, and its translation is in the table that plain executables share.
-    #[error("address {address} is translated for another attachment, which has it too: {}", .holder.who)]
+    #[error("another attachment also has address {address}, which is translated for it: {}", .holder.who)]
     AddressTaken {
         /// The address.
         address: IpAddr,
@@ -63,7 +63,7 @@ pub enum NatError {
     FoughtOver(u32),
     /// The table belongs to another agent.
     #[error(
-        "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
+        "table {TABLE} in the node's packet filter is another agent's ({comment}): only one agent per network namespace translates addresses. If that \
          agent is gone for good, remove it: nft delete table inet {TABLE}"
     )]
     Foreign {

@@ -345,7 +345,7 @@ impl State {
             }
             Err(error) => tracing::warn!(
                 error = %Chain(&error),
-                "destinations without masquerade not taken over; they are masqueraded until the source tells the nodes"
+                "cannot read the table's destinations without masquerade; they are masqueraded until the source has the nodes"
             ),
         }
     }
@@ -453,9 +453,11 @@ fn forget(stale: &Stale) {
     });
     match forgotten {
         Ok(0) => {}
-        Ok(connections) => tracing::debug!(connections, "connections of UDP by a port of the node forgotten"),
+        Ok(connections) => {
+            tracing::debug!(connections, "deleted conntrack entries of UDP connections to host ports")
+        }
         Err(error) => {
-            tracing::warn!(error = %Chain(&error), "connections of UDP by a port of the node not forgotten");
+            tracing::warn!(error = %Chain(&error), "cannot delete conntrack entries of UDP connections to host ports");
         }
     }
 }

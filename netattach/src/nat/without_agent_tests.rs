@@ -113,7 +113,7 @@ fn an_address_of_another_is_refused_and_only_the_same_container_replaces_what_it
     let a = whose(Plugin::Link, "a");
     let table = with(&[], &a, &masquerade);
     let other_network = Whose { network: "others", ..a };
-    let told = "address 10.1.0.2 is translated for another attachment, which has it too: container a, interface eth0";
+    let told = "another attachment also has address 10.1.0.2, which is translated for it: container a, interface eth0";
     for other in
         [other_network, whose(Plugin::Link, "b"), Whose { network: "others", ..whose(Plugin::Link, "b") }]
     {

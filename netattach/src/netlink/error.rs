@@ -34,7 +34,7 @@ pub enum Error {
     #[error("{0} dump kept being interrupted by changes")]
     Interrupted(&'static str),
     /// A list in a pod's namespace is longer than [`Handle::open_in`](super::Handle::open_in) reads.
-    #[error("{0}: the namespace has more than {1} of them, which are not all read")]
+    #[error("{0}: the namespace has more than {1} of them; the rest is not read")]
     TooMany(&'static str, usize),
     /// There is no link with the requested name.
     #[error("no link named {0}")]
@@ -61,8 +61,7 @@ pub enum Error {
     /// Packets that a device receives meet another program's filter before netattach's, which has no effect
     /// if the other filter has decided.
     #[error(
-        "{device} has an ingress filter of another program, of priority {priority}, which packets meet first: they could not be \
-         paced. See: tc filter show dev {device} ingress"
+        "{device} has another program's ingress filter of priority {priority}, which runs before the one that paces packets. See: tc filter show dev {device} ingress"
     )]
     FilteredBefore {
         /// Name of the device.
@@ -72,8 +71,7 @@ pub enum Error {
     },
     /// A queueing discipline of another kind has the handle of `clsact`, and it has no egress hook.
     #[error(
-        "{device} has the queueing discipline {kind:?} in the place of \"clsact\", which programs for what it sends need; take it \
-         away (tc qdisc del dev {device} {kind}), or make it clsact, or set attach: tcx"
+        "{device} has the queueing discipline {kind:?} where egress programs need \"clsact\"; remove it (tc qdisc del dev {device} {kind}), or make it clsact, or set attach: tcx"
     )]
     WrongDiscipline {
         /// Name of the device.

@@ -197,7 +197,7 @@ pub enum Finding {
     #[error("unknown key {0:?}, and no policyTypes: both directions are isolated")]
     UnknownSpecKey(String),
     /// A limit is exceeded.
-    #[error("{0}: whom it selects is isolated and none of its rules applies")]
+    #[error("{0}: the pods that it selects are isolated and none of its rules applies")]
     Excess(Excess),
     /// The specification is malformed.
     #[error("cannot be read: every pod of the namespace is isolated")]

@@ -51,7 +51,7 @@ impl LogShare {
                 tracing::warn!(
                     namespace,
                     more,
-                    "more is wrong than is logged one by one; see netattachctl status"
+                    "further problems are not logged one by one; see netattachctl status"
                 );
             }
             Line::Nothing => {}

@@ -323,8 +323,7 @@ fn a_pod_gets_no_device_for_naming_it() {
                        (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given";
     assert_eq!(refused("a", "free"), (7, no_resource.to_owned()));
     let no_kubelet = format!(
-        "network shop/of-resource: the kubelet's socket {} is not there (podResourcesSocket), so it is not known which devices \
-         the pod was given",
+        "network shop/of-resource: the kubelet's socket {} does not exist (podResourcesSocket), so the devices of the pod are unknown",
         rig.node.path("kubelet.sock").display()
     );
     assert_eq!(refused("b", "of-resource"), (11, no_kubelet));

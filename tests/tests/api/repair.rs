@@ -61,7 +61,7 @@ fn a_pod_that_is_only_reported_is_seen_in_status_and_by_an_event() {
     let status = json!({"metadata": {"annotations": {STATUS: status.to_string()}}});
     rig.server.patch("pods", NAMESPACE, "former", &status).unwrap();
     running(&rig, "missed", None);
-    rig.await_trouble(&trouble("missed"), PATIENCE, "delete it, so that it is made anew");
+    rig.await_trouble(&trouble("missed"), PATIENCE, "delete it, so that it is recreated");
     assert_eq!(rig.trouble(&trouble("former")), None);
     let is_told = |one: &Request| {
         one.resource == "events"
@@ -117,7 +117,7 @@ fn static_pods_pods_of_nobody_and_daemon_sets_that_come_back_are_not_evicted() {
         rig.await_trouble(&trouble(name), PATIENCE, MISSED);
     }
     rig.settle("other");
-    rig.await_trouble(&trouble("alone"), PATIENCE, "it has no controller that would make it anew");
+    rig.await_trouble(&trouble("alone"), PATIENCE, "it has no controller that would recreate it");
     rig.await_trouble(&trouble("static"), PATIENCE, "it is a static pod, which is not evicted");
     assert!(eventually(PATIENCE, || evictions(&rig, mark).len() == 1));
     rig.server.delete("pods", NAMESPACE, "daemon-1").unwrap();

@@ -209,7 +209,7 @@ fn why_a_container_has_failed_is_in_its_pods_status(site: &Site) {
     assert!(site.eventually(|| failed().is_some()), "{:#}", pods());
     let message = failed().unwrap()["message"].as_str().unwrap_or_default().to_owned();
     // The runtime reads the container's two outputs side by side: which line is the last differs.
-    let said = "checks failed; each is shown with what is known of it";
+    let said = "checks failed; each is shown with its details";
     assert!(message.lines().any(|line| line.ends_with(said)), "{message}");
 }
 

@@ -27,12 +27,12 @@ pub(crate) fn policies_are_tried(site: &Site) {
     let expected = [
         "IPv4 a to b",
         "IPv4 b to a",
-        "policy: ingress to b from nobody: a to b stopped",
-        "policy: ingress to b from nobody: b to a let through",
+        "policy: no ingress to b: a to b stopped",
+        "policy: no ingress to b: b to a let through",
         "policy: ingress to b from a: a to b let through",
         "policy: ingress to b from a: b to a let through",
-        "policy: egress from b to nobody: a to b let through",
-        "policy: egress from b to nobody: b to a stopped",
+        "policy: no egress from b: a to b let through",
+        "policy: no egress from b: b to a stopped",
     ];
     assert_eq!(on_lan.map(|row| row["what"].as_str().unwrap()).collect::<Vec<_>>(), expected);
     assert_eq!((made(site), ended.stderr.as_str()), (Vec::new(), ""));

@@ -178,8 +178,7 @@ fn a_network_that_needs_a_device_is_not_attached_without_one() {
     add_networks(&node);
     node.start().unwrap();
     let expected = format!(
-        "network shop/sriov: the kubelet's socket {} is not there (podResourcesSocket), so it is not known which devices \
-         the pod was given",
+        "network shop/sriov: the kubelet's socket {} does not exist (podResourcesSocket), so the devices of the pod are unknown",
         node.path("kubelet.sock").display()
     );
     assert_eq!(node.call("ADD", &Pod::new("a").unwrap()).run().failure(), (11, expected));

@@ -158,7 +158,7 @@ fn settings_that_contradict_one_another_are_named_by_agent_and_doctor_and_pods_t
         assert_eq!(refused(&node, command), said);
         let expected = json!({
             "check": "settings", "state": "failed", "detail": format!("{}: {said}", settings.display()),
-            "remedy": "correct the settings: the agent does not start with them; the rest was looked at with the defaults"
+            "remedy": "correct the settings: the agent does not start with them; the rest was checked with the defaults"
         });
         assert_eq!(doctor(&node, settings.to_str().unwrap(), "settings"), [expected]);
     }

@@ -90,7 +90,7 @@ fn ends_of_links_are_put_back_whatever_was_done_to_them() {
     routed_is(&["name", "stolen-too"]);
     is_whole_again("in no bridge, and renamed");
     let log = node.stop().unwrap();
-    assert!(log.contains("changed by others; put back"), "{log}");
+    assert!(log.contains("changed by another program; put back"), "{log}");
 }
 
 #[test]
@@ -228,8 +228,8 @@ fn a_bridge_that_others_made_is_missed_and_its_ports_return_to_it() {
     ip(&node.namespace, &["link", "del", "br-lan"]).unwrap();
     let told = json!({
         "object": format!("pod {NAMESPACE}/a"),
-        "problem": "its links on the node were changed by others and cannot be put back: \
-            bridge br-lan is gone; it was not made by netattach, which does not make it again"
+        "problem": "its links on the node were changed by another program and cannot be put back: \
+            bridge br-lan is gone; netattach did not create it, and does not recreate it"
     });
     let rows = || node.whole_status().unwrap()["troubles"].as_array().unwrap().clone();
     assert!(eventually(PATIENCE * 2, || rows().contains(&told)), "{:#?}", rows());
@@ -294,7 +294,7 @@ fn leases_records_and_the_published_status_are_written_again() {
         rows.as_array().unwrap().iter().any(|row| {
             let problem = row["problem"].as_str().unwrap();
             row["object"] == format!("pod {NAMESPACE}/edited")
-                && problem.starts_with("its record was changed by others and cannot be put back: ")
+                && problem.starts_with("its record was changed by another program and cannot be put back: ")
                 && problem.contains("c-edited@eth0.jsonl")
         })
     });
@@ -353,7 +353,7 @@ fn a_bridge_that_is_told_not_to_filter_by_vlan_filters_again_or_is_reported() {
     filter("theirs", "0");
     let told = json!({
         "object": format!("pod {NAMESPACE}/a"),
-        "problem": "its links on the node were changed by others and cannot be put back: \
+        "problem": "its links on the node were changed by another program and cannot be put back: \
             have bridge theirs filter by VLAN: bridge theirs does not filter by VLAN and was not made by netattach: \
             switch it on (vlan_filtering 1), or remove the bridge"
     });

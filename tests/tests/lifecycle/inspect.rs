@@ -422,12 +422,12 @@ fn two_sandboxes_of_the_test_reach_each_other_and_nothing_is_left_of_them() {
     assert_eq!(
         policies,
         [
-            "ingress to b from nobody: a to b stopped",
-            "ingress to b from nobody: b to a let through",
+            "no ingress to b: a to b stopped",
+            "no ingress to b: b to a let through",
             "ingress to b from a: a to b let through",
             "ingress to b from a: b to a let through",
-            "egress from b to nobody: a to b let through",
-            "egress from b to nobody: b to a stopped",
+            "no egress from b: a to b let through",
+            "no egress from b: b to a stopped",
         ]
     );
     let manifests = || -> Vec<String> {

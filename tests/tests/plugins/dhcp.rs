@@ -470,7 +470,7 @@ fn a_host_that_answers_for_every_address_is_named_and_costs_the_server_three_of_
         let (code, told) = scene.node.add(&pod).failure();
         assert_eq!(code, 7, "{told}");
         assert!(told.contains(&format!("every address that DHCP gives is in use by {host}, ")), "{told}");
-        assert!(told.contains("(proxy ARP)") && told.ends_with("or set ipam.probe to false"), "{told}");
+        assert!(told.contains("with proxy ARP") && told.ends_with("or set ipam.probe to false"), "{told}");
         assert_eq!((heard.count(Decline), heard.count(Release)), (3, given_back), "{told}");
         assert_eq!(scene.records(), [] as [Value; 0]);
     }
@@ -515,7 +515,7 @@ fn a_lease_that_cannot_be_read_is_a_condition() {
         );
         let told = row(&of_file).map(|row| row["problem"].as_str().unwrap().to_owned());
         assert_eq!(told.is_some(), left.is_some(), "{left:?}: {:#?}", rows());
-        let what = "have the pod made anew, and remove the file";
+        let what = "recreate the pod, and remove the file";
         assert!(told.as_ref().is_none_or(|told| told.contains(what)), "{left:?}: {told:?}");
         let told = row(&of_pod).unwrap_or_else(|| panic!("{left:?}: {:#?}", rows()));
         let problem = told["problem"].as_str().unwrap();

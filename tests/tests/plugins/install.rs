@@ -169,7 +169,7 @@ fn executables_and_a_configuration_are_installed_and_a_call_that_runs_meanwhile_
     fs::write(&conf, "{}").unwrap();
     let refused = install(&bin, &[&conflist]);
     assert!(
-        !refused.status.success() && said(&refused).contains("is another program's"),
+        !refused.status.success() && said(&refused).contains("belongs to another program"),
         "{}",
         said(&refused)
     );

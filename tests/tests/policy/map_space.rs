@@ -265,7 +265,7 @@ fn a_policy_beyond_the_budget_of_rules_is_refused_by_name_and_isolates_whom_it_s
     scene.node.write("many", &rules(RULES + 1)).unwrap();
     scene.await_reach("server", &[]);
     let problem = format!(
-        "spec: has more than {RULES} rules: whom it selects is isolated and none of its rules applies"
+        "spec: has more than {RULES} rules: the pods that it selects are isolated and none of its rules applies"
     );
     let expected = json!([{"object": "multi-networkpolicy shop/many", "problem": problem}]);
     assert_eq!(scene.conditions(), expected);

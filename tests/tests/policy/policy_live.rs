@@ -462,7 +462,7 @@ fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_netwo
             "object": "multi-networkpolicy shop/deny",
             "problem": "selects net1 of shop/server on shop/lan, where nothing is enforced (interfaces of this kind are \
                         not judged): it has no effect there; change that, or take a network of another kind \
-                        (docs/limits.md), and have the pod made anew"
+                        (docs/limits.md), and recreate the pod"
         }])
     );
     for pod in [&server, &client] {

@@ -1,4 +1,4 @@
-//! Rows and tests brought together: what proves each row, and what cannot be right.
+//! Matches rows and tests: which tests prove each row, and which combinations are mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

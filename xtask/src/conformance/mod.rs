@@ -1,7 +1,7 @@
 //! `cargo xtask conformance`: which test proves which row of the standards.
 //!
-//! The rows are in `tests/conformance/*.toml`; a test names those it proves in its doc comment. docs/conformance.md is
-//! written from both, so that neither can claim what the other does not know.
+//! The rows are in `tests/conformance/*.toml`; a test names those it proves in its doc comment. docs/conformance.md
+//! is generated from both, so that each is checked against the other.
 //!
 //! `rows` are read from the tables, `proofs` from the tests, `judge` brings them together, `document` writes the page.
 

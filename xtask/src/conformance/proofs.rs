@@ -25,11 +25,11 @@ pub(super) struct Test {
     pub(super) rows: Vec<String>,
 }
 
-/// What a file has to say about rows.
+/// The rows that a file names.
 pub(super) struct Found {
     /// Tests that name rows.
     pub(super) tests: Vec<Test>,
-    /// Rows named by what is no test, and lines that cannot be read.
+    /// Rows named by an item that is not a test, and lines that cannot be read.
     pub(super) misplaced: Vec<Violation>,
 }
 
@@ -43,12 +43,12 @@ pub(super) fn in_source(source: &Source) -> anyhow::Result<Found> {
 
 struct Collector<'a> {
     source: &'a Source,
-    /// Names of the inline modules around, but for `tests`, which says nothing.
+    /// Names of the enclosing inline modules, except `tests`, which carries no information.
     modules: Vec<String>,
     found: Found,
 }
 
-/// What the attributes of a function say.
+/// The information in the attributes of a function.
 #[derive(Default)]
 struct Marks {
     test: bool,

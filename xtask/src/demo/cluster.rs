@@ -1,5 +1,5 @@
-//! `cargo xtask demo --cluster`: the same on a real cluster, by kubectl. The story is told by an executable of the tests,
-//! whose cluster it is (`tests/src/bin/cluster-demo.rs`).
+//! `cargo xtask demo --cluster`: the same on a real cluster, by kubectl. An executable of the tests performs it on
+//! the tests' cluster (`tests/src/bin/cluster-demo.rs`).
 
 use std::ffi::OsStr;
 use std::process::Command;

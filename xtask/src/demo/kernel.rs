@@ -77,8 +77,8 @@ pub(super) fn attachment_entries(stage: &Stage) -> anyhow::Result<usize> {
 pub(super) fn is_gone(stage: &Stage, listing: &Listing) -> anyhow::Result<bool> {
     let programs = stage.json("bpftool -j prog show")?;
     let maps = stage.json("bpftool -j map show")?;
-    // Whoever lists a program array just when its last user goes may have the kernel keep it, empty, for good:
-    // `prog_array_map_clear` (kernel/bpf/arraymap.c) takes a reference for work that is queued already.
+    // Listing a program array at the moment when its last user ends may make the kernel keep the array, empty,
+    // forever: `prog_array_map_clear` (kernel/bpf/arraymap.c) takes a reference for work that is already queued.
     let alive = |all: &serde_json::Value, ours: &[(String, u64)]| {
         each(all)
             .filter(|object| object["type"] != "prog_array")

@@ -1,8 +1,8 @@
 //! `cargo xtask demo`: a demonstration of netattach in eight steps, which checks itself.
 //!
-//! Commands are shown as one would type them, and run by a shell that finds our executables first; only where a
-//! tool might be missing (jq) or would list strangers' objects too (bpftool) is its output made here. Nothing is
-//! left behind, however the demo ends: it takes place in namespaces of its own, see [`stage`].
+//! Commands are shown as one would type them, and run by a shell that finds our executables first; only for a tool
+//! that might be missing (jq) or would also list objects of other programs (bpftool) is the output produced here.
+//! Nothing is left behind, however the demo ends: it runs in namespaces of its own, see [`stage`].
 //!
 //! `cluster` is another, on a real cluster. `transcript` prints both, `traffic` sends between the pods, and `kernel` lists
 //! BPF objects as bpftool does.
@@ -35,7 +35,7 @@ use crate::{child, dist, progress, setup};
 const AGENT: &str = "netattachd --source manifests --state-dir state --bpffs /sys/fs/bpf/netattach-demo";
 const RUNTIME_CONFIG: &str =
     r#"{"cniVersion":"1.0.0","name":"demo","type":"netattach","stateDir":"/run/netattach-demo/state"}"#;
-/// The client's first rule comes to speak of the other pod.
+/// The client's first rule is changed to name the other pod.
 const EDIT: &str = "sed -i '0,/app: client/ s//app: other/' manifests/30-policy.yaml";
 /// More than two seconds of traffic, so that a restart fits in.
 const PINGS: u32 = 200;
@@ -333,7 +333,7 @@ impl Story {
         let leases = stage::leases(&Path::new(HOME).join("networks"))?;
         self.transcript.expect("addresses: no lease", &nothing, &leases)?;
         let mut journal = stage::files_below(&Path::new(HOME).join("state"))?;
-        // Which pools were ever used; no record of a pod.
+        // The list of pools that were ever used; no record of a pod.
         journal.retain(|file| !file.ends_with("/pools.jsonl") && !file.ends_with("/spare"));
         self.transcript.expect("journal: no record", &nothing, &journal)?;
         let status = stage::files_below(Path::new("/run/netattach/network-status"))?;

@@ -1,4 +1,4 @@
-//! Where the story takes place: a node with namespaces of its own, so that nothing can be left on the machine.
+//! The demo's node, with namespaces of its own, so that nothing can be left on the machine.
 //!
 //! The calling thread moves to a new network namespace, which is the node, and to a new mount namespace with a
 //! `/run` and a BPF filesystem of its own. Named namespaces of pods, leases, socket, journal and pins exist
@@ -29,7 +29,7 @@ pub(super) const PODS: [&str; 3] = ["server", "client", "other"];
 /// A machine behind the node's link `demo-lan`; no pod.
 pub(super) const NEIGHBOUR: &str = "neighbour";
 
-/// A predicate that does not hold by then never will.
+/// Deadline for a predicate to hold.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(2);
 const LOG_LINES: usize = 12;
@@ -211,7 +211,7 @@ pub(super) fn joined<T>(thread: thread::JoinHandle<anyhow::Result<T>>) -> anyhow
 /// Waits until something holds.
 ///
 /// # Errors
-/// It does not within [`PATIENCE`], or cannot be told.
+/// It does not hold within [`PATIENCE`], or cannot be evaluated.
 pub(super) fn until(what: &str, mut holds: impl FnMut() -> anyhow::Result<bool>) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !holds()? {

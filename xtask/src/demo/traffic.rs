@@ -13,7 +13,7 @@ use super::stage::{inside, joined};
 const GREETING: &str = "welcome\n";
 /// On one machine an answer takes well under a millisecond; a dropped packet never comes.
 const SILENCE: Duration = Duration::from_millis(300);
-/// Between two looks at a verdict that is about to change.
+/// Time between two checks of a verdict that is about to change.
 const BLINK: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -108,7 +108,7 @@ impl Conversation {
         }
     }
 
-    /// Says a line and returns the echo.
+    /// Sends a line and returns the echo.
     pub(super) fn say(&mut self, word: &str) -> anyhow::Result<String> {
         let line = format!("{word}\n");
         self.connection.get_mut().write_all(line.as_bytes()).context("speak on an open connection")?;

@@ -7,7 +7,7 @@ use crate::progress;
 
 const INDENT: &str = "    ";
 
-/// Something was not as the story says.
+/// An observation differs from the expectation.
 #[derive(Debug)]
 struct Unexpected {
     what: String,

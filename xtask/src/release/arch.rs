@@ -56,7 +56,7 @@ impl Arch {
         }
     }
 
-    /// Whether the tests of this machine say anything about it.
+    /// Whether the tests of this machine cover it.
     pub fn is_tested(self) -> bool {
         Self::host().is_ok_and(|host| host == self)
     }
@@ -75,7 +75,7 @@ impl Arch {
         ]
     }
 
-    /// Installs what a build for it takes unless it is here: nothing for this machine's own.
+    /// Installs the tools that a build for it needs, unless they are installed: none for this machine's own.
     pub(super) fn ensure(self, progress: &Progress) -> anyhow::Result<Done> {
         if self.is_tested() {
             return Ok(Done::Unchanged(self.triple().to_owned()));
@@ -91,7 +91,8 @@ impl Arch {
         Ok(if had && !installed { Done::Unchanged(done) } else { Done::Changed(done) })
     }
 
-    /// Why nothing can be built for it: its standard library is neither here nor to be had. `None`: it is here, perhaps only now.
+    /// Why nothing can be built for it: its standard library is neither installed nor available. `None`: it is
+    /// installed, perhaps by this call.
     pub(crate) fn lacking(self, progress: &Progress) -> anyhow::Result<Option<anyhow::Error>> {
         if self.has_standard_library()? {
             return Ok(None);

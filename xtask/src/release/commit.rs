@@ -15,7 +15,7 @@ const SECTION: &str = ".netattach";
 const MARK: &[u8] = b"netattach-commit";
 /// Names the commit where the sources are no working tree of git, such as an unpacked archive.
 const COMMIT: &str = "NETATTACH_COMMIT";
-/// Time of everything in what is built, in seconds since 1970 (reproducible-builds.org).
+/// Timestamp of everything in the built files, in seconds since 1970 (reproducible-builds.org).
 const TIME: &str = "SOURCE_DATE_EPOCH";
 
 /// The commit of the sources, with ` modified` if they differ from it; `None` if that cannot be known.

@@ -1,5 +1,6 @@
-//! `cargo xtask release`: the image and, for nodes that run the agent themselves, an archive of the executables with what
-//! belongs to them, the manifest by which krew installs the command line from it, and the checksums of all.
+//! `cargo xtask release`: the image and, for nodes that run the agent themselves, an archive of the executables with
+//! manual, completions and unit, the manifest by which krew installs the command line from it, and the checksums of
+//! all files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 
 use super::{Arch, version};
 
-/// Where the archive is to be found unless a release says so: a place that is none, for `krew install --archive`.
+/// URL of the archive unless a release gives one: a placeholder, for `krew install --archive`.
 pub const NOWHERE: &str = "https://registry.example/netattach";
 
 /// The manifest for one archive, which is `file` below `url`. krew wants a `v` before versions.

@@ -1,15 +1,15 @@
-//! `cargo xtask image` and `cargo xtask release`: what is handed to others.
+//! `cargo xtask image` and `cargo xtask release`: the files of a release.
 //!
 //! Two builds of one commit have the same bytes, wherever they are made by the same compiler: paths of the machine are
 //! mapped to others, archives have the time of the commit, and nothing asks a clock.
 //!
 //! | module | task |
 //! |---|---|
-//! | `arch` | the architectures, and what a build for another one takes |
+//! | `arch` | the architectures, and the tools that a build for another one needs |
 //! | `commit` | the commit of the sources, and the text about it in executables |
 //! | `files` | the archive of executables with their manual, and the checksums |
 //! | `krew` | the manifest by which kubectl's package manager installs `kubectl netattach` |
-//! | `notice` | the licences of what is linked |
+//! | `notice` | the licences of linked code |
 //! | `tarball`, `oci` | archives; the layout of a container image |
 //! | `twice` | another build elsewhere, and the comparison |
 
@@ -35,7 +35,7 @@ use self::tarball::Tarball;
 use crate::progress::{Done, UserError};
 use crate::{dist, ebpf, progress, tree};
 
-/// Where executables lie in the image, and in no other place of it: it has no shell.
+/// The only directory of the image with executables: the image has no shell.
 const BIN: &str = "usr/bin";
 /// Where licences lie in the image.
 const DOC: &str = "usr/share/doc/netattach";
@@ -43,7 +43,7 @@ const DOC: &str = "usr/share/doc/netattach";
 /// Mebibytes that may not be exceeded, see [`Sizes`].
 const MOST: Sizes = Sizes { archive: 16, unpacked: 36, netattachd: 18, netattachctl: 12 };
 
-/// What is weighed.
+/// The files whose size is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sizes {
     /// The archive of the image, compressed.

@@ -1,4 +1,5 @@
-//! The licences of everything that is linked into the executables, with their texts: they ask to be passed on.
+//! The licences of everything that is linked into the executables, with their texts, which the licences require to be
+//! passed on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,7 +14,7 @@ use crate::{child, tree};
 
 /// How files begin that hold terms, in capitals.
 const TERMS: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
-/// What Debian says of the C libraries: of the CNI executable's, and of the others'.
+/// Debian's copyright files of the C libraries: of the CNI executable's, and of the other executables'.
 const C_LIBRARIES: [(&str, &str); 2] =
     [("The GNU C library", "/usr/share/doc/libc6/copyright"), ("musl", "/usr/share/doc/musl/copyright")];
 
@@ -36,7 +37,7 @@ struct Package {
 }
 
 impl Package {
-    /// It runs in the compiler, and only what it writes is compiled.
+    /// A procedural macro: it runs in the compiler, and only its output is compiled.
     fn is_macro(&self) -> bool {
         self.targets.iter().any(|target| target.kind.iter().any(|kind| kind == "proc-macro"))
     }
@@ -66,7 +67,7 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct DependencyKind {
-    /// Null for what is linked; `build` and `dev` are not.
+    /// Null for dependencies that are linked; `build` and `dev` are not.
     kind: Option<String>,
 }
 
@@ -81,12 +82,12 @@ pub(super) fn text(arch: Arch) -> anyhow::Result<String> {
     let mut packages: Vec<&Package> = metadata
         .packages
         .iter()
-        // What has no source is this repository's own.
+        // A package without a source is this repository's own.
         .filter(|package| package.source.is_some() && linked.contains(package.id.as_str()))
         .collect();
     packages.sort_by(|a, b| (&a.name, &a.version).cmp(&(&b.name, &b.version)));
     let mut text = format!("{HEAD}\n");
-    // Texts that many have word by word are there once.
+    // A text that several packages share word by word is included once.
     let mut terms: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for package in packages {
         let Package { name, version, license, repository, manifest_path, .. } = package;
@@ -115,7 +116,7 @@ Its executables hold code of the packages below under the terms that are named w
 is the recipient's. The texts follow, each once, below the names of those that have it.
 ";
 
-/// The packages that are linked into what `root` builds, by their ids.
+/// The packages that are linked into the executables of `root`, by their ids.
 fn linked<'m>(metadata: &'m Metadata, root: &str) -> anyhow::Result<BTreeSet<&'m str>> {
     let nodes: BTreeMap<&str, &Node> =
         metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
@@ -155,7 +156,7 @@ fn terms_in(directory: &Path) -> anyhow::Result<Vec<(String, String)>> {
     Ok(found)
 }
 
-/// What is linked into every static executable: neither is a package of cargo's.
+/// Libraries that are linked into every static executable; neither is a cargo package.
 fn of_rust_and_c() -> String {
     let compiler = child::ask(Command::new("rustc").arg("-V").current_dir(tree::root()));
     let mut text = format!(

@@ -11,7 +11,7 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// What an image says of itself.
+/// The metadata of an image.
 #[derive(Debug, Clone)]
 pub(super) struct Image {
     /// Registry, name and tag under which a runtime keeps it.
@@ -24,7 +24,7 @@ pub(super) struct Image {
     pub(super) path: String,
     /// `org.opencontainers.image.*` and others.
     pub(super) labels: Vec<(&'static str, String)>,
-    /// Seconds since 1970 of all that has a time.
+    /// Timestamp of every entry, in seconds since 1970.
     pub(super) time: u64,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn archive(image: &Image, files: &Tarball) -> anyhow::Result<Archive>
             "Entrypoint": [image.entrypoint],
             "Env": [format!("PATH={}", image.path)],
             "Labels": labels,
-            // The agent needs root's capabilities; said so that nothing has to be concluded from silence.
+            // The agent needs root's capabilities; stated explicitly instead of relying on the default.
             "User": "0:0",
             "WorkingDir": "/",
         },

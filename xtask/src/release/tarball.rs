@@ -1,4 +1,4 @@
-//! Archives that have the same bytes whoever makes them: entries in the order of their names, of nobody, with one time.
+//! Archives with the same bytes on every machine: entries sorted by name, without an owner, with one timestamp.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use flate2::{Compression, GzBuilder};
 use tar::{Builder, EntryType, Header};
 
-/// The operating system in a header of gzip that says nothing (RFC 1952, 2.3.1).
+/// The value of the operating system in a gzip header that means unknown (RFC 1952, 2.3.1).
 const UNKNOWN_SYSTEM: u8 = 255;
 
 /// Files by their paths, with the directories above them.

@@ -63,7 +63,7 @@ fn copy_sources(to: &Path) -> anyhow::Result<()> {
     for name in list.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         let name = PathBuf::from(String::from_utf8(name.to_vec()).context("a file name that is no text")?);
         let from = tree::root().join(&name);
-        // Removed, and not yet committed so.
+        // Removed, but the removal is not committed yet.
         let Ok(metadata) = fs::symlink_metadata(&from) else { continue };
         let target = to.join(&name);
         let directory = target.parent().context("a file is in a directory")?;
@@ -103,7 +103,7 @@ fn contents(archive: &[u8]) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(found)
 }
 
-/// The paths whose contents are not the same; if there is none, what is around them differs.
+/// The paths whose contents differ; if there is none, the archives' metadata differ.
 fn differing(one: &BTreeMap<String, String>, two: &BTreeMap<String, String>) -> Vec<String> {
     let all = one.keys().chain(two.keys());
     let mut paths: Vec<String> = all.filter(|path| one.get(*path) != two.get(*path)).cloned().collect();

@@ -144,7 +144,7 @@ impl Suite {
         let line = |kind| format!("{kind} [signed-by={}] {MIRROR} {suite} main\n", keyring.display());
         fs::write(&sources, kinds.iter().map(line).collect::<String>())
             .context("write the private package sources")?;
-        // Nothing counts as installed: apt would rather have a version that is than one of the suite.
+        // No package counts as installed: apt would prefer an installed version to that of the suite.
         fs::write(private.join("status"), "").context("write the private package status")?;
         let config = private.join("apt.conf");
         fs::write(&config, private_config(&private)).context("write the private apt configuration")?;

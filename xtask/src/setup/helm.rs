@@ -1,5 +1,5 @@
-//! What renders the chart of `deploy/helm` in a test: written for that, as Debian has no helm, and built by Debian's Go
-//! with its package of sprig. Everything is below `target/tools`; nothing is installed.
+//! The renderer for the chart of `deploy/helm` in a test: written for that, as Debian has no helm, and built by
+//! Debian's Go with its package of sprig. Everything is below `target/tools`; nothing is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::{child, tree};
 const SUITE: &str = "bookworm";
 const MAIN: &str = include_str!("helm-renderer.go");
 const GO: &str = "usr/lib/go-1.19";
-/// The compiler with its library, sprig, and what that is made of.
+/// The compiler with its library, sprig, and sprig's dependencies.
 const PACKAGES: [&str; 17] = [
     "golang-1.19-go",
     "golang-1.19-src",
@@ -57,7 +57,7 @@ pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done
     suite.close()?;
     let program = build(scratch.path(), progress)?;
     fs::create_dir_all(helm_renderer()).context("create a directory for the renderer")?;
-    // The stamp last: it is there only beside what it speaks of.
+    // The stamp is written last, so that it exists only beside a complete build.
     fs::rename(program, helm_renderer().join("helm-renderer")).context("put the renderer into place")?;
     fs::write(&stamp_file, stamp).context("note by which recipe the renderer was built")?;
     Ok(Done::Changed("built".to_owned()))

@@ -41,9 +41,9 @@ const SUITES: [(&str, &[&str]); 2] = [
 pub struct Emulator {
     /// The executable.
     pub program: PathBuf,
-    /// Where the libraries are that it needs beside the system's.
+    /// Directory of the libraries that it needs beside the system's.
     pub libraries: PathBuf,
-    /// Where its firmware is.
+    /// Directory of its firmware.
     pub firmware: [PathBuf; 2],
 }
 

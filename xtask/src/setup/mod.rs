@@ -1,9 +1,11 @@
 //! `cargo xtask setup`: finds and installs tools that this machine lacks, and reports them.
 //!
-//! Every step looks before it acts, so that a second run changes nothing and takes a moment.
+//! Every step checks before it acts, so that a second run changes nothing and takes a moment.
 //!
-//! `bpf_toolchain` builds the BPF object; `musl` is what the CNI executable is linked with; `cross` executables for another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
-//! `kernel`s and `modules` of guests, `netdevsim` among them; `previous` the release that landed last; `apt` fetches packages.
+//! `bpf_toolchain` has the compiler of the BPF object; `musl` the C library of the CNI executable; `cross` the compiler for
+//! another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are
+//! programs that tests run, with the `kernel`s and `modules` of guests, `netdevsim` among them; `previous` builds the release
+//! that landed last; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;

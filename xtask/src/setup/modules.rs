@@ -1,4 +1,4 @@
-//! Which of a kernel's modules have to be loaded for a few of them, and in which order.
+//! Resolves the dependencies of kernel modules: which modules have to be loaded, and in which order.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,9 +1,10 @@
 //! The C library of the CNI executable: musl, found or installed, with a Rust standard library for it.
 //!
-//! A pod waits for that executable to start. glibc's start-up asks the processor about itself some eighty times (`CPUID`), which in
-//! a virtual machine is an exit to the hypervisor each: half a millisecond on the machine that this was measured on, where musl
-//! starts in a twentieth of that (`docs/decisions/0046-the-cni-executable-is-linked-with-musl.md`). Elsewhere than on x86-64 there is
-//! no such instruction, and glibc it is.
+//! A pod waits for that executable to start. glibc's start-up asks the processor about itself some eighty times
+//! (`CPUID`), which in a virtual machine is an exit to the hypervisor each: half a millisecond on the machine that
+//! this was measured on, where musl starts in a twentieth of that
+//! (`docs/decisions/0046-the-cni-executable-is-linked-with-musl.md`). Other architectures than x86-64 have no such
+//! instruction, and glibc is used there.
 //!
 //! Two standard libraries will do: that of rustup's target, which brings musl; or one that is built from the source that Debian
 //! packages beside `rustc-web`, for Debian's musl.
@@ -26,7 +27,7 @@ const DEBIAN_LINKER: &str = "musl-gcc";
 /// Debian's packages of the source and of the linker.
 const DEBIAN_PACKAGES: [&str; 2] = ["rust-web-src", "musl-tools"];
 
-/// Where the standard library comes from.
+/// The source of the standard library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Musl {
     /// rustup's target of the toolchain that builds everything.
@@ -75,7 +76,7 @@ impl Musl {
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Rustup => &[],
-            // Nothing of a backtrace, which would need a library to unwind by.
+            // Without backtraces, which would need a library to unwind.
             Self::Debian => &["-Zbuild-std=std,panic_abort", "-Zbuild-std-features="],
         }
     }
@@ -100,7 +101,7 @@ impl Musl {
             Self::Rustup => Vec::new(),
             Self::Debian => vec![
                 ("RUSTC".to_owned(), DEBIAN_RUSTC.to_owned()),
-                // What builds a standard library is not stable, neither in the compiler nor in cargo.
+                // The features that build a standard library are unstable in the compiler and in cargo.
                 ("RUSTC_BOOTSTRAP".to_owned(), "1".to_owned()),
                 (
                     format!("CARGO_TARGET_{}_LINKER", TARGET.replace('-', "_").to_uppercase()),

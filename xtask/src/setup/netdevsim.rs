@@ -18,7 +18,7 @@ use crate::progress::Progress;
 /// The name of the module.
 pub(super) const NAME: &str = "netdevsim";
 
-/// What it consists of. Named one by one, unpacking ends with the last of them, in half of the time.
+/// Its source files. As they are listed, unpacking ends with the last of them, in half of the time.
 const SOURCES: [&str; 14] = [
     "Makefile",
     "bpf.c",
@@ -74,7 +74,7 @@ pub(super) fn build(
     let mut make = Command::new("make");
     make.arg(format!("-j{jobs}")).arg("-C").arg(&headers).arg(format!("M={}", driver.display())).args([
         "CONFIG_NETDEVSIM=m",
-        // Without what debuggers read, which would be twenty times the rest.
+        // Without debug information, which would be twenty times the rest.
         "KCFLAGS=-DCONFIG_NETDEVSIM_MODULE=1 -g0",
         // A clock of its own needs another module that Debian leaves out.
         "CONFIG_PTP_1588_CLOCK_MOCK=n",
@@ -109,7 +109,7 @@ fn prepare_headers(root: &Path, headers: &Path) -> anyhow::Result<()> {
     fs::remove_file(headers.join("vmlinux")).context("remove the stripped image of the headers")
 }
 
-/// Has the programs of another suite run by that suite's C library.
+/// Makes the programs of another suite run with that suite's C library.
 fn prepare_helpers(root: &Path, kbuild: &Path) -> anyhow::Result<()> {
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     for helper in HELPERS {

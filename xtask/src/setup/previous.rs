@@ -13,12 +13,12 @@ use crate::progress::{Done, Progress, UserError};
 use crate::release::{self, Arch};
 use crate::{child, tree};
 
-/// What landed is a tag, by the number of its issue: whoever lands it sets that.
+/// A landed release has a tag with the number of its issue, set when it lands.
 const LANDED: &str = "refs/tags/issue-*";
 /// The commit that landed last before there were tags.
 const BEFORE_TAGS: &str = "50fbfbb1a7fe900de8812689f265d4ca69aa26b4";
 
-/// What is taken of the executables that are built.
+/// The executables that are kept of the build.
 const EXECUTABLES: [&str; 3] = ["netattach", "netattachctl", "netattachd"];
 /// The image, beside them, and the name under which a runtime keeps it.
 const ARCHIVE: &str = "netattach.oci.tar";
@@ -42,7 +42,7 @@ fn landed(root: &Path) -> Option<String> {
     child::ask(&mut git).filter(|commit| !commit.is_empty())
 }
 
-/// Why the executables cannot be built from this clone, and what helps. `None`: they can.
+/// Why the executables cannot be built from this clone, and the remedy. `None`: they can.
 fn lacking(commit: &str) -> Option<(String, &'static str)> {
     let object = format!("{commit}^{{commit}}");
     let mut git = Command::new("git");
@@ -89,12 +89,12 @@ pub(super) fn ensure(progress: &Progress) -> anyhow::Result<Done> {
     build.env("NETATTACH_COMMIT", commit).env("SOURCE_DATE_EPOCH", time(commit)?);
     child::run(&mut build, progress).context("build the image of the commit")?;
     take(sources.path())?;
-    // The stamp last: it is there only beside what it speaks of.
+    // The stamp is written last, so that it exists only beside a complete build.
     fs::write(&stamp_file, commit).context("note which commit was built")?;
     Ok(Done::Changed(format!("{short} built")))
 }
 
-/// Takes what was built, in place of what was there.
+/// Replaces the earlier files by the built ones.
 fn take(sources: &Path) -> anyhow::Result<()> {
     let built = EXECUTABLES.map(|name| (sources.join("target/dist").join(name), name));
     let archive = sources.join("target/image").join(release::archive_name(Arch::host()?));
@@ -175,7 +175,7 @@ mod tests {
         repository.commit(5);
         assert_eq!(repository.landed(), Some(second.clone()));
 
-        // What landed elsewhere is not behind it.
+        // A release that landed on another branch is not an ancestor.
         repository.git(6, &["checkout", "--quiet", "-b", "other", &first]);
         repository.commit(6);
         repository.git(6, &["tag", "issue-11"]);

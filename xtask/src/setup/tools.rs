@@ -105,7 +105,7 @@ pub fn prometheus() -> PathBuf {
     tree::tools().join("prometheus/usr/bin")
 }
 
-/// What scrapes the agent and evaluates the dashboard and the alerts in a test.
+/// The programs that scrape the agent and evaluate the dashboard and the alerts in a test.
 pub(super) fn ensure_prometheus(progress: &Progress) -> anyhow::Result<Done> {
     let version = || child::ask(Command::new(prometheus().join("promtool")).arg("--version"));
     let number = |words: String| words.split(' ').nth(2).unwrap_or_default().trim_end_matches(',').to_owned();

@@ -1,12 +1,12 @@
 //! Live tests that fail are run again, alone.
 //!
-//! They work on the running kernel and share the machine's processors with each other. One that fails beside the others
-//! and passes alone has shown a race: worth to be seen, not worth to stop a landing. Tests that touch no kernel have no
-//! such excuse, and neither have executables that die.
+//! They work on the running kernel and share the machine's processors with each other. A test that fails beside the
+//! others and passes alone has shown a race: that is reported, but does not stop a landing. Tests that touch no
+//! kernel are not run again, and neither are executables that die.
 
 use super::tally::{Count, Failure, Tally};
 
-/// More than these and it is no accident but a broken machine or a real race.
+/// More failures than this mean a broken machine or a real race.
 const MOST: u32 = 3;
 
 /// The sum of a run in which every live test that failed was given another try by `passes`, which says whether it then
@@ -33,7 +33,7 @@ pub(crate) fn is_success(total: Count) -> bool {
     total.failed == 0 && total.unsteady <= MOST
 }
 
-/// What is run again: where so much failed that the run has failed whatever comes of it, nothing.
+/// The tests to run again: none if so many failed that the run has failed in any case.
 fn worth_it(failures: &[Failure]) -> &[Failure] {
     if u32::try_from(failures.len()).is_ok_and(|failed| failed <= MOST) { failures } else { &[] }
 }
@@ -42,7 +42,7 @@ fn worth_it(failures: &[Failure]) -> &[Failure] {
 mod tests {
     use super::*;
 
-    /// What an executable `a` with these failed tests has printed.
+    /// The output of an executable `a` with these failed tests.
     fn tally(failed: &[&str]) -> Tally {
         let mut tally = Tally::default();
         let names = failed.iter().map(|name| format!("    {name}"));

@@ -1,9 +1,10 @@
-//! What takes processors and measures no time: done beside the live tests, so that it has what they leave.
+//! Work that needs processors and measures no time: done beside the live tests, with the processor time that they
+//! leave.
 //!
-//! Cargo lets one at a time compile into a directory. Tests are run through cargo, which takes the directory for a moment before
-//! the first of them: what is compiled into the same one waits until tests of minutes have begun, so that cargo never has to
-//! wait. What is compiled into directories of its own goes on aside from that, at the lowest priority where there is the program
-//! for it.
+//! Cargo allows one compile at a time in a directory. Tests are run through cargo, which locks the directory for a
+//! moment before the first of them: compiles into the same directory wait until tests that take minutes have begun,
+//! so that cargo never has to wait. Compiles into directories of their own run independently of that, at the lowest
+//! priority if the machine has the program for it.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -16,16 +17,17 @@ use crate::{child, fuzz, progress, tidy};
 /// Fuzzing time for all targets together.
 const FUZZ_SECONDS: u32 = 60;
 
-/// What is computed.
+/// The stages of computed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
-    /// The suites that are run first are compiled. No test begins before that, and nothing else here.
+    /// The suites that are run first are compiled. No test and no other stage here begins before that.
     FirstTests,
     /// The BPF object is built whose stages log: one of the other tests takes it.
     LoggingObject,
     /// All other tests are compiled, while those with a cluster run.
     OtherTests,
-    /// What threads share is compiled with a model checker, and run under it, while the other tests run.
+    /// Data structures shared by threads are compiled with a model checker and run under it, while the other tests
+    /// run.
     Model,
     /// The fuzz targets are compiled.
     FuzzTargets,
@@ -33,13 +35,13 @@ pub(super) enum Work {
     Lints,
 }
 
-/// What waits for tests, and they for it.
+/// The stages that wait for tests, and that tests wait for.
 const IN_TURN: [Work; 3] = [Work::LoggingObject, Work::OtherTests, Work::Model];
-/// What goes on aside from that, in the gate.
+/// The stages that run independently of tests, in the gate.
 const ASIDE: [Work; 2] = [Work::FuzzTargets, Work::Lints];
 
 impl Work {
-    /// What the table of the run calls it.
+    /// Its name in the table of the run.
     fn stage(self) -> &'static str {
         match self {
             Self::FirstTests => "compile the tests that come first",
@@ -52,7 +54,7 @@ impl Work {
     }
 }
 
-/// For whoever computes: what the tests are told, and what is waited for.
+/// The computing side's ends: what it reports to the tests, and what it waits for.
 pub(super) struct Computing {
     first_compiled: Sender<bool>,
     others_compiled: Sender<bool>,
@@ -61,15 +63,15 @@ pub(super) struct Computing {
     others_begun: Receiver<()>,
 }
 
-/// For whoever tests.
+/// The testing side's ends.
 pub(super) struct Testing {
-    /// Told when the tests that come first are compiled, or cannot be.
+    /// Receives when the tests that run first are compiled, or cannot be.
     pub(super) first_compiled: Receiver<bool>,
-    /// Told when the others are, or cannot be.
+    /// Receives when the other tests are compiled, or cannot be.
     pub(super) others_compiled: Receiver<bool>,
-    /// To be told, or dropped, when those with a cluster run.
+    /// To be sent, or dropped, when the tests with a cluster run.
     pub(super) cluster_begun: Sender<()>,
-    /// To be told, or dropped, when the others run.
+    /// To be sent, or dropped, when the other tests run.
     pub(super) others_begun: Sender<()>,
 }
 
@@ -92,7 +94,7 @@ pub(super) fn turns(set_up: Receiver<()>) -> (Computing, Testing) {
 /// Waits until tests are compiled.
 ///
 /// # Errors
-/// They could not be: the stage that compiles them has said why.
+/// They could not be compiled: the stage that compiles them has printed why.
 pub(super) fn compiled(tests: &Receiver<bool>) -> anyhow::Result<()> {
     ensure!(tests.recv() == Ok(true), "they were not compiled");
     Ok(())
@@ -104,7 +106,7 @@ impl Computing {
         let _ = self.set_up.recv();
     }
 
-    /// Waits for what has to have begun. Where it will not begin any more, nobody is in the way.
+    /// Waits until the tests named by the stage have begun. If they will not begin any more, nothing conflicts.
     fn wait_before(&self, work: Work) {
         let _ = match work {
             Work::OtherTests => self.cluster_begun.recv(),
@@ -113,7 +115,7 @@ impl Computing {
         };
     }
 
-    /// Tells whoever waits for it how it went. Nobody is there where the executables could not be built.
+    /// Reports the outcome to the waiting side. There is no receiver if the executables could not be built.
     fn tell(&self, work: Work, well: bool) {
         let _ = match work {
             Work::FirstTests => self.first_compiled.send(well),
@@ -123,8 +125,8 @@ impl Computing {
     }
 }
 
-/// All of it, by `work`; `strict`: what only the gate does, too. What fails is kept with the stages, and the rest is done
-/// nevertheless.
+/// Does all stages by `work`; `strict`: also those of the gate alone. Failures are recorded with the stages, and the
+/// other stages are done nevertheless.
 pub(super) fn beside_tests(
     strict: bool,
     turns: &Computing,
@@ -156,7 +158,7 @@ pub(super) fn beside_tests(
 /// Does it.
 ///
 /// # Errors
-/// What cannot be compiled, or what the lints found. A failed test is counted.
+/// Code does not compile, or the lints found something. A failed test is counted.
 pub(super) fn work(work: Work) -> anyhow::Result<Count> {
     let no_tests = |()| Count::default();
     match work {
@@ -172,7 +174,7 @@ pub(super) fn work(work: Work) -> anyhow::Result<Count> {
     }
 }
 
-/// Every fuzz target for some seconds. Not at the lowest priority: an input may take a time of the clock.
+/// Every fuzz target for some seconds. Not at the lowest priority: the time limit of an input is wall-clock time.
 ///
 /// # Errors
 /// Those of [`fuzz::run_all`].
@@ -181,11 +183,11 @@ pub(super) fn fuzz() -> anyhow::Result<Count> {
     fuzz::run_all(&fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) })
 }
 
-/// What threads share, in many orders of their steps. These are no live tests: what fails is not tried again.
+/// Data structures shared by threads, in many interleavings. These are no live tests: a failed one is not run again.
 fn orders() -> anyhow::Result<Count> {
     const SELECTION: [&str; 5] = ["--package", "netattach", "--features", "model", "--lib"];
     progress::heading("test what threads share, under a model checker");
-    // Not at the lowest priority: cargo wants the directory again for tests that come later.
+    // Not at the lowest priority: cargo needs the directory again for later tests.
     compile(&SELECTION)?;
     let mut cargo = child::cargo();
     cargo.arg("test").args(SELECTION).args(["--color", "never", "--", "model::"]);
@@ -207,7 +209,7 @@ mod tests {
         turns(mpsc::channel().1)
     }
 
-    /// Computes where each of `failing` fails; returns the sum and the names of what failed.
+    /// Runs the stages while each of `failing` fails; returns the sum and the names of the failed stages.
     fn compute(
         strict: bool,
         turns: &Computing,
@@ -260,7 +262,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 compiled(&testing.first_compiled).unwrap();
-                // Whoever does not wait has begun by then.
+                // A stage that does not wait has begun by then.
                 thread::sleep(Duration::from_millis(50));
                 note("set up".to_owned());
                 drop((set_up, testing));

@@ -1,10 +1,11 @@
 //! `cargo xtask test`: everything that can be proved on this machine, and one line that sums it up.
 //!
-//! Tests make network namespaces and load BPF, which takes root. Called by anyone else, everything is still
-//! built as that user, and only the test executables run through sudo.
+//! Tests make network namespaces and load BPF, which takes root. Called by another user than root, everything is
+//! still built as that user, and only the test executables run through sudo.
 //!
-//! `tally` reads what test executables print, `again` runs what failed once more, alone; `computed` is what goes on beside the
-//! live tests; `stages` are what the time went to, and what failed: no stage keeps those from running that do not need it.
+//! `tally` reads the output of test executables, `again` runs failed tests once more, alone; `computed` is the work
+//! beside the live tests; `stages` record the time and the failures: a failed stage does not stop stages that do not
+//! need it.
 
 mod again;
 mod computed;
@@ -34,7 +35,7 @@ use crate::ebpf::Flavour;
 use crate::setup::{Building, Scope};
 use crate::{child, dist, ebpf, nightly, progress, release, setup, soak, tidy, tree, vm};
 
-/// The benches that are left out where nothing but the floor is built.
+/// The benches that are left out if nothing but the floor is built.
 pub(crate) const FEATURES: &str = "netattach-bench/cluster";
 /// Tests with this in their names need a card that only a virtual machine has, see [`vm::guests`].
 const ONLY_IN_GUESTS: &str = "sriov::";
@@ -43,18 +44,18 @@ const UPGRADES: &str = "upgrade::";
 /// Live tests that also run with programs attached by tcx: executable and module.
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
-/// Suites that mostly wait, for looks, deadlines and what others do: more of their tests go on at once than there are
-/// processors. Some of the others measure, or use all processors.
+/// Suites that mostly wait for periodic checks, deadlines and other programs: more of their tests run at once than
+/// there are processors. Some tests of the other suites measure, or use all processors.
 const WAITING: [&str; 4] = ["api", "cni", "lifecycle", "plugins"];
-/// How many for each processor: together they take less than one.
+/// How many tests for each processor: together they take less than one.
 const AT_ONCE: usize = 3;
 /// The suite with clusters of Kubernetes.
 const CLUSTER: &str = "cluster";
 /// How many more of its tests go on at once than there are processors: starting a cluster takes seconds of one, and the minute or
 /// two after that a fifth.
 const CLUSTERS_MORE: usize = 1;
-/// How many more of the tests of all other suites: what measures bears to wait for a processor for a while, and most of `policy`,
-/// which takes the longest, waits for an agent or for packets that do not arrive.
+/// How many more tests of all other suites run at once: tests that measure tolerate a short wait for a processor, and
+/// most of `policy`, which takes the longest, waits for an agent or for packets that do not arrive.
 const OTHERS_MORE: usize = 1;
 
 /// What a run covers.
@@ -66,8 +67,8 @@ pub enum Extent {
     Gate,
 }
 
-/// Sets up, builds, tests; then prints what the time went to, and every stage that failed. The last line on standard output is
-/// the sum.
+/// Sets up, builds, tests; then prints the time of each stage, and every stage that failed. The last line on standard
+/// output is the sum.
 ///
 /// # Errors
 /// Some stage failed, or some test.
@@ -83,7 +84,7 @@ pub fn run(extent: Extent) -> anyhow::Result<()> {
     verdict(&stages.failed(), total)
 }
 
-/// What came of it.
+/// The outcome.
 fn verdict(failed: &[&str], total: Count) -> anyhow::Result<()> {
     match (failed, is_success(total)) {
         ([], true) => Ok(()),
@@ -93,7 +94,7 @@ fn verdict(failed: &[&str], total: Count) -> anyhow::Result<()> {
     }
 }
 
-/// What is set up for all tests; strictly, for the gate.
+/// The set-up for all tests; strict for the gate.
 fn scope_of(strict: bool) -> Scope {
     if strict { Scope::Gate } else { Scope::Testing }
 }
@@ -110,21 +111,22 @@ fn everything(extent: Extent, stages: &mut Stages) -> Count {
     total.unwrap_or_default()
 }
 
-/// Sets up what no compile needs, mostly from the network, and starts to build the programs of a
-/// cluster. Drops `set_up` when it has ended, and `cluster` without them if it failed: there is nothing to test with then.
+/// Sets up what no compile needs, mostly from the network, and starts to build the programs of a cluster. Drops
+/// `set_up` when it has ended; if it failed, drops `cluster` without the programs: there is nothing to test with
+/// then.
 fn set_up_rest(strict: bool, (set_up, cluster): (Sender<()>, Sender<Building>), stages: &mut Stages) {
     if stages.tried("set-up of the rest", |_| setup::rest(scope_of(strict))).is_none() {
         return;
     }
     drop(set_up);
-    // Nobody is there where something could not be built.
+    // There is no receiver if something could not be built.
     let _ = cluster.send(Building::start(strict));
     if strict {
         stages.tried("tidy", |_| tidy::run(&tidy::quick(), None));
     }
 }
 
-/// The BPF object, and then everything that is built with it, tested, and done beside that.
+/// Builds the BPF object and then everything that needs it, runs the tests, and does the work beside them.
 fn built_and_tested(
     strict: bool,
     (set_up, cluster): (Receiver<()>, Receiver<Building>),
@@ -142,10 +144,10 @@ fn built_and_tested(
     total
 }
 
-/// The executables, and what they are tested by.
+/// The executables, and the test executables.
 fn live(strict: bool, cluster: &Receiver<Building>, testing: Testing, stages: &mut Stages) -> Count {
-    // In its end this optimises with a thread for each executable, the last of them alone, while what compiles tests can use all
-    // processors: it comes first.
+    // Toward its end this stage optimises with a thread for each executable, the last one alone, while the compile of
+    // the tests can use all processors: so this stage comes first.
     if stages.tried("executables", |_| dist::build()).is_none() {
         return Count::default();
     }
@@ -153,7 +155,7 @@ fn live(strict: bool, cluster: &Receiver<Building>, testing: Testing, stages: &m
     let Some(cluster) = stages.tried("set-up of the rest, when executables were built", set_up) else {
         return Count::default();
     };
-    // An image that weighs too much is there nevertheless.
+    // An image that is too large exists nevertheless.
     stages.tried("image", |_| release::image_of_built());
     let compiled = |_: &mut Stages| computed::compiled(&testing.first_compiled);
     if stages.tried("compile the tests that come first, when executables were built", compiled).is_none() {
@@ -164,7 +166,8 @@ fn live(strict: bool, cluster: &Receiver<Building>, testing: Testing, stages: &m
     total
 }
 
-/// What is left when nothing measures time any more: the virtual machines, each with one processor's work, the soak and fuzzing.
+/// The work left when no test measures time any more: the virtual machines, each with one processor's work, the soak
+/// and fuzzing.
 fn around_machines(strict: bool, stages: &mut Stages) -> Count {
     let soak = soak::Beside::start();
     let packed = stages.tried("files of virtual machines", |_| vm::pack());
@@ -184,7 +187,7 @@ fn around_machines(strict: bool, stages: &mut Stages) -> Count {
     total
 }
 
-/// Does two kinds of work beside each other. What came of the first is `None` if its thread panicked, which is a failed stage.
+/// Does two kinds of work concurrently. The first result is `None` if its thread panicked, which is a failed stage.
 fn beside<A: Send, B>(
     stages: &mut Stages,
     one: impl FnOnce(&mut Stages) -> A + Send,
@@ -264,7 +267,7 @@ pub fn upgrade() -> anyhow::Result<()> {
     let selection = ["--package", "netattach-tests", "--bins", "--test", "lifecycle", "--test", "cluster"];
     compile(&selection)?;
     cluster.wait()?;
-    // A test that finds nothing to be upgraded is to fail.
+    // A test that finds no release to upgrade from must fail.
     let told: Vec<_> = variables().into_iter().chain([("CI", PathBuf::from("true"))]).collect();
     let total = tests(Tally::default(), &selection, &[UPGRADES], &told, &mut Stages::new())?;
     progress::line(&total.to_string());
@@ -274,8 +277,9 @@ pub fn upgrade() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All tests of this machine: those that mostly wait; those with a cluster, whose programs have been built by then; the others,
-/// some of which measure, when what goes on beside them has mostly ended; what documentation shows; and some once more.
+/// All tests of this machine: those that mostly wait; those with a cluster, whose programs have been built by then;
+/// the others, some of which measure, when the concurrent work has mostly ended; the examples of the documentation;
+/// and some tests once more.
 fn live_tests(cluster: Building, testing: Testing, stages: &mut Stages) -> Count {
     let Testing { others_compiled, cluster_begun, others_begun, .. } = testing;
     let told = |at_once: usize| {
@@ -299,7 +303,7 @@ fn live_tests(cluster: Building, testing: Testing, stages: &mut Stages) -> Count
             };
             total += stages.tried("tests with a cluster", clustered).unwrap_or_default();
         }
-        // What is to wait for them does not.
+        // Work that should wait for them does not.
         None => drop(cluster_begun),
     }
     let compiled = |_: &mut Stages| computed::compiled(&others_compiled);
@@ -334,7 +338,7 @@ fn of_suites<'s>(suites: &'s [&'s str]) -> impl Iterator<Item = &'s str> {
     suites.iter().flat_map(|suite| ["--test", *suite])
 }
 
-/// Of the whole workspace: another selection has other features, and is compiled anew.
+/// Of the whole workspace: another selection has other features, and would be compiled again.
 fn selected<'s>(of: impl Iterator<Item = &'s str>) -> Vec<&'s str> {
     ["--workspace", "--features", FEATURES].into_iter().chain(of).collect()
 }
@@ -349,8 +353,8 @@ fn compile(selection: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// What attaches programs, once more with agents that attach them by tcx where a test does not say. `told`: what tests are told
-/// besides.
+/// The tests that attach programs, once more with agents that attach them by tcx unless a test chooses. `told`:
+/// further variables for the tests.
 fn by_tcx(told: Vec<(&'static str, PathBuf)>, stages: &mut Stages) -> anyhow::Result<Count> {
     progress::heading("test with programs attached by tcx");
     let (executables, modules): (BTreeSet<_>, Vec<_>) = BY_TCX.into_iter().unzip();
@@ -387,7 +391,7 @@ fn tests(
     let tally = watched(&mut cargo, tally)?;
     tally.times().iter().for_each(|(name, took)| stages.part(name, *took));
     settle(&tally, |Failure { executable, path, test }| {
-        // Not through cargo, which may take it for another selection and build it anew.
+        // Not through cargo, which may treat it as another selection and build it again.
         let path = tree::root().join(path);
         let mut words = runner.iter().map(OsStr::new).chain([path.as_os_str()]);
         let mut alone = Command::new(words.next().context("there is an executable")?);
@@ -398,7 +402,7 @@ fn tests(
     })
 }
 
-/// The sum once every live test that failed had another try by `passes`; says what came of it.
+/// The sum after each failed live test was run again by `passes`; prints the outcome.
 ///
 /// # Errors
 /// Those of `passes`.
@@ -417,9 +421,9 @@ pub(crate) fn settle(
 
 /// A command that ran tests.
 pub(crate) struct Followed {
-    /// What became of them.
+    /// Their results.
     pub(crate) tally: Tally,
-    /// All that it printed.
+    /// Its whole output.
     pub(crate) output: String,
     /// Whether it says that it succeeded.
     success: bool,
@@ -427,7 +431,7 @@ pub(crate) struct Followed {
     pub(crate) status: String,
 }
 
-/// Runs what prints as test executables do, and prints how each of them ends.
+/// Runs a command that prints as test executables do, and prints how each of them ends.
 pub(crate) fn follow(command: &mut Command, mut tally: Tally) -> anyhow::Result<Followed> {
     let (output, success, status) = child::watch(command, |line| {
         if line.starts_with(SKIPPED) {
@@ -443,7 +447,7 @@ pub(crate) fn follow(command: &mut Command, mut tally: Tally) -> anyhow::Result<
     Ok(Followed { tally, output, success, status })
 }
 
-/// Runs tests, prints how they end, and what those said that failed.
+/// Runs tests, prints how they end, and the output of those that failed.
 fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
     let Followed { tally, output, success, status } = follow(command, tally).context("run the tests")?;
     if !success && tally.total().failed == 0 {
@@ -456,7 +460,7 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
-/// What tests are told: where the executables under test are, and what they are tested with.
+/// The variables for tests: the paths of the executables under test, and of the tools that test them.
 pub(crate) fn variables() -> [(&'static str, PathBuf); 11] {
     [
         ("NETATTACH_DIST", tree::dist()),
@@ -473,7 +477,7 @@ pub(crate) fn variables() -> [(&'static str, PathBuf); 11] {
     ]
 }
 
-/// What runs test executables as root when this process is not: the words before theirs.
+/// The command prefix that runs test executables as root when this process is not root.
 pub(crate) fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String>> {
     if child::is_root() {
         return Ok(Vec::new());

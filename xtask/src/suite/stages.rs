@@ -1,4 +1,4 @@
-//! What the time of a run went to, and which of its stages failed: a table and a list at its end.
+//! The time of each stage of a run, and the stages that failed: a table and a list at the end of the run.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::progress;
 pub(crate) struct Stages {
     began: Instant,
     rows: Vec<Stage>,
-    /// Those that failed while others went on, by their names.
+    /// The stages that failed while others continued, by name.
     failed: Vec<(String, anyhow::Error)>,
 }
 
@@ -53,7 +53,7 @@ impl Stages {
         }
     }
 
-    /// Prints the error of a stage, for whoever watches, and keeps it for the end of the run.
+    /// Prints the error of a stage at once, and keeps it for the end of the run.
     pub(crate) fn fail(&mut self, name: &str, error: anyhow::Error) {
         progress::failure(&error);
         self.failed.push((name.to_owned(), error));
@@ -82,7 +82,7 @@ impl Stages {
         self.rows.push(Stage { name: name.to_owned(), took, inner });
     }
 
-    /// Takes over the stages of work that went on beside others.
+    /// Adds the stages of concurrent work.
     pub(crate) fn extend(&mut self, other: Self) {
         self.rows.extend(other.rows);
         self.failed.extend(other.failed);

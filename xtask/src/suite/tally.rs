@@ -1,4 +1,4 @@
-//! Reads what test executables print: how their tests ended, and which of them failed.
+//! Reads the output of test executables: how their tests ended, and which of them failed.
 
 use std::fmt;
 use std::mem;
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use crate::progress;
 
-/// How the line begins by which a test says that this machine lacks what it needs.
+/// The beginning of the line by which a test reports that this machine lacks something it needs.
 pub(crate) const SKIPPED: &str = "SKIPPED: ";
-/// The heading over what failed tests said, and over their names.
+/// The heading of the output of failed tests, and of their names.
 const FAILURES: &str = "failures:";
 
 /// Sums over all test executables.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Count {
-    /// Tests that did what they say.
+    /// Tests that passed.
     pub passed: u32,
-    /// Tests that did so only when they were run again, alone ([`super::again`]).
+    /// Tests that passed only when they were run again, alone ([`super::again`]).
     pub unsteady: u32,
-    /// Tests that did not, and test executables that died.
+    /// Tests that failed, and test executables that died.
     pub failed: u32,
     /// Tests marked `ignore`, and tests that said `SKIPPED` because this machine lacks what they need.
     pub skipped: u32,
@@ -104,13 +104,13 @@ pub(crate) struct Tally {
     running: Option<Running>,
     failures: Vec<Failure>,
     times: Vec<(String, Duration)>,
-    /// Told when the first executable runs.
+    /// Receives when the first executable runs.
     begun: Option<Sender<()>>,
 }
 
 impl Tally {
-    /// Tells `begun` when the first executable runs: cargo has compiled what there was to compile, and has let go of the
-    /// directory that it compiles into.
+    /// Sends to `begun` when the first executable runs: cargo has finished compiling and has released its lock on the
+    /// target directory.
     pub(super) fn telling(begun: Sender<()>) -> Self {
         Self { begun: Some(begun), ..Self::default() }
     }
@@ -139,7 +139,7 @@ impl Tally {
     pub(crate) fn read(&mut self, line: &str) -> Option<Finished> {
         if let Some(running) = executable_in(line) {
             if let Some(begun) = self.begun.take() {
-                // Nobody need be there any more.
+                // The receiver may be gone.
                 let _ = begun.send(());
             }
             let died = self.end();
@@ -156,7 +156,7 @@ impl Tally {
         count.passed -= skipped;
         count.skipped += skipped;
         self.total += count;
-        // Several names may have been torn apart by what others printed: then nobody knows them.
+        // Output of other tests may have split some names: those are unknown.
         if ended.live && u32::try_from(ended.failures.len()).is_ok_and(|named| named == count.failed) {
             let named = mem::take(&mut ended.failures).into_iter();
             self.failures.extend(named.map(|test| Failure {
@@ -189,7 +189,7 @@ impl Running {
         Self { name, path, live, started, skipped: 0, failures: Vec::new(), naming: false }
     }
 
-    /// What tests say comes under a first heading of failures, their names under a second.
+    /// The output of tests comes under a first heading of failures, their names under a second.
     fn read(&mut self, line: &str) {
         if line.starts_with(SKIPPED) {
             self.skipped += 1;
@@ -229,7 +229,7 @@ fn result_in(line: &str) -> Option<Count> {
     Some(Count { passed, unsteady: 0, failed, skipped })
 }
 
-/// What the failed tests said: everything between a `failures:` heading and its executable's result.
+/// The output of the failed tests: everything between a `failures:` heading and its executable's result.
 pub(crate) fn failures_in(output: &str) -> String {
     let mut inside = false;
     let mut kept = String::new();
@@ -305,7 +305,7 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         let result = "test result: FAILED. 4 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out";
         let table: [(&str, &[&str], &[&str]); 4] = [
             ("tests/a.rs", &["failures:", "    one", "    mod::two"], &["one", "mod::two"]),
-            // What a test said looks like a list; the last one counts.
+            // The output of a test looks like a list; the last list counts.
             (
                 "tests/a.rs",
                 &["failures:", "    x", "", "failures:", "    one", "    two", ""],

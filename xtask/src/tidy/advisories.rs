@@ -1,8 +1,8 @@
 //! Known vulnerabilities of the dependencies, from a copy of an advisory database in RustSec's format.
 //!
-//! The database is given as a directory, because the checks work without a network: files `RUSTSEC-*.md` anywhere below it,
-//! each beginning with its data in a block of TOML. A vulnerability fails the check. What is only informational (a crate that
-//! nobody maintains) is counted.
+//! The database is given as a directory, because the checks work without a network: files `RUSTSEC-*.md` anywhere
+//! below it, each beginning with its data in a block of TOML. A vulnerability fails the check. An advisory that is
+//! only informational (an unmaintained crate) is counted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ struct Package {
     source: Option<String>,
 }
 
-/// Compares Cargo.lock with the database. `None`: there is none, and it says so.
+/// Compares Cargo.lock with the database. `None`: there is no database, which is printed.
 pub(super) fn check(database: Option<&Path>) -> anyhow::Result<Done> {
     let Some(database) = database else {
         return Ok(Done::Unchanged(

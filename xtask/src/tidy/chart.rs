@@ -1,4 +1,5 @@
-//! The functions that templates of the chart call: those alone that a test renders as helm does.
+//! Checks the functions that templates of the chart call: only those are allowed that the tests' renderer executes as
+//! helm does.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Files of one crate that import each other, directly or by way of others: such files can only be read together.
+//! Finds files of one crate that import each other, directly or indirectly: such files can only be read together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,8 +73,9 @@ fn file_of<T>(path: &[String], files: &BTreeMap<Module, T>) -> Option<Module> {
     (1..=path.len()).rev().map(|length| path[..length].to_vec()).find(|module| files.contains_key(module))
 }
 
-/// Takes away files that import none of the rest, until all that are left do: they are in a circle, or lead to one. The same for
-/// files that none of the rest imports leaves those in between.
+/// Removes files that import none of the remaining files, until every remaining file imports another: they are in a
+/// circle, or lead to one. Removing likewise the files that no remaining file imports leaves the circles and the
+/// files between them.
 fn in_circles(imports: &Imports) -> Vec<Violation> {
     let mut left: BTreeSet<&Module> = imports.keys().collect();
     loop {

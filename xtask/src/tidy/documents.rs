@@ -1,4 +1,5 @@
-//! The documents: links and names of files lead somewhere, prose can be reviewed side by side, the README stays short.
+//! Checks the documents: links and names of files exist, prose is narrow enough for a side-by-side review, the README
+//! stays short.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -16,7 +17,7 @@ const README_LINES: usize = 150;
 const NAMES_PLACES: [&str; 2] = ["CONTRIBUTING.md", "docs/architecture.md"];
 /// Where such a name begins: at the top, or in the library.
 const BEGINNINGS: [&str; 2] = ["", "netattach/src/"];
-/// Pages whose lines are as they are: one is generated, one is history.
+/// Pages without a width limit: one is generated, one is history.
 const ANY_WIDTH: [&str; 2] = ["docs/conformance.md", "CHANGELOG.md"];
 
 pub(super) fn check() -> anyhow::Result<Done> {
@@ -73,7 +74,7 @@ fn places(page: &Source, exists: impl Fn(&str) -> bool) -> Vec<Violation> {
     let is_of_path = |sign: char| sign.is_ascii_lowercase() || sign.is_ascii_digit() || "_-./".contains(sign);
     let is_missing = |named: &str| {
         let path = named.split("::").next().unwrap_or_default().trim_end_matches('/');
-        // What is built is not always there.
+        // Built files do not always exist.
         let first = path.split_once('/').map(|(first, _)| first).filter(|it| !["", "target"].contains(it));
         let Some(first) = first.filter(|_| path.chars().all(is_of_path)) else { return false };
         let mut within = BEGINNINGS.iter().filter(|begin| exists(&format!("{begin}{first}"))).peekable();

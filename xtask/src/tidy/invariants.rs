@@ -134,10 +134,10 @@ const RULES: &[Rule] = &[
     },
 ];
 
-/// File and directory names that say nothing about the content.
+/// File and directory names without information about the content.
 const ATTICS: [&str; 8] = ["utils", "util", "helpers", "helper", "manager", "common", "misc", "shared"];
 
-/// Files that log by themselves what the kernel or a decoder has said: such an error has no source.
+/// Files that log errors of the kernel or of a decoder themselves: such an error has no source.
 const WITHOUT_SOURCE: [&str; 3] =
     ["netattach/src/agent/health.rs", "netattach/src/journal/store.rs", "netattach/src/netlink/socket.rs"];
 
@@ -232,7 +232,7 @@ fn undescribed(source: &Source, file: &syn::File) -> Option<Violation> {
     })
 }
 
-/// Errors that are logged without what has caused them: `%error`, and `error = %other`.
+/// Errors that are logged without their cause: `%error`, and `error = %other`.
 fn unchained(source: &Source) -> Vec<Violation> {
     let path = source.path.as_str();
     if !path.starts_with("netattach/src/") || WITHOUT_SOURCE.contains(&path) || is_test_module(path) {

@@ -1,7 +1,7 @@
 //! Which top module of `netattach` may name which: the table in docs/architecture.md, compared with the source.
 //!
-//! The table is the list: a module may name what its row lists, and a row may list only modules whose rows stand above it. So
-//! there is no circle, and the map that newcomers read is the one that holds.
+//! The table is the rule: a module may name the modules that its row lists, and a row may list only modules whose
+//! rows stand above it. So there is no circle, and the table in the documents is always the one in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,11 +16,11 @@ use crate::tree;
 
 /// The page that has the table.
 const PAGE: &str = "docs/architecture.md";
-/// Lines between which it stands.
+/// The lines before and after the table.
 const BEGIN: &str = "<!-- layers -->";
 const END: &str = "<!-- end of layers -->";
 
-/// Below which the modules are.
+/// The directory of the modules.
 const ROOT: &str = "netattach/src/";
 
 /// Files that are no module of the library.
@@ -41,7 +41,7 @@ struct Row {
     line: usize,
 }
 
-/// Where a module names another for the first time.
+/// The place where a module names another for the first time.
 type Uses = BTreeMap<(String, String), (String, usize)>;
 
 pub(super) fn check() -> anyhow::Result<Done> {

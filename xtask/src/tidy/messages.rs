@@ -1,4 +1,4 @@
-//! The messages that docs/troubleshooting.md leads from: each is one that the product has.
+//! Checks the messages in docs/troubleshooting.md: each must be a message of the product.
 
 use super::Violation;
 use crate::source::Source;
@@ -12,7 +12,7 @@ pub(super) fn page(pages: &[Source]) -> Option<&Source> {
     pages.iter().find(|page| page.path == PAGE)
 }
 
-/// Messages of the tables that no source has.
+/// Messages in the tables that no source contains.
 pub(super) fn check(page: &Source, sources: &[Source]) -> Vec<Violation> {
     let product = sources.iter().filter(|source| source.path.starts_with("netattach"));
     let text: String = product.map(|source| joined(&source.text)).collect();
@@ -28,7 +28,7 @@ pub(super) fn check(page: &Source, sources: &[Source]) -> Vec<Violation> {
         .collect()
 }
 
-/// Text with string literals that go on in the next line in one.
+/// Text with string literals that continue on the next line joined.
 fn joined(text: &str) -> String {
     let mut pieces = text.split("\\\n");
     let first = pieces.next().unwrap_or_default().to_owned();
@@ -50,14 +50,14 @@ fn messages(page: &str) -> impl Iterator<Item = (usize, &str)> {
         })
 }
 
-/// What stands between dots, which are for what differs, and names in capitals.
+/// The words between dots, which stand for variable text, and names in capitals.
 fn parts(message: &str) -> impl Iterator<Item = Vec<&str>> {
     let ends = |sign: char| sign.is_whitespace() || [':', ';', ',', '(', ')'].contains(&sign);
     let parts = message.split("...").flat_map(|part| part.split("DIR"));
     parts.map(move |part| part.trim_matches(ends).split_whitespace().collect())
 }
 
-/// Whether half of the words at least stand there one behind the other: others may be what a message has filled in.
+/// Whether at least half of the words occur consecutively: the others may be values that the message has filled in.
 fn is_in(words: &[&str], text: &str) -> bool {
     words.is_empty() || words.windows(words.len().div_ceil(2)).any(|run| text.contains(&run.join(" ")))
 }

@@ -65,7 +65,8 @@ pub(crate) fn quick() -> Vec<Part> {
     Part::value_variants().iter().copied().filter(|part| *part != Part::Lints).collect()
 }
 
-/// Checks `parts`, or everything when none is named; `advisories` is a copy of an advisory database. All parts are checked even when one fails.
+/// Checks `parts`, or everything when none is named; `advisories` is a copy of an advisory database. All parts are
+/// checked even when one fails.
 ///
 /// # Errors
 /// How many parts failed; the details are printed above.
@@ -113,7 +114,7 @@ fn format(progress: &Progress) -> anyhow::Result<Done> {
     Ok(Done::Unchanged(String::new()))
 }
 
-/// At the lowest priority, where there is the program for that: the gate runs its tests meanwhile.
+/// At the lowest priority, if the machine has the program for that: the gate runs its tests meanwhile.
 fn lints(progress: &Progress) -> anyhow::Result<Done> {
     for manifest in WORKSPACES {
         let mut cargo = child::idle(child::cargo());

@@ -14,8 +14,9 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Files in the order in which they were added, directories made as they are needed. Written as it goes: in memory it would be
-/// hundreds of MiB, which the kernel counts as those of whatever is started later (`ru_maxrss`).
+/// Files in the order in which they were added, directories made as they are needed. Written to a file as it is
+/// built: in memory it would be hundreds of MiB, which the kernel would count for every process started later
+/// (`ru_maxrss`).
 pub(super) struct Archive {
     to: BufWriter<File>,
     /// Bytes so far.

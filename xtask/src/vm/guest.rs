@@ -13,14 +13,14 @@ use crate::progress;
 
 /// The modules to load, one path in each line.
 pub(super) const MODULES: &str = "/modules/order";
-/// The tests to run, one in each line: what it is called, its executable, its arguments, between tabs.
+/// The tests to run, one in each line: its name, its executable, its arguments, separated by tabs.
 pub(super) const TESTS: &str = "/tests/list";
-/// What the tests are told, one `NAME=value` in each line.
+/// The variables for the tests, one `NAME=value` in each line.
 pub(super) const VARIABLES: &str = "/tests/variables";
-/// The last line, without which something went wrong before.
+/// The last line; if it is missing, the run ended early.
 pub(super) const ENDED: &str = "guest: all tests were run";
 
-/// What has to be mounted before anything else works.
+/// The file systems that have to be mounted before anything else works.
 const MOUNTS: [(&str, &str); 5] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),
@@ -32,7 +32,7 @@ const MOUNTS: [(&str, &str); 5] = [
 /// Runs as process 1. Does not return: a guest whose first process ends has crashed.
 ///
 /// # Errors
-/// What kept the tests from being run; the machine cannot even be ended.
+/// The tests could not be run, or the machine could not be ended.
 pub fn main() -> anyhow::Result<Infallible> {
     if let Err(error) = prepare().and_then(|()| run_tests()) {
         progress::failure(&error);
@@ -65,7 +65,7 @@ fn run_tests() -> anyhow::Result<()> {
         let mut words = line.split('\t');
         let name = words.next().unwrap_or_default();
         let executable = words.next().context("a test without an executable")?;
-        // As cargo writes it, so that whoever adds the tests up reads it as cargo's.
+        // In cargo's format, so that the tally reads it as cargo's.
         progress::line(&format!("     Running tests/{name} (guest/{name}-0)"));
         let status = Command::new(executable)
             .args(words)

@@ -10,7 +10,7 @@ pub struct Guest {
     pub suite: &'static str,
     /// The package that names the kernel of the day.
     pub kernel: &'static str,
-    /// Modules that it loads besides those that every guest does.
+    /// Modules that it loads besides those of every guest.
     modules: &'static [&'static str],
     /// Its devices, as the emulator takes them.
     pub devices: &'static [&'static str],
@@ -18,10 +18,11 @@ pub struct Guest {
     pub plugins: &'static [&'static str],
     /// Programs that its tests start, besides `ip` and `tc`; with any, busybox for pods that are run.
     pub programs: &'static [&'static str],
-    /// What its tests are told.
+    /// The variables for its tests.
     pub variables: &'static [(&'static str, &'static str)],
-    /// What is run in it, in a machine for each: the longest is to take as long as the others of all guests together, as two
-    /// run at once. An emulated machine is slow, so every test costs. None of these may find that it lacks something.
+    /// The selections run in it, in a machine for each: the longest should take as long as the others of all guests
+    /// together, as two machines run at once. An emulated machine is slow, so every test costs time. No test may be
+    /// skipped because something is missing.
     pub tests: &'static [Tests],
     /// Those of them that have a longer form.
     pub longer: Tests,
@@ -30,8 +31,8 @@ pub struct Guest {
 /// Every guest, in the order in which they are run: the longest first.
 pub const GUESTS: [Guest; 2] = [SRIOV, OLDEST];
 
-/// The oldest kernel that a supported Debian runs. What matters is what differs by kernel: the verifier, the hooks, the
-/// links and their removal.
+/// The oldest kernel that a supported Debian runs. The selected tests cover the parts that differ by kernel: the
+/// verifier, the hooks, the links and their removal.
 const OLDEST: Guest = Guest {
     suite: "bookworm",
     // The same source as the usual one, with fewer drivers.

@@ -1,5 +1,5 @@
-//! What a guest has in its memory: test executables as cargo built them, the static executables under test, a few tools, and
-//! the libraries that these name.
+//! The files in a guest's memory: test executables as cargo built them, the static executables under test, a few
+//! tools, and the libraries that these name.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,20 +15,20 @@ use crate::progress::Progress;
 use crate::setup::{self, Kernel};
 use crate::{child, dist, nightly};
 
-/// How many times longer than elsewhere tests may wait: processors are emulated, and the machine that does it has other
-/// work.
+/// Factor by which deadlines of tests are extended: processors are emulated, and the host has other work.
 const SLOWNESS: &str = "6";
-/// Where the executables are that the first process starts.
+/// Directory of the executables that the first process starts.
 const PROGRAMS: &str = "/tests";
-/// Where the static executables under test are.
+/// Directory of the static executables under test.
 const DIST: &str = "/dist";
 /// Where busybox is, as below the directory of the runtimes.
 const RUNTIMES: &str = "/runtimes";
 const BUSYBOX: &str = "bookworm/bin/busybox";
-/// Where the reference plugins are.
+/// Directory of the reference plugins.
 const PLUGINS: &str = "/plugins";
 
-/// Writes the archive that the guest's kernel unpacks as its first file system; returns its bytes. `executables`: the directory of those under test.
+/// Writes the archive that the guest's kernel unpacks as its first file system; returns its bytes. `executables`: the
+/// directory of those under test.
 pub(super) fn pack(
     guest: &Guest,
     kernel: &Kernel,
@@ -87,13 +87,14 @@ fn started(
     Ok(line)
 }
 
-/// What a machine has whatever is run in it: its first process, modules, the executables under test and what goes with them.
+/// Adds the files that every machine has: its first process, modules, the executables under test and their
+/// companions.
 fn machine(guest: &Guest, kernel: &Kernel, executables: &Path, to: File) -> anyhow::Result<Archive> {
     let mut archive = Archive::new(to);
     for directory in ["/proc", "/sys", "/dev", "/mnt", "/tmp", "/run", "/var/lib"] {
         archive.directory(directory)?;
     }
-    // Before anything is mounted, the first process speaks through this.
+    // Before anything is mounted, the first process writes its output to this device.
     archive.device("/dev/console", 5, 1)?;
     let mut order = String::new();
     for module in &kernel.modules {
@@ -125,7 +126,7 @@ fn machine(guest: &Guest, kernel: &Kernel, executables: &Path, to: File) -> anyh
     Ok(archive)
 }
 
-/// What the tests are told, one `NAME=value` in each line.
+/// The variables for the tests, one `NAME=value` in each line.
 fn variables(guest: &Guest, is_longer: bool) -> String {
     let usual = [("NETATTACH_DIST", DIST), ("NETATTACH_TEST_SLOWNESS", SLOWNESS), ("RUST_BACKTRACE", "1")];
     let plugins = (!guest.plugins.is_empty()).then_some(("NETATTACH_REFERENCE_PLUGINS", PLUGINS));
@@ -136,7 +137,7 @@ fn variables(guest: &Guest, is_longer: bool) -> String {
     all.map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
-/// What cargo has built for a selection.
+/// The executables that cargo has built for a selection.
 struct Built {
     tests: Vec<PathBuf>,
     /// The plugin that follows a script.

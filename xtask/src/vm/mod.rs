@@ -1,9 +1,10 @@
 //! `cargo xtask vm`: selections of the tests in virtual machines, each with a kernel or devices that this machine lacks.
 //!
-//! The machines are emulated, so that they run wherever the tests run: inside other virtual machines too. All that one has
-//! is in its memory, and what it prints comes out of its serial line.
+//! The machines are emulated, so that they run wherever the tests run: inside other virtual machines too. All files
+//! of a machine are in its memory, and its output comes from its serial line.
 //!
-//! `guests` lists the machines, `image` and `archive` pack what one has in its memory, `guest` is its first process.
+//! `guests` lists the machines, `image` and `archive` pack the files in a machine's memory, `guest` is its first
+//! process.
 
 mod archive;
 pub mod guest;
@@ -32,13 +33,13 @@ use crate::{child, dist, progress, tree};
 const MEMORY: &str = "3072";
 /// How many run at once: there has to be memory for them, and each has one processor's work.
 const AT_ONCE: usize = 2;
-/// Longer than everything takes on a busy machine.
+/// Deadline; longer than a run takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Where the files of a machine are while it runs, below its scratch directory.
+/// Path of a running machine's files, below its scratch directory.
 const INITRD: &str = "initrd";
 
-/// What is run in a machine.
+/// The tests to run in a machine.
 #[derive(Debug)]
 struct Selection {
     /// Test executables with their arguments, parts of the names of the tests to run; none: all of them.
@@ -60,10 +61,10 @@ fn usual(guest: &Guest) -> impl Iterator<Item = Selection> {
     guest.tests.iter().copied().map(Selection::of)
 }
 
-/// What is run in a machine in place of tests.
+/// A program to run in a machine instead of tests.
 #[derive(Debug)]
 pub struct Program<'a> {
-    /// What it is called.
+    /// Its name.
     pub name: &'a str,
     /// Its executable, dynamic or static.
     pub executable: &'a Path,
@@ -73,7 +74,7 @@ pub struct Program<'a> {
     pub beside: &'a [&'a Path],
 }
 
-/// What to run where.
+/// The selection of machines and tests.
 #[derive(Debug, Default)]
 pub struct Options {
     /// This guest only, by its suite.
@@ -128,7 +129,7 @@ pub struct Packed {
 struct Machine {
     emulator: Emulator,
     kernel: Kernel,
-    /// Holds what the machine has in its memory, until it is dropped.
+    /// Holds the files in the machine's memory; they are removed when it is dropped.
     scratch: TempDir,
 }
 
@@ -150,7 +151,7 @@ fn packed(guests: &[&'static Guest], executables: PathBuf) -> anyhow::Result<Pac
     Ok(Packed { machines: machines.collect::<anyhow::Result<_>>()?, executables })
 }
 
-/// Runs all of them, each machine beside another: most of the time their tests wait for something.
+/// Runs all of them, several machines at once: their tests mostly wait.
 ///
 /// # Errors
 /// A machine could not be started or ended before its tests; the others were run nevertheless.
@@ -206,11 +207,11 @@ pub fn longer() -> anyhow::Result<Count> {
     Ok(total)
 }
 
-/// Runs a program in the machine whose kernel is of that suite, beside the executables of that directory; returns all that the
-/// machine has printed. It is told what tests are told.
+/// Runs a program in the machine whose kernel is of that suite, with the executables of that directory; returns the
+/// machine's whole output. The program gets the same variables as tests.
 ///
 /// # Errors
-/// There is no such machine, or it ended early. How the program ended is not looked at.
+/// There is no such machine, or it ended early. The program's own exit status is not checked.
 pub fn program(suite: &str, program: &Program<'_>, executables: &Path) -> anyhow::Result<String> {
     let guest = GUESTS.iter().find(|guest| guest.suite == suite).context("there is no such guest")?;
     let machine =
@@ -223,7 +224,7 @@ pub fn program(suite: &str, program: &Program<'_>, executables: &Path) -> anyhow
     Ok(output)
 }
 
-/// Runs a machine's own tests. It has what they need: one that is skipped has failed.
+/// Runs a machine's own tests. The machine has everything they need: a skipped test has failed.
 fn its_own(
     guest: &Guest,
     selection: &Selection,
@@ -293,8 +294,8 @@ impl Machine {
         Ok(tally)
     }
 
-    /// Runs it until it ends by itself. `watch` runs its command, and returns what it makes of what that prints, all of that, and
-    /// how it ended; the first two are returned.
+    /// Runs it until it ends by itself. `watch` runs its command, and returns its evaluation of the output, the whole
+    /// output, and how the command ended; the first two are returned.
     fn run_to_the_end<T>(
         self,
         guest: &Guest,

@@ -7,25 +7,25 @@
 //!
 //! | subprogram | does | stands in |
 //! |---|---|---|
-//! | `na_judge` | reads a frame, checks what a pod says of itself, and goes on with one of the following | `judge` |
-//! | `na_shortcut4`, `na_shortcut6` | take most packets from a pod to another of its bridge there | `shortcut` |
-//! | `na_plain4`, `na_plain6` | let most packets pass before that, in one go | `plain` |
+//! | `na_judge` | reads a frame, checks a pod's claims about itself, and continues with one of the following | `judge` |
+//! | `na_shortcut4`, `na_shortcut6` | move most packets between two pods of one bridge to their receiver | `shortcut` |
+//! | `na_plain4`, `na_plain6` | let most packets pass before that, in one step | `plain` |
 //! | `na_first4`, `na_first6` | judge those of them that may begin a flow | `plain` |
 //! | `na_tags` | walks over VLAN tags | `frame` |
 //! | `na_read4`, `na_read6` | read IP and transport headers | `functions` |
 //! | `na_options`, `na_neighbour`, `na_dhcp`, `na_dhcp6`, `na_quoted`, `na_padding` | check IPv4 options, ICMPv6, DHCP, ICMP errors and the padding of ARP that a pod sends | `antispoof` |
-//! | `na_other` | judges a frame that is neither IP's nor ARP's | `antispoof` |
-//! | `na_on_link` | asks whether neighbour discovery is no more than that | `functions` |
+//! | `na_other` | judges a frame that is neither IP nor ARP | `antispoof` |
+//! | `na_on_link` | asks whether a message is neighbour discovery and carries nothing else | `functions` |
 //! | `na_guard4`, `na_guard6` | ask whether a packet is judged behind the node's translation | `functions` |
 //! | `na_fragment4`, `na_fragment6` | remember the ports of first fragments, complete later ones | `functions` |
 //! | `na_known4`, `na_known6` | judge a packet by its flow | `functions` |
 //! | `na_open4`, `na_open6` | judge a packet without one by the policy | `functions` |
 //! | `na_enter4`, `na_enter6` | find a place for its flow among the attachment's own, and enter it | `functions` |
-//! | `na_renew4`, `na_renew6` | enter it where the table has one that is over | `functions` |
-//! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed | `functions` |
+//! | `na_renew4`, `na_renew6` | enter it over an expired flow in the table | `functions` |
+//! | `na_ask4`, `na_ask6` | take one place, or return the readiness of the flow that has it to be displaced | `functions` |
 //! | `na_displace4`, `na_displace6` | take one place from the flow that has it | `functions` |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about | `functions` |
-//! | `na_end4`, `na_end6` | ask whether a packet is of no other attachment | `functions` |
+//! | `na_end4`, `na_end6` | ask whether only this attachment can be an end of a packet | `functions` |
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
 //! | `na_copied4`, `na_copied6`, `na_routed4`, `na_routed6` | the same behind the node's translation | `routed` |
 //!
@@ -34,7 +34,7 @@
 //! ([`Encode`](crate::path::verdict::Encode)).
 //!
 //! Functions called by address family are declared here and defined in `functions`, above the code that they run: so
-//! that code can call a subprogram without importing, by way of it, its own caller.
+//! that code can call a subprogram without importing its own caller indirectly.
 
 mod functions;
 
@@ -58,8 +58,8 @@ pub(crate) const NULL_ARGUMENT: Denied = Denied::new(DropReason::Malformed);
 pub(crate) trait Subprograms: Family {
     /// Whether a packet that claims to be link maintenance does nothing else.
     fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
-    /// Reads the headers from IP on, of a packet that has just begun. It is certain then that the packet goes on to say what
-    /// is judged of it.
+    /// Reads the headers from IP on, of a packet that has just begun. Afterwards the judged bytes of the packet
+    /// cannot change any more.
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
     /// Whether the node's packet filter judges a packet, before or after.
     fn is_judged_as_routed(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
@@ -73,7 +73,7 @@ pub(crate) trait Subprograms: Family {
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
     /// Enters it in the entry and at the place of an expired flow. `false`: there is none that could be reused.
     fn renew(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> bool;
-    /// Takes a place unless a flow that goes on has it; or returns how little that flow would be missed.
+    /// Takes a place unless a flow that continues has it; else returns the readiness of that flow to be displaced.
     fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Takes a place from the flow that has it.
     fn displace(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;

@@ -84,7 +84,7 @@ metrics! {
     DROPS = Counter "netattach_drops", "Packets that the programs dropped; network `-`: of devices without an attachment",
         [NETWORK, ("reason", "one of those in docs/troubleshooting.md")], 4096;
     NEW_FLOWS = Counter "netattach_flows_opened", "Flows that policies allowed", [NETWORK], NETWORKS;
-    DISPLACED = Counter "netattach_flows_displaced", "Flows that others of the same attachment displaced", [NETWORK], NETWORKS;
+    DISPLACED = Counter "netattach_flows_displaced", "Flows displaced by other flows of the same attachment", [NETWORK], NETWORKS;
     FLOWS = Gauge "netattach_flow_table_entries", "Entries of the flow table", [("family", "`IPv4` or `IPv6`")], 2;
     FLOW_CAPACITY = Gauge "netattach_flow_table_capacity", "Most entries of the flow table", [("family", "`IPv4` or `IPv6`")], 2;
     POLICIES = Gauge "netattach_policies", "Policies that the source has", [], 1;
@@ -96,7 +96,7 @@ metrics! {
     POLICY_CHANGE = Seconds "netattach_policy_change_duration_seconds",
         "Time of changes of policies, from the source's change to the kernel",
         [("phase", "`read`, `compile`, `write`, `switch`, or `all`")], 5;
-    PUT_BACK = Counter "netattach_programs_put_back", "Programs that others had detached and the agent attached again", [], 1;
+    PUT_BACK = Counter "netattach_programs_put_back", "Programs that another program had detached and the agent attached again", [], 1;
     RECORDS = Gauge "netattach_journal_records", "Records of sandboxes in the journal", [], 1;
     LEFT_OVER = Gauge "netattach_journal_unfinished", "Containers with operations of earlier agents that are still to be finished", [], 1;
     COLLECTED = Counter "netattach_collected_sandboxes", "Sandboxes that were detached although no runtime asked for it", [], 1;

@@ -103,7 +103,7 @@ fn hooks(settings: &Settings) -> Vec<Row> {
         Row::new(
             "tcx",
             tcx_needed,
-            "programs on uplinks and in pods, which others cannot remove",
+            "programs on uplinks and in pods that other programs cannot remove",
             "Linux 6.6 or newer has it; without it, clsact filters are used",
             tcx,
         ),

@@ -94,7 +94,7 @@ pub(super) fn start(
     if intents.default != DefaultNetwork::Builtin
         && let Err(error) = node_network::remove_routes(&engine)
     {
-        tracing::warn!(error = %Chain(&error), "routes of a network that the agent does not make any more");
+        tracing::warn!(error = %Chain(&error), "cannot remove routes of the builtin network, which is no longer configured");
     }
     let required = settings.kubernetes.enabled && settings.kubernetes.status == StatusWrites::Required;
     let statuses = Statuses { publisher, form: settings.network_status, required };

@@ -83,7 +83,7 @@ impl Executor<'_> {
             tracing::warn!(
                 ifname,
                 %network,
-                "default-route is empty and the network brings none; nothing moves"
+                "default-route is empty and the network has no gateway; the default routes stay"
             );
         }
         let kept = match &cluster {

@@ -70,7 +70,7 @@ pub enum CopyError {
         source: io::Error,
     },
     /// Another installer has the directory locked.
-    #[error("others have {0} locked for more than {patience} s; find them with: fuser {0}", patience = PATIENCE.as_secs())]
+    #[error("another process has locked {0} for more than {patience} s; find them with: fuser {0}", patience = PATIENCE.as_secs())]
     Locked(PathBuf),
     /// A directory has its name.
     #[error("{0} is a directory")]
@@ -89,7 +89,7 @@ pub enum CopyError {
     },
     /// Another program has written the configuration of that name.
     #[error(
-        "{0} is another program's: remove it, or have the agent write one of another name (cniConf.name)"
+        "{0} belongs to another program: remove it, or have the agent write a file of another name (cniConf.name)"
     )]
     Foreign(PathBuf),
     /// The copy does not run there; what had the name before is still there.
@@ -340,7 +340,7 @@ mod tests {
         let first = locked(directory.path(), brief).unwrap();
         let error = locked(directory.path(), brief).unwrap_err();
         let expected = format!(
-            "others have {0} locked for more than 60 s; find them with: fuser {0}",
+            "another process has locked {0} for more than 60 s; find them with: fuser {0}",
             directory.path().display()
         );
         assert_eq!(Chain(&error).to_string(), expected);

@@ -20,7 +20,7 @@ pub(super) enum LeftError {
     #[error("read {}", DIRECTORY)]
     Read(#[source] io::Error),
     /// A device cannot be given back.
-    #[error("give back {device}, which {ifname} of container {container} was")]
+    #[error("return {device}, which was {ifname} of container {container}")]
     GiveBack {
         /// Its name on the node.
         device: String,

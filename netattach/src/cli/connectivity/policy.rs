@@ -41,7 +41,7 @@ pub(super) struct Manifest {
 /// The effect of each policy on pod `b`: which direction of new connections it stops.
 pub(super) const STEPS: [Step; 3] = [
     Step {
-        what: "ingress to b from nobody",
+        what: "no ingress to b",
         spec: |_| json!({"policyTypes": ["Ingress"], "ingress": []}),
         stops: Some(A_TO_B),
     },
@@ -51,7 +51,7 @@ pub(super) const STEPS: [Step; 3] = [
         stops: None,
     },
     Step {
-        what: "egress from b to nobody",
+        what: "no egress from b",
         spec: |_| json!({"policyTypes": ["Egress"], "egress": []}),
         stops: Some(B_TO_A),
     },

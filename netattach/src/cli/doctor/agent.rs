@@ -47,7 +47,7 @@ fn read(arguments: Arguments, of: &str, note: &str) -> Known {
             (settings, Check::ok(SETTINGS, detail))
         }
         Err(error) => {
-            let remedy = "correct the settings: the agent does not start with them; the rest was looked at with the defaults";
+            let remedy = "correct the settings: the agent does not start with them; the rest was checked with the defaults";
             (Settings::default(), Check::failed(SETTINGS, format!("{of}: {}", Chain(&error)), remedy))
         }
     };
@@ -66,11 +66,10 @@ fn of_process(pid: u32, arguments: Arguments) -> Known {
     match as_it_sees(Path::new(&format!("/proc/{pid}")), arguments) {
         Ok((arguments, false)) => read(arguments, &of, ""),
         Ok((arguments, true)) => {
-            let note = ", in mounts of its own: directories that are not the node's at the same paths are looked at in the \
-                        agent's pod alone";
+            let note = ", in its own mount namespace: directories that differ from the node's at the same paths are checked only in the agent's pod";
             Known { is_apart: true, ..read(arguments, &of, note) }
         }
-        Err(error) => built_in(&format!("as those {of} cannot be looked at in its own mounts: {error}")),
+        Err(error) => built_in(&format!("as those {of} cannot be read in its own mount namespace: {error}")),
     }
 }
 
@@ -214,7 +213,7 @@ fn remedy_of(condition: &str) -> &'static str {
             "see that the API server can be reached from this node and the agent may read (check: cluster access); pods that are known are attached meanwhile"
         }
         "sockets" => {
-            "see who removes files from runDir, and that it is writable; the agent makes its socket anew within seconds"
+            "find out which program removes files from runDir, and check that it is writable; the agent recreates its socket within seconds"
         }
         "journal" => "free space on, or make writable, the file system of stateDir",
         "descriptors" => {

@@ -20,7 +20,7 @@ pub(super) fn privileges() -> Check {
         Err(error) => Check::warning(
             "privileges",
             Chain(&error).to_string(),
-            "run this as root: what needs the rights is looked at as far as it goes",
+            "run this as root: checks that need root are incomplete",
         ),
     }
 }
@@ -71,7 +71,7 @@ fn judged(release: &str, needed: &[&str], absent: &[String]) -> Check {
         if is_old {
             "use a newer kernel (docs/supported.md has those that are tested); what netattach needs is there"
         } else {
-            "a newer kernel; until then netattach works with what is said behind each"
+            "use a newer kernel; until then netattach works, with the limitation given for each feature"
         },
     )
 }
@@ -162,7 +162,8 @@ mod tests {
         let (needed, absent) = (["map ringbuf"], ["tcx (refused)".to_owned()]);
         let newer = "use a newer kernel (docs/supported.md has those that are tested)";
         let enough = format!("{newer}; what netattach needs is there");
-        let less = "a newer kernel; until then netattach works with what is said behind each";
+        let less =
+            "use a newer kernel; until then netattach works, with the limitation given for each feature";
         let old = "5.15.0-1-amd64 is older than 6.1, the oldest that is tested";
         let table = [
             (judged("6.1.0-9-amd64", &[], &[]), Check::ok("kernel", "6.1.0-9-amd64 has all that is used")),

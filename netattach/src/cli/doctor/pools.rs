@@ -44,14 +44,14 @@ fn told<'p>(
             Some(Err(error)) => checks.push(Check::failed(
                 NAME,
                 Chain(&error).to_string(),
-                "see who holds the lock of the directory, and that it can be read",
+                "find out which process holds the lock of the directory, and check that it can be read",
             )),
             None => late.push(pool.to_string()),
         }
     }
     if !late.is_empty() {
-        let detail = format!("not looked at within {} s: {}", BOUND.as_secs(), list(&late));
-        let remedy = "see whether the file systems of their directories answer; if others hold the locks of many pools, run this \
+        let detail = format!("not checked within {} s: {}", BOUND.as_secs(), list(&late));
+        let remedy = "see whether the file systems of their directories answer; if other processes hold the locks of many pools, run this \
                       again";
         checks.push(Check::failed(NAME, detail, remedy));
     }
@@ -176,7 +176,7 @@ mod tests {
             shown,
             [
                 (State::Warning, format!("{stray}: addresses of containers without a record: {lost}")),
-                (State::Failed, format!("not looked at within 12 s: {hung}")),
+                (State::Failed, format!("not checked within 12 s: {hung}")),
             ]
         );
     }

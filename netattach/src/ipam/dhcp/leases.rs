@@ -390,7 +390,7 @@ impl Shared {
                 Ok(_) => *has_begun = true,
                 // The next lease tries it again.
                 Err(error) => {
-                    tracing::error!(error = %Chain(&error), "no thread that renews and writes leases by dhcp")
+                    tracing::error!(error = %Chain(&error), "cannot start a thread that renews or writes leases by dhcp")
                 }
             }
         }

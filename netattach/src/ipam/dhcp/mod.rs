@@ -56,10 +56,10 @@ pub enum Error {
     )]
     NoAgent,
     /// The pod's namespace is gone.
-    #[error("dhcp asks by the pod's interface, and the pod's namespace is gone")]
+    #[error("dhcp sends on the pod's interface, but the pod's namespace is gone")]
     NoNamespace,
     /// The pod's interface cannot be asked by.
-    #[error("ask by the pod's interface")]
+    #[error("send on the pod's interface")]
     Open(#[from] OpenError),
     /// An interface without an Ethernet address.
     #[error("dhcp needs an Ethernet address, and {0} has none")]
@@ -75,8 +75,7 @@ pub enum Error {
     },
     /// One host has answered for every address that servers gave.
     #[error(
-        "every address that DHCP gives is in use by {holder}, {address} the last of them: if that is a router which answers ARP for \
-         all (proxy ARP), have it not do so on this link, or set ipam.probe to false"
+        "every address that DHCP gives is in use by {holder}, {address} the last of them: if that is a router with proxy ARP, turn proxy ARP off on this link, or set ipam.probe to false"
     )]
     Proxy {
         /// Its Ethernet address.

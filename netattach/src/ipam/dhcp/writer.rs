@@ -98,7 +98,7 @@ fn is_taken(record: &Record, owner: &Owner, why: &str, is_new: bool) -> bool {
         Ok(()) => {
             tracing::error!(
                 %owner, network, %address, why,
-                "lease by dhcp is lost: the address is taken from the pod, which has to be made anew"
+                "lease by dhcp is lost: the address is removed from the pod, which has to be recreated"
             );
             true
         }
@@ -108,7 +108,7 @@ fn is_taken(record: &Record, owner: &Owner, why: &str, is_new: bool) -> bool {
             if is_new {
                 tracing::error!(
                     %owner, network, %address, why, error = %Chain(&error),
-                    "lease by dhcp is lost, and the address cannot be taken from the pod; it is tried again"
+                    "lease by dhcp is lost, and the address cannot be removed from the pod; it is tried again"
                 );
             }
             false

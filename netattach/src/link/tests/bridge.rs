@@ -100,7 +100,7 @@ fn behind_a_gateway_a_pod_chooses_in_the_subnets_of_the_author_alone() {
     let by_args = with("isGateway", asked(own(), &[]));
     assert_eq!(refusal("bridge", &by_args, "IP=192.168.1.77/25"), (7, format!("key isGateway: {why}")));
     let is_gateways = refusal("bridge", &with("isGateway", asked(own(), &["10.1.0.254/24"])), "");
-    let told = "key isGateway: 10.1.0.254 is asked for, and is the gateway's, which the node has";
+    let told = "key isGateway: 10.1.0.254 is asked for, but is the gateway's address, which is the node's";
     assert_eq!(is_gateways, (7, told.to_owned()));
     // Without a gateway no address of the node is chosen.
     assert!(!plan("bridge", asked(json!([]), &elsewhere)).contains(&gateways));
@@ -126,7 +126,7 @@ fn behind_a_gateway_a_pod_chooses_in_the_subnets_of_the_author_alone() {
         );
         assert_eq!(executed(own(), &[address]), Err(told));
     }
-    let told = "key isGateway: 10.1.0.1 is asked for, and is the gateway's, which the node has";
+    let told = "key isGateway: 10.1.0.1 is asked for, but is the gateway's address, which is the node's";
     assert_eq!(executed(first(), &["10.1.0.1/24"]), Err(told.to_owned()));
 }
 

@@ -367,7 +367,8 @@ fn a_policy_takes_as_many_rules_peers_ports_and_networks_as_its_budget_has() {
             "{excess}"
         );
         assert!(!within.egress.is_empty());
-        let expected = format!("spec: {excess}: whom it selects is isolated and none of its rules applies");
+        let expected =
+            format!("spec: {excess}: the pods that it selects are isolated and none of its rules applies");
         assert_eq!(beyond.problems.last().unwrap().to_string(), expected);
         assert_eq!((beyond.ingress.len(), beyond.egress.len()), (0, 0));
         assert_eq!(beyond.pods, within.pods, "whom it selects");
@@ -386,7 +387,7 @@ fn a_policy_takes_as_many_rules_peers_ports_and_networks_as_its_budget_has() {
         assert_eq!(
             said(&beyond),
             [
-                "Error spec: is for more than 256 networks, which counts as for all: whom it selects is isolated and none of its rules applies"
+                "Error spec: is for more than 256 networks, which counts as for all: the pods that it selects are isolated and none of its rules applies"
             ]
         );
     }

@@ -111,8 +111,10 @@ fn one_agent_of_a_namespace_translates_and_the_other_says_who_does() {
     let late = Pod::new("other").unwrap();
     let (code, message) = other.add(&late).failure();
     let state = std::fs::canonicalize(scene.node.path("state")).unwrap();
-    let whose =
-        format!("is another agent's (netattach, state in {}): one of a network namespace", state.display());
+    let whose = format!(
+        "is another agent's (netattach, state in {}): only one agent per network namespace",
+        state.display()
+    );
     assert!(code == 999 && message.contains(&whose), "{code} {message}");
     assert_eq!(scene.elements(), whole);
     // The table goes with the last attachment that wants something of it.

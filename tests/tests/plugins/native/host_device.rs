@@ -99,8 +99,7 @@ fn an_address_that_a_device_would_keep_for_ever_is_refused() {
     let mut config = keys(&rig);
     config["mac"] = json!("02:00:00:00:00:08");
     let (code, told) = rig.refusal("ADD", &config);
-    let expected = "key mac: device card0 has an address that it was not made with, and gets that back by what netattachd has \
-                    recorded; without it, chain tuning";
+    let expected = "key mac: device card0 has an address other than its permanent one, which only a record of netattachd can restore; without netattachd, chain tuning";
     assert!(code == 7 && told.ends_with(expected), "{code}: {told}");
     assert_eq!((card(rig.node(), CARD), card(rig.inside(), "eth0")), (before, None));
     assert_eq!(rig.reserved(), [""; 0]);

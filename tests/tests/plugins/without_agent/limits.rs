@@ -203,8 +203,7 @@ fn what_a_filter_before_ours_would_let_through_is_refused() {
     let sent = with_result(&bandwidth(&json!({"egressRate": RATE})), pod.result());
     let answer = scene.runtime.run("ADD", pod.call(), &sent).unwrap();
     let told = format!(
-        "{end} has an ingress filter of another program, of priority 50, which packets meet first: they could not be \
-         paced. See: tc filter show dev {end} ingress"
+        "{end} has another program's ingress filter of priority 50, which runs before the one that paces packets. See: tc filter show dev {end} ingress"
     );
     assert_eq!(refused(&answer), (7, told.as_str()));
     assert_eq!(intermediate(&scene), Vec::<String>::new());

@@ -337,7 +337,7 @@ fn programs_that_a_pod_has_put_on_its_device_do_not_see_the_nodes_packets_afterw
         assert!(home.up, "by link: {by_link}");
     }
     let log = node.stop().unwrap();
-    let told = log.matches("its pod has left a program on the device; taken off").count();
+    let told = log.matches("the pod left a program on the device; detached").count();
     assert_eq!(told, 6, "{log}");
 }
 
@@ -369,7 +369,7 @@ fn what_was_on_a_device_before_an_earlier_version_gave_it_to_a_pod_stays() {
     node.del(&a).success();
     assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
     let log = node.stop().unwrap();
-    let told = ["loaded before a pod was given the device", "its pod has left a program"];
+    let told = ["loaded before a pod was given the device", "the pod left a program"];
     assert_eq!(told.map(|it| log.matches(it).count()), [1, 3], "{log}");
 }
 

@@ -168,7 +168,7 @@ fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_report
     let nothing = |why: &str| {
         format!(
             "nothing is enforced ({why}): it has no effect there; change that, or take a network of another kind \
-             (docs/limits.md), and have the pod made anew"
+             (docs/limits.md), and recreate the pod"
         )
     };
     assert_eq!(

@@ -264,7 +264,7 @@ fn a_representor_that_is_gone_is_reported_until_its_pod_is_detached() {
     let mut scene = Scene::new();
     scene.node.start().unwrap();
     ip(&scene.node.namespace, &["link", "del", REPRESENTOR]).unwrap();
-    let lost = "the representor of its VF is gone: the card's mode was changed, its driver loaded anew, or its VFs made anew";
+    let lost = "the representor of its VF is gone: the card's mode was changed, its driver reloaded, or its VFs recreated";
     let is_told = || scene.node.whole_status().unwrap().to_string().contains(lost);
     assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
     assert_ne!(scene.node.check(&scene.server).exit, 0);

@@ -133,7 +133,7 @@ fn a_parent_whose_programs_could_not_be_attached_gets_them_with_the_next_pod() {
     let before = Snapshot::take(node, &[&pods[0]]).unwrap();
     tc(&node.namespace, &format!("qdisc add dev {WIRE} ingress")).unwrap();
     let (_, message) = node.add(&pods[0]).failure();
-    let why = format!("{WIRE} has the queueing discipline \"ingress\" in the place of \"clsact\"");
+    let why = format!("{WIRE} has the queueing discipline \"ingress\" where egress programs need \"clsact\"");
     assert!(message.contains(&why), "{message}");
     let after = Snapshot::take(node, &[&pods[0]]).unwrap();
     assert_eq!((&after.pods, &after.dataplane), (&before.pods, &before.dataplane));

@@ -73,7 +73,7 @@ fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
     }
 }
 
-/// What is not here, or was built by another recipe.
+/// The parts that are missing, or were built by another recipe.
 fn lacking() -> Vec<Part> {
     let is_built = |part: &Part| {
         let stamp = fs::read_to_string(kubernetes().join(part.stamp_file()));
@@ -83,7 +83,7 @@ fn lacking() -> Vec<Part> {
 }
 
 fn build(parts: &[Part], progress: &Progress) -> anyhow::Result<()> {
-    // Of a fixed name, so that what an interrupted build left is removed by the next one.
+    // A fixed name, so that the next build removes the files of an interrupted one.
     let scratch = tree::tools().join("kubernetes-build");
     remove(&scratch)?;
     fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
@@ -92,7 +92,7 @@ fn build(parts: &[Part], progress: &Progress) -> anyhow::Result<()> {
     made.and(remove_later(&scratch))
 }
 
-/// Puts the programs of parts beside those of the others. A stamp is there only beside what it speaks of.
+/// Puts the programs of parts beside those of the others. A stamp exists only beside the programs that it describes.
 fn put_into_place(parts: &[Part], programs: &Path) -> anyhow::Result<()> {
     let place = kubernetes();
     fs::create_dir_all(&place).with_context(|| format!("create {}", place.display()))?;

@@ -16,11 +16,11 @@ use crate::setup::apt::Suite;
 const SUITE: &str = "bookworm";
 /// The source package. It has all sources that the programs are built of.
 const SOURCE: &str = "kubernetes";
-/// What the programs call themselves: the package's version, by which they choose what they support.
+/// The version that the programs report: the package's, by which they choose the features that they support.
 const VERSION: &str = "v1.20.2";
 /// The compiler with its library, and the package below.
 const COMPILER: [&str; 3] = ["golang-1.19-go", "golang-1.19-src", "golang-github-modern-go-reflect2-dev"];
-/// Where the compiler is in them.
+/// Path of the compiler in these packages.
 const GO: &str = "usr/lib/go-1.19";
 /// The copy of this package in the source crashes when it is compiled by Go 1.18 or later; the one that Debian has by
 /// itself does not.
@@ -39,12 +39,12 @@ const DESCRIPTIONS: &str = "pkg/generated/openapi";
 const DEVICE_PLUGIN: &str = "device-plugin";
 const DEVICE_PLUGIN_MAIN: &str = include_str!("device-plugin.go");
 
-/// What is built by itself, and anew by itself when it changes.
+/// Parts that are built separately, and rebuilt separately when their recipe changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     /// The programs of a cluster.
     Cluster,
-    /// The device plugin: half a minute, where the other takes minutes.
+    /// The device plugin: its build takes half a minute, the other one minutes.
     DevicePlugin,
 }
 
@@ -116,8 +116,9 @@ struct Build {
 }
 
 impl Build {
-    /// A program of the build: it gives way to others, also to what compiles the tests ([`child::nice`]), as those with a cluster
-    /// are not the first; and it does not outlive the thread that waits for it.
+    /// A program of the build: it runs at lower priority than other work, including the compile of the tests
+    /// ([`child::nice`]), as tests with a cluster do not run first; and it does not outlive the thread that waits for
+    /// it.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nice");
         command.args(["-n", "15", "setpriv", "--pdeathsig", "TERM"]).arg(program);
@@ -130,7 +131,7 @@ impl Build {
             .env("GOPATH", &self.path)
             .env("GOCACHE", &self.cache)
             .env("GO111MODULE", "off")
-            // A fifth less time, for twice the memory of a compiler that uses little.
+            // Saves a fifth of the time for twice the memory of a compiler that uses little.
             .env("GOGC", "400")
             .env("CGO_ENABLED", "0");
         command
@@ -143,7 +144,7 @@ impl Build {
         Ok(())
     }
 
-    /// Writes what describes the types of the API.
+    /// Generates the descriptions of the API's types.
     fn describe(&self, progress: &Progress) -> anyhow::Result<()> {
         let generator = self.temporary.join("openapi-gen");
         self.go(&generator, "./vendor/k8s.io/kube-openapi/cmd/openapi-gen", &[], progress)?;
@@ -183,7 +184,7 @@ impl Build {
         self.go(&programs.join(DEVICE_PLUGIN), &what, &["-ldflags", "-s -w"], progress)
     }
 
-    /// Adds a main file to the source; returns what is compiled by it.
+    /// Adds a main file to the source; returns the package to compile.
     fn main(&self, name: &str, text: &str) -> anyhow::Result<String> {
         let directory = self.tree.join("cmd").join(name);
         fs::create_dir_all(&directory).context("create a directory for a main file")?;

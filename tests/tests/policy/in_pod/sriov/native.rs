@@ -364,7 +364,7 @@ fn a_vf_is_either_sriov_cnis_or_ours() {
     let held = fs::File::create(&sriov_cni.lock).unwrap();
     held.lock().unwrap();
     let (code, told) = own.node.add(&own.pods[0]).failure();
-    let expected = format!("device {device}: sriov-cni is at it and holds its lock");
+    let expected = format!("device {device}: sriov-cni holds its lock");
     assert!(code == 11 && told.ends_with(&expected), "{code}: {told}");
     drop(held);
     own.assert_as(&before);
