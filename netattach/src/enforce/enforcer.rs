@@ -27,7 +27,7 @@ use super::{Enforce, WholeParents};
 use crate::bpf::{self, Dataplane, FlowTable, Host};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
-use crate::netlink::{self, Changes, Handle, ToldAddress};
+use crate::netlink::{self, Changes, Handle};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::options::Options;
 use crate::source::Source;
@@ -203,13 +203,12 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Updates the node's addresses, if the notified ones (`None`: some notifications were lost) differ
-    /// from the known ones.
+    /// Updates the policies if the node's addresses have changed since they were read last.
     ///
     /// # Errors
     /// The kernel cannot be asked, or a map not be written.
-    pub fn keep_addresses(&self, told: Option<&[ToldAddress]>) -> Result<(), EnforceError> {
-        if self.node.look(told)? { self.sync() } else { Ok(()) }
+    pub fn keep_addresses(&self) -> Result<(), EnforceError> {
+        if self.node.refresh()? { self.sync() } else { Ok(()) }
     }
 
     /// The attachments of the fast path.

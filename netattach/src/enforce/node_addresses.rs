@@ -1,51 +1,77 @@
-//! The node's own addresses, which NetworkPolicies except. Read at the start and when the kernel notifies
-//! changes, never while policies are updated.
+//! The node's own addresses, which NetworkPolicies except: read at the start, and again after the kernel has notified a change.
+//!
+//! The notifications are read whenever the addresses are asked for, so an update of policies knows each address that was there
+//! when it began, at the price of one system call.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::EnforceError;
-use crate::netlink::{Handle, ToldAddress};
+use crate::error_chain::Chain;
+use crate::netlink::{AddressWatch, Handle, ToldAddress};
 use crate::plan::addressing::GATEWAY_V4;
 
-/// See the module's documentation.
+/// The addresses, as they were read last. `None`: no policy needs them.
 #[derive(Debug)]
-pub(super) struct NodeAddresses(RwLock<Option<Arc<BTreeSet<IpAddr>>>>);
+pub(super) struct NodeAddresses(Mutex<Option<Followed>>);
+
+#[derive(Debug)]
+struct Followed {
+    watch: AddressWatch,
+    known: Arc<BTreeSet<IpAddr>>,
+    /// The addresses could not be read after the last change.
+    is_behind: bool,
+}
 
 impl NodeAddresses {
-    /// No addresses, for options that do not need them.
+    /// No addresses: no policy needs them.
     pub(super) const fn none() -> Self {
-        Self(RwLock::new(None))
+        Self(Mutex::new(None))
     }
 
-    /// Reads the present addresses.
+    /// Reads the addresses, and follows them.
     ///
     /// # Errors
-    /// The kernel cannot be queried.
+    /// The kernel cannot be asked.
     pub(super) fn of_now() -> Result<Self, EnforceError> {
-        Ok(Self(RwLock::new(Some(Arc::new(read()?)))))
+        let watch = AddressWatch::open()?;
+        Ok(Self(Mutex::new(Some(Followed { watch, known: Arc::new(read()?), is_behind: false }))))
     }
 
-    /// Returns the addresses that were read last, as a value that stays the same while they do.
+    /// The addresses: the same value until there are others. Those that were read last if they cannot be read again, which the
+    /// next call tries.
     pub(super) fn known(&self) -> Arc<BTreeSet<IpAddr>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone().unwrap_or_default()
+        if let Err(error) = self.refresh() {
+            tracing::warn!(error = %Chain(&error), "addresses of the node not read; will try again");
+        }
+        let followed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        followed.as_ref().map(|followed| Arc::clone(&followed.known)).unwrap_or_default()
     }
 
-    /// Reads the addresses again if the notified ones (`None`: some notifications were lost) differ from
-    /// the known ones. Returns whether the addresses have changed.
+    /// Reads the addresses again if the kernel has notified a change. Returns whether they are others than before.
     ///
     /// # Errors
-    /// The kernel cannot be queried.
-    pub(super) fn look(&self, told: Option<&[ToldAddress]>) -> Result<bool, EnforceError> {
-        let known = self.known();
-        if told.is_some_and(|told| !told.iter().any(|it| is_news(&known, it))) {
+    /// The kernel cannot be asked.
+    pub(super) fn refresh(&self) -> Result<bool, EnforceError> {
+        let mut followed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        followed.as_mut().map_or(Ok(false), Followed::refresh)
+    }
+}
+
+impl Followed {
+    fn refresh(&mut self) -> Result<bool, EnforceError> {
+        // `None`: not all notifications were received.
+        let told = self.watch.told();
+        self.is_behind |= told.is_none_or(|told| told.iter().any(|it| is_news(&self.known, it)));
+        if !self.is_behind {
             return Ok(false);
         }
         let now = read()?;
-        let are_others = now != *known;
+        self.is_behind = false;
+        let are_others = now != *self.known;
         if are_others {
-            *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(now));
+            self.known = Arc::new(now);
         }
         Ok(are_others)
     }
@@ -99,22 +125,23 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_again_when_the_kernel_has_told_of_others_or_of_none() {
+    fn addresses_are_read_again_after_the_kernel_has_notified_others() {
         let netns = Netns::private().unwrap();
         let looked = within(&netns, || {
             let addresses = NodeAddresses::of_now().unwrap();
             let mut handle = Handle::open().unwrap();
             let loopback = handle.link("lo").unwrap();
+            let before = (addresses.known(), addresses.refresh().unwrap());
             handle.ensure_address(loopback.index, "192.0.2.7/32".parse().unwrap()).unwrap();
-            let told = [ToldAddress { address: "192.0.2.7".parse().unwrap(), is_there: true }];
-            let before = addresses.known();
-            let looks = [Some(&told[..0]), Some(&told[..]), Some(&told[..]), None];
-            let found = looks.map(|told| addresses.look(told).unwrap());
-            (before, found, addresses.known())
+            let after = (addresses.refresh().unwrap(), addresses.refresh().unwrap(), addresses.known());
+            handle.ensure_address_absent(loopback.index, "192.0.2.7/32".parse().unwrap()).unwrap();
+            (before, after, addresses.known())
         });
-        let (before, found, now) = looked.unwrap();
+        let (before, after, at_last) = looked.unwrap();
         let gateway = IpAddr::V4(GATEWAY_V4);
-        assert_eq!(found, [false, true, false, false]);
-        assert_eq!((&*before, &*now), (&[gateway].into(), &[gateway, "192.0.2.7".parse().unwrap()].into()));
+        let alone = Arc::new(BTreeSet::from([gateway]));
+        assert_eq!(before, (Arc::clone(&alone), false));
+        assert_eq!(after, (true, false, Arc::new([gateway, "192.0.2.7".parse().unwrap()].into())));
+        assert_eq!(at_last, alone);
     }
 }

@@ -24,7 +24,7 @@ use crate::firewall::Firewall;
 use crate::kube::Cluster;
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
-use crate::netlink::{AddressWatch, Changes, LinkWatch, StationWatch, ToldAddress};
+use crate::netlink::{AddressWatch, Changes, LinkWatch, StationWatch};
 use crate::observe::{Event, Observer};
 use crate::pace;
 use crate::put_back::PutBack;
@@ -251,26 +251,21 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
     }
 }
 
-/// Updates the node's addresses when the kernel notifies a change: at once, and further changes within a
+/// Updates policies when the kernel notifies that addresses of the node have changed: at once, and further changes within a
 /// second.
 async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std::io::Result<()> {
-    // They may have changed before the socket was open.
-    let mut told: Option<Vec<ToldAddress>> = None;
     loop {
         let taking = Arc::clone(&enforcer);
-        let take = move || crate::upkeep(|| taking.keep_addresses(told.as_deref()));
-        let taken = rounds::take(false, take).await;
+        let taken = rounds::take(false, move || crate::upkeep(|| taking.keep_addresses())).await;
         if let Err(error) = &taken {
             tracing::warn!(error = %Chain(error), "addresses of the node not taken over; will try again");
         }
         tokio::time::sleep(BETWEEN_ADDRESSES).await;
-        told = match taken {
-            Ok(()) => {
-                watch.readable().await?;
-                watch.told()
-            }
-            Err(_) => None,
-        };
+        if taken.is_ok() {
+            watch.readable().await?;
+            // The enforcer has a watch of its own, and reads the addresses that it notifies.
+            let _ = watch.told();
+        }
     }
 }
 
