@@ -1,5 +1,5 @@
-//! The chained plugin `tuning`. What was before is kept in a file, at the place and in the form of the reference plugin:
-//! either can detach what the other has attached. Ours says as well whose it was.
+//! The chained plugin `tuning`. Former values are stored in a file with the path and format of the reference plugin,
+//! so that either plugin can detach what the other has attached. netattach's file also names its owner.
 
 use std::path::{Path, PathBuf};
 
