@@ -3,9 +3,9 @@
 //!
 //! The node gets a link of its own on the parent, of the same kind as its pods' links, and a route over that link to
 //! each of the pod's addresses. Both sides get static neighbour entries instead of resolving addresses, so the link
-//! answers no requests, and other stations never learn its address. The link receives no multicast or broadcast
-//! frames of other stations. It is created for the first pod and deleted after the last, which its routes show, so no
-//! other state is needed.
+//! answers no requests, and other stations never learn its address. The link receives no frames that stations send to
+//! group addresses. It is created for the first pod and deleted after the last, which its routes show, so no other
+//! state is needed.
 //!
 //! All ipvlans have their parent's Ethernet address. If a pod sends to that address and the destination is not
 //! another ipvlan, the driver delivers the packet to the node as received on the parent (`ipvlan_xmit_mode_l2` in
