@@ -1,25 +1,27 @@
-//! What the node itself takes from a bridge that netattach has made.
+//! The settings that separate a bridge that netattach created from the node's own IP stack.
 //!
-//! A bridge is a device of the node as well, whether it has an address there or not. As the kernel makes one it gets a link-local
-//! address, at which all that listens on `[::]` is reached; it answers ARP for every address of the node; and what pods send to its
-//! Ethernet address reaches the node's addresses, and is forwarded where the node forwards. Where no network has its gateways on the
-//! bridge that is nobody's intent: it is closed before it comes up, and opened for the first gateway. Frames between its ports are
+//! A bridge is also a device of the node, whether or not it has an address. By default, the kernel gives a new bridge
+//! a link-local address, at which every service that listens on `[::]` is reachable; the bridge answers ARP for every
+//! address of the node; and packets that pods send to the bridge's Ethernet address reach the node's addresses, and
+//! are forwarded if the node forwards. If no network has its gateway addresses on the bridge, none of this is wanted:
+//! the bridge is closed before it comes up, and opened for the first gateway address. Frames between its ports are
 //! switched in any case.
 //!
 //! | setting | on a closed bridge |
 //! |---|---|
 //! | `ipv4/conf/BRIDGE/arp_ignore` | 8: no reply for any address of the node |
-//! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so that what comes by it is neither for the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), also after somebody has written `ip_forward`, which changes `forwarding` of all devices |
-//! | `ipv6/conf/BRIDGE/disable_ipv6` | 1: no address, and nothing is received (`ip6_rcv_core` in `net/ipv6/ip6_input.c`); `forwarding` of one device keeps the kernel from nothing |
+//! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so packets from the bridge are neither delivered to the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), also after a write to `ip_forward`, which changes `forwarding` of all devices |
+//! | `ipv6/conf/BRIDGE/disable_ipv6` | 1: no address, and nothing is received (`ip6_rcv_core` in `net/ipv6/ip6_input.c`); `forwarding` of a single device does not prevent forwarding |
 
 use super::StepError;
 use super::apply::ensure_if_present;
 use crate::sysctl;
 
-/// The setting of IPv4 that is written first when a bridge is closed and last when it is opened, by which it is known to be closed.
+/// The IPv4 setting that is written first when a bridge is closed and last when it is opened, so it shows that a
+/// bridge is closed.
 const KNOWN_BY: (&str, &str) = ("ipv4", "arp_ignore");
 
-/// The settings, by family, with what they are on a closed bridge.
+/// The settings, by family, with their values on a closed bridge.
 const CLOSED: [((&str, &str), &str); 3] =
     [(KNOWN_BY, "8"), (("ipv4", "rp_filter"), "1"), (("ipv6", "disable_ipv6"), "1")];
 
@@ -27,7 +29,7 @@ fn key((family, setting): (&str, &str), device: &str) -> String {
     format!("{family}/conf/{device}/{setting}")
 }
 
-/// Has the node take nothing from a bridge.
+/// Separates a bridge from the node's IP stack.
 ///
 /// # Errors
 /// The kernel refuses a setting.
@@ -35,7 +37,7 @@ pub(super) fn close(bridge: &str) -> Result<(), StepError> {
     CLOSED.iter().try_for_each(|(setting, closed)| ensure_if_present(&key(*setting, bridge), closed))
 }
 
-/// Has a bridge that was closed be as the kernel makes one. Others are left alone.
+/// Restores the kernel's default settings of a bridge that was closed. Leaves other bridges alone.
 ///
 /// # Errors
 /// The kernel refuses a setting.
@@ -46,7 +48,7 @@ pub(super) fn open(bridge: &str) -> Result<(), StepError> {
         return Ok(());
     }
     CLOSED.iter().rev().try_for_each(|(setting, _)| {
-        // A new device has these.
+        // The values that a new device gets.
         let made_with = sysctl::value(&key(*setting, "default")).unwrap_or_else(|| "0".to_owned());
         ensure_if_present(&key(*setting, bridge), &made_with)
     })
