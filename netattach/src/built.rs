@@ -1,4 +1,4 @@
-//! What this executable was built from, as `--version` shows it: the rows of the agent and the command line.
+//! The versions that `--version` of the agent and the command line shows.
 
 use netattach_common::LAYOUT_VERSION;
 use netattach_shim::built;
@@ -7,8 +7,9 @@ use crate::journal;
 
 pub use netattach_shim::built::commit;
 
-/// What the agent, the command line and the native plugins share: the commit, and the versions of what they exchange with others
-/// of netattach. `more` are rows that only this one has. Begins with the version, and has no newline at its end.
+/// Returns the text that the agent, the command line and the native plugins share: the commit, and the versions of
+/// the formats that they exchange with other parts of netattach. `more`: rows of only this executable. Begins with
+/// the version, and has no newline at its end.
 pub fn describe(more: &[(&str, String)]) -> String {
     let versions = journal::VERSIONS;
     let rows = [
@@ -19,7 +20,7 @@ pub fn describe(more: &[(&str, String)]) -> String {
     built::describe(&[&rows, more].concat())
 }
 
-/// The features of the package that change what an executable does.
+/// Returns the package's features that change the behaviour of an executable.
 fn features() -> String {
     let known = [("crash-points", cfg!(feature = "crash-points")), ("model", cfg!(feature = "model"))];
     let with: Vec<&str> = known.iter().filter(|(_, with)| *with).map(|(name, _)| *name).collect();
