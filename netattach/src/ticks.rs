@@ -95,7 +95,7 @@ mod tests {
             let of = Duration::from_millis;
             assert_eq!(end(of(since), of(pause)), of(expected), "{what}");
         }
-        // Nobody is at it all the time, whenever a pause begins.
+        // A pause never ends at once, whenever it begins.
         for since in (0..20_000).step_by(7).map(Duration::from_millis) {
             for pause in [1, 2, 4, 5, 6, 30, 180].map(Duration::from_secs) {
                 let ends = end(since, pause);

@@ -150,7 +150,7 @@ mod tests {
         pod.give_sources(device.link.index, 6_000);
         remove(&mut pod, &device, &[]).unwrap();
         assert_eq!(names(&netns), ["lan1"]);
-        // As of a pod that has made it on a device which is home by now.
+        // As if a pod had created it on a device that is back on the node now.
         within(&node, || remove_beyond(&netns, wire.index, &[])).unwrap().unwrap();
         assert_eq!(names(&netns), Vec::<String>::new());
     }

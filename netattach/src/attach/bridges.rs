@@ -462,7 +462,7 @@ mod tests {
         .unwrap();
     }
 
-    /// What an ADD has made that failed.
+    /// The outputs of a failed ADD that created the bridge.
     fn made(host: &mut Handle, name: &str) -> Outputs {
         let name = name.to_owned();
         let bridge = spec::Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false };

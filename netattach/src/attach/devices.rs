@@ -697,7 +697,7 @@ mod tests {
             devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act, no_way)
         };
         let first = claim(&devices, &a, |_| unreachable!()).unwrap();
-        // What could not be given back stays its first holder's.
+        // A device that could not be given back stays with its first holder.
         let is_lost = |refused: StepError| matches!(refused, StepError::NoDevice(device) if device == CARD);
         assert!(is_lost(claim(&devices, &b, |_| lost()).unwrap_err()));
         assert!(is_lost(give_back(&a, &first, &lost).unwrap_err()));
@@ -705,7 +705,7 @@ mod tests {
         assert_eq!((second.generation, calls.get()), (2, 1));
         give_back(&a, &first, &count).unwrap();
         assert_eq!(calls.get(), 1, "a late DEL");
-        // While it is given back, nobody takes it.
+        // While it is being given back, no sandbox can claim it.
         let taken = |_: &Held| unreachable!();
         give_back(&b, &second, &|| {
             let refused = claim(&devices, &a, taken).unwrap_err();
@@ -824,7 +824,7 @@ mod tests {
         assert_eq!(claim(devices, b, |_| unreachable!()).unwrap().generation, 2);
     }
 
-    /// A card, or its driver, that hangs keeps whoever gives the device back in the kernel.
+    /// A card or a driver that hangs blocks the thread that gives the device back in the kernel.
     ///
     /// Rows: SRV-returning.
     #[test]

@@ -26,7 +26,7 @@ use crate::step::Delegate;
 /// The outcome of GC. Everything that could be rolled back is gone, even if other parts failed.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// What was rolled back.
+    /// The attachments that were rolled back.
     pub detached: Vec<Arc<Attached>>,
     /// The failures.
     pub errors: Vec<AttachError>,

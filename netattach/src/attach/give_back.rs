@@ -1083,7 +1083,7 @@ mod tests {
         let is_it = |kept: &Home, found| came_home(kept, std::slice::from_ref(&found), group).is_some();
         let kept = home(port(4, "eth1", mac(1)), false);
         assert!(is_it(&kept, shown(group, None)));
-        // It was not moved, or somebody has given it back; another container had it.
+        // It was not moved, or was given back already; or another container held it.
         assert!(!is_it(&kept, shown(0, Some("eth1"))) && !is_it(&kept, shown(OWN_GROUPS | 8, None)));
         let of_group = Home { group: 5, ..kept };
         assert!(is_it(&of_group, shown(5, Some("eth1"))) && !is_it(&of_group, shown(5, None)));

@@ -175,7 +175,7 @@ pub(super) mod tests {
         let made = end(7, "net1", 5, 0);
         let look = |devices: &[DeviceState], inside| index(in_pod(&card, devices, inside));
         assert_eq!(look(&[end(8, "net1", 6, 0), end(7, "net2", 5, 0)], inside), Some(7));
-        // What the pod has made in its place.
+        // A link that the pod has created in its place.
         for forged in [
             end(8, "net1", 5, 0),
             end(7, "net1", 6, 0),
@@ -192,7 +192,7 @@ pub(super) mod tests {
         assert_eq!(look(&[aliased.clone(), made.clone()], unknown), Some(7));
         let other = DeviceState { alias: Some("card0".to_owned()), ..end(8, "net2", 6, 0) };
         assert_eq!(look(&[aliased, other], unknown), Some(7));
-        // Its other end is elsewhere by now.
+        // Its other end is in another namespace now.
         let elsewhere = Inside { index: Some(7), ..Inside::default() };
         assert_eq!(look(&[end(7, "net1", 3, 2)], elsewhere), Some(7));
     }

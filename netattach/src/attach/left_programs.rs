@@ -246,7 +246,7 @@ mod tests {
         for (home, loaded, expected) in table {
             assert_eq!(origin(home, loaded.as_ref()), expected, "{loaded:?}");
         }
-        // Whoever looked knows better than the time.
+        // Programs recorded at the claim count more than the time.
         let seen = Home { programs: Some(vec![7]), ..old };
         assert_eq!(origin(&seen, Some(&program("guard", Some(99)))), Origin::Since);
     }

@@ -166,9 +166,9 @@ pub struct Node {
 /// The sysctls that enable forwarding.
 #[derive(Debug)]
 pub struct Forwarding {
-    /// Of IPv4.
+    /// For IPv4.
     pub v4: sysctl::Kept,
-    /// Of IPv6.
+    /// For IPv6.
     pub v6: sysctl::Kept,
 }
 

@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(address(&[], None), None);
     }
 
-    /// What the VF sends passes its card only then. There is nobody who leases: it ends there.
+    /// Only then does the card forward the VF's frames. No DHCP server answers, so the test ends there.
     ///
     /// Rows: SRV-switchdev.
     #[test]
@@ -373,7 +373,7 @@ mod tests {
                 let found = host.find_filters(made.index, TcHook::Ingress).unwrap();
                 found.into_iter().filter_map(|filter| filter.name).collect::<Vec<_>>()
             };
-            // Another device by now.
+            // Another device has the index now.
             for other in [
                 Interface { name: "rep2".to_owned(), ..representor.device.clone() },
                 Interface { mac: Some(mac(9)), ..representor.device.clone() },
@@ -392,7 +392,7 @@ mod tests {
                 assert!(are(settings_before));
                 assert_eq!(filters(&mut host), ["other"]);
             }
-            // Somebody has set it otherwise since.
+            // Another program has changed it since.
             host.set_mtu(made.index, 1400).unwrap();
             leave(&engine.node, Some(1), &claim).unwrap();
             assert_eq!(host.link(name).unwrap().mtu, 1400);

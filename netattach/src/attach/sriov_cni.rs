@@ -335,14 +335,14 @@ mod tests {
 
         lock(&sriov_cni).mark(OTHER).unwrap();
         assert_eq!((marked().as_deref(), mode(&mark)), (Some(OTHER), 0o600));
-        // What cannot be given back stays marked.
+        // A device that cannot be given back stays marked.
         let lost = || Err(StepError::NoDevice(VF.to_owned()));
         assert!(sriov_cni.give_back((&vf(true), OTHER), None, lost).is_err());
         assert_eq!(marked().as_deref(), Some(OTHER));
         sriov_cni.give_back((&vf(true), OTHER), None, || Ok(())).unwrap();
         assert_eq!(marked(), None);
 
-        // It is another's by now; of one that is gone the file is as if it were not there.
+        // Another namespace holds the device now; a mark of a namespace that is gone counts as absent.
         fs::write(&mark, OTHER).unwrap();
         sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap();
         assert_eq!(marked().as_deref(), Some(OTHER));
@@ -383,7 +383,7 @@ mod tests {
         lock(&sriov_cni);
     }
 
-    /// Whoever has a place to work in keeps others of it.
+    /// An operation that occupies a slot keeps others from using it.
     #[test]
     fn who_waits_for_sriov_cni_stands_where_no_other_network_needs_a_place() {
         let (_directory, sriov_cni, _) = node();
@@ -431,7 +431,7 @@ mod tests {
             fs::remove_file(&path).unwrap();
             let elsewhere = directory.path().join("elsewhere");
             make_strange(&path, kind, &elsewhere);
-            // A FIFO that somebody reads can be opened.
+            // A FIFO with a reader can be opened.
             let _reader = (kind == "fifo").then(|| {
                 let options = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
                 options.unwrap()

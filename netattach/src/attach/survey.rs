@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(written, [used.concat(), unknown].concat());
         assert!(!journal.join("pools.jsonl.new").exists());
         assert_eq!(Store::open(&journal).unwrap().pools(), left);
-        // What few there are stay: nobody has an address there, and the next one is not to wait for the disk.
+        // A few pools are kept although they contain no lease, so that the next operation need not wait for the disk.
         engine.journal.note_pool(pool("new")).unwrap();
         engine.adopt().unwrap();
         assert_eq!(engine.noted_pools().len(), 4);

@@ -235,7 +235,7 @@ mod tests {
         let card = device(4, "card0", ("veth", Some(5)));
         let before = home(card.clone(), false);
         assert_eq!(meant(&[card], &[], [name("card0")]), [Ok(("card0".to_owned(), Some(4)))]);
-        // Somebody has given its name to another one meanwhile, which is not taken.
+        // Another device has its name meanwhile, and is not taken.
         let claimed = [known("card0", &before, false)];
         let other = device(9, "card0", ("veth", Some(10)));
         assert_eq!(

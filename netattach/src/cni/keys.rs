@@ -360,7 +360,7 @@ mod tests {
                 json!({"type": "tuning", "txQLen": 5, "sysctl": {"net.ipv4.Conf": "1"}}),
             ),
             (json!({"Master": "eth1", "Type": "macvlan"}), json!({"master": "eth1", "type": "macvlan"})),
-            // Somebody else's keys are somebody else's.
+            // Keys of plugins that netattach does not implement stay as written.
             (
                 json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "Addresses": []}}),
                 json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "addresses": []}}),

@@ -580,7 +580,7 @@ mod tests {
             (&range, json!([]), both.clone(), "IP=10.3.0.8", these(&["10.3.0.8", "10.1.0.8", "10.2.0.8"])),
             (&range, json!([]), json!(["x"]), "", Asked::Unread),
             (&addresses, json!([]), lengths.clone(), "", these(&["10.2.0.8"])),
-            // What this implementation does not read, another may.
+            // Another implementation may accept a request that this one cannot parse.
             (&addresses, json!([]), both.clone(), "", these(&["10.1.0.8", "10.2.0.8"])),
             (&pool, json!([]), lengths.clone(), "", these(&[])),
         ] {

@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(pools.all(), [1, 3, 4, 5, 6].map(pool));
         assert_eq!(text(directory), [1, 3, 4, 5, 6].map(line).concat());
         drop((before, meanwhile));
-        // One that was forgotten is in the file again before anybody leases from it.
+        // A forgotten pool is in the file again before an operation leases from it.
         drop(pools.note(pool(2)).unwrap());
         assert_eq!(open(&Disk::at(directory)).all(), [1, 2, 3, 4, 5, 6].map(pool));
     }
@@ -350,14 +350,14 @@ mod tests {
         disk.fails_to_sync(false);
         drop(pools.note(pool(2)).unwrap());
         assert_eq!((pools.all(), text(directory)), (vec![pool(1), pool(2)], line(1) + &line(2)));
-        // The name is there to stay by now.
+        // The name survives a power failure now.
         disk.fails_to_sync(true);
         drop(pools.note(pool(3)).unwrap());
         disk.fails_to_sync(false);
         disk.takes(Takes::UpTo(text(directory).len() as u64 + 3));
         assert!(matches!(pools.note(pool(4)), Err(NotNoted::File(_))));
         disk.takes(Takes::Everything);
-        // Somebody else has shortened the file.
+        // Another program has truncated the file.
         fs::write(directory.join(POOLS), line(1) + "{").unwrap();
         drop(pools.note(pool(4)).unwrap());
         assert_eq!(text(directory), line(1) + &line(4));

@@ -552,7 +552,7 @@ mod tests {
         let device = fixtures::device();
         let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
         let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);
-        // Addresses; by a card, by another link, by one where nobody tells them after the answer.
+        // Addresses: on a card, on another link, and on one without an announcement after the answer.
         let table: [(&[&str], bool, [Announcement; 3]); 6] = [
             (&["10.9.0.7/24"], true, [at_once, late, at_once]),
             (&["10.9.0.7/24"], false, [never, never, never]),

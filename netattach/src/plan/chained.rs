@@ -269,7 +269,7 @@ mod tests {
         let asked = || Admit { ingress: crate::step::Ingress::Isolated, ..Admit::default() };
         for (before, expected) in [
             (vec![Step::EnsureForwarding, up()], vec![Step::EnsureForwarding, Step::Admit(asked()), up()]),
-            // By what another plugin has changed since.
+            // With the changes of another plugin since.
             (vec![up(), Step::FindReach], vec![up(), Step::FindReach, Step::Admit(asked())]),
             (Vec::new(), vec![Step::Admit(asked())]),
         ] {

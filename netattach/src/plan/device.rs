@@ -251,7 +251,7 @@ mod tests {
     const NO_RESOURCE: &str =
         "the definition has no resource (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given";
 
-    /// Whoever writes a pod's annotation is no administrator of the node.
+    /// The author of a pod's annotation is not the node's administrator.
     #[test]
     fn a_pod_chooses_a_device_only_where_its_definition_leaves_it_the_choice_and_in_a_cluster_never() {
         let bus = |name: &str| Ok(DeviceId::Bus(name.to_owned()));

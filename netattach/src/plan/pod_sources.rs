@@ -303,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Each permission is read once: were it once for each VLAN that is asked for, nobody would wait for the end of this.
+    /// Each permission is parsed once: parsing it for each requested VLAN would make this test take far too long.
     #[test]
     fn all_vlans_that_a_pod_may_have_are_found_among_many_permissions() {
         let each: Vec<u16> = (1..=4094).collect();

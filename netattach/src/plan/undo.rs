@@ -45,7 +45,7 @@ pub enum Inverse<'a> {
     GiveBack {
         /// Its name.
         ifname: &'a str,
-        /// What it had.
+        /// The former properties.
         before: Properties,
     },
     /// Removes the pod's rules that route packets from these addresses by these tables.

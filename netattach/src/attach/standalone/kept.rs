@@ -205,7 +205,7 @@ mod tests {
         let own = KeptHome::named(&path, 7, whose("eth0"));
         own.write(&home()).unwrap();
         KeptHome::named(&path, 77, whose("eth0")).write(&home()).unwrap();
-        // As an earlier version has written it, and as nobody has.
+        // As an earlier version has written it, and malformed.
         let earlier = KeptHome::named(&path, 7, whose("eth1"));
         std::fs::write(&earlier.path, serde_json::to_string(&home()).unwrap()).unwrap();
         std::fs::write(path.join("7_torn.json"), "{").unwrap();

@@ -317,7 +317,7 @@ impl Leases {
         .map(drop)
     }
 
-    /// Returns the number of all and of leased addresses of the pool, by family. Waits at most [`LOOK_DEADLINE`] for
+    /// Returns the number of all and of leased addresses of the pool, by family. Waits at most `LOOK_DEADLINE` for
     /// the lock.
     ///
     /// # Errors
@@ -328,7 +328,7 @@ impl Leases {
         Ok(usage::of(config, &reserved.unwrap_or_default()))
     }
 
-    /// Returns the use of the configuration's pool. Waits at most [`LOOK_DEADLINE`] for the lock.
+    /// Returns the use of the configuration's pool. Waits at most `LOOK_DEADLINE` for the lock.
     ///
     /// # Errors
     /// As [`Leases::usage`].
@@ -368,7 +368,7 @@ impl Leases {
     }
 
     /// Returns the indices of those owners in `holders` that do not hold each of their addresses, or any address if they
-    /// list none. Locks the directory once for all, for which it waits at most [`LOOK_DEADLINE`].
+    /// list none. Locks the directory once for all, for which it waits at most `LOOK_DEADLINE`.
     ///
     /// # Errors
     /// [`Error::Busy`] if another process or thread has locked the directory; otherwise the failed file operation.
