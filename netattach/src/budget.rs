@@ -1,4 +1,4 @@
-//! Size limits of input from others: one table. Pure.
+//! Size limits of external input: one table. Pure.
 //!
 //! The author of a pod's annotation, a definition, a configuration or a plugin can make it large. Each of these has a
 //! limit, which is checked before anything is looked up or kept, and an excess is refused by name. `docs/budgets.md`
@@ -33,7 +33,7 @@ const fn object(what: &'static str, most: usize) -> Budget {
     file(what, most, "the object; what it was before stays", None)
 }
 
-/// Values that a JSON text from others may have: more than the largest configuration and the largest result need. Each
+/// Values that an external JSON text may have: more than the largest configuration and the largest result need. Each
 /// takes at least 72 bytes, and several hundred as an object of its own.
 const VALUES: usize = 40 << 10;
 
@@ -50,11 +50,11 @@ pub const IPS: Budget = of("addresses asked for", 32, "addresses", POD);
 pub const GATEWAYS: Budget = of("default-route", 8, "gateways", POD);
 /// `portMappings` of a selection.
 pub const PORT_MAPPINGS: Budget = of("portMappings", 256, "mappings", POD);
-/// Ports of the node that lead to one pod by all its interfaces. A mapping in both families is two.
+/// Ports of the node that are mapped to one pod, through all its interfaces. A mapping in both families counts twice.
 pub const HOST_PORTS_OF_POD: Budget = of("ports of the node that lead to one pod", 1024, "ports", POD);
-/// Those that lead to all pods of the node: each takes about 1 KiB of the agent's memory, up to two elements of the table in the
-/// kernel, and its part of the one transaction that makes this table anew. More than its pods need; eight pods of one author
-/// get that many.
+/// Ports of the node that are mapped to all pods: each takes about 1 KiB of the agent's memory, up to two elements of
+/// the table in the kernel, and its share of the transaction that rebuilds this table. More than the node's pods
+/// need; eight pods of one author can use up all of them.
 pub const HOST_PORTS: Budget = Budget {
     code: Some(code::TRY_AGAIN_LATER),
     ..of("ports of the node that lead to pods", 8192, "ports", POD)
@@ -119,7 +119,7 @@ pub const RESULT: Budget = Budget {
     refused: "the call; the plugin is killed",
     ..of("output of a plugin", 1 << 20, "bytes", PLUGIN)
 };
-/// Values in the standard input of a CNI call.
+/// Values in the output of a plugin.
 pub const RESULT_VALUES: Budget = Budget {
     what: "values of a plugin's output",
     most: VALUES,
@@ -145,23 +145,23 @@ pub const OBJECTS: Budget = Budget {
     unit: "objects",
     ..file("objects of a manifest", 8 << 10, "the file; what it gave before stays", None)
 };
-/// Definitions that are kept of a cluster.
+/// Definitions of a cluster that are kept.
 pub const DEFINITIONS_OF_CLUSTER: Budget = Budget {
     origin: DEFINITION,
     ..file("definitions of a cluster", 32 << 20, "the definition; its previous version stays", None)
 };
-/// Policies that are kept of a cluster.
+/// Policies of a cluster that are kept.
 pub const POLICIES_OF_CLUSTER: Budget = Budget {
     origin: "policy's author",
     ..file("policies of a cluster", 64 << 20, "the policy's rules; what it selects is isolated", None)
 };
-/// Labels, annotations and ports that are kept of this node's pods. Anybody who may create pods may name the node for any
-/// number of them.
+/// Labels, annotations and ports of this node's pods that are kept. Anyone who may create pods may assign any number
+/// of them to the node.
 pub const PODS_OF_NODE: Budget = Budget {
     origin: POD,
     ..file("pods of a node", 64 << 20, "the pod: it is as one that is not known", None)
 };
-/// Nodes that are known of a cluster.
+/// Nodes of a cluster that are known.
 pub const NODES_OF_CLUSTER: Budget = Budget {
     origin: "who makes nodes",
     unit: "nodes",
@@ -184,7 +184,7 @@ pub const ENTRIES: Budget = Budget {
 };
 /// All annotations of a pod or a definition, names and values, as an API server bounds them.
 pub const ANNOTATIONS: Budget = object("annotations of an object", 256 << 10);
-/// `spec.config` of a definition. From [`CONFIG`] on it is kept only to be named by ADD.
+/// `spec.config` of a definition. A text longer than [`CONFIG`] is kept only so that ADD can name it.
 pub const DEFINITION_CONFIG: Budget = object("spec.config of a definition", 1 << 20);
 /// The key of a label: prefix, `/` and name, as an API server bounds them.
 pub const LABEL_KEY: Budget = object("key of a label", 317);
@@ -192,8 +192,8 @@ pub const LABEL_KEY: Budget = object("key of a label", 317);
 pub const LABEL_VALUE: Budget = object("value of a label", 63);
 /// `metadata.uid`.
 pub const UID: Budget = object("uid of an object", 253);
-/// `containers` and `initContainers` of a pod, each. Of more `ephemeralContainers`, which a live pod is given, those beyond count
-/// as having every capability.
+/// `containers` and `initContainers` of a pod, each. Of `ephemeralContainers`, which are added to a live pod, those
+/// beyond this number count as having every capability.
 pub const CONTAINERS: Budget = Budget { unit: "containers", ..object("containers of a pod", 128) };
 /// `ports` of a container.
 pub const CONTAINER_PORTS: Budget = Budget { unit: "ports", ..object("ports of a container", 2048) };
@@ -213,7 +213,7 @@ pub const DEVICE_CHECKPOINT: Budget =
 pub const MULTUS_STATE: Budget = file("file of multusStateDir", 1 << 20, "DEL", Some(code::IO_FAILURE));
 /// An entry in libcni's cache: a configuration and a result, both escaped.
 pub const CACHED: Budget = file("entry of libcni's cache", 4 << 20, "the entry", None);
-/// Values in the standard input of a CNI call.
+/// Values in an entry of libcni's cache.
 pub const CACHED_VALUES: Budget =
     Budget { unit: "values", ..file("values of an entry of libcni's cache", 2 * VALUES, "the entry", None) };
 /// A lease.

@@ -1,5 +1,5 @@
-//! Networks as text, parsed like Go's `net.ParseCIDR`: in configurations, results of plugins, policies and settings
-//! alike; and which address of a network is its gateway's. Pure. The agent's own files, such as its journal, are read as
+//! Networks as text, parsed like Go's `net.ParseCIDR`, in configurations, results of plugins, policies and settings;
+//! and the default gateway address of a network. Pure. The agent's own files, such as its journal, are read as
 //! written.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
 
-/// Parses an address with a prefix length. Host bits are kept. Octets with leading zeros are refused: some parsers read
-/// them as octal.
+/// Parses an address with a prefix length. Host bits are kept. Octets with leading zeros are refused: some parsers
+/// read them as octal.
 pub(crate) fn parse(text: &str) -> Option<IpNet> {
     let (address, length) = text.split_once('/')?;
     let digits =
@@ -17,7 +17,7 @@ pub(crate) fn parse(text: &str) -> Option<IpNet> {
     IpNet::new(address.parse::<IpAddr>().ok()?, length).ok()
 }
 
-/// The first address of a subnet, the default gateway.
+/// Returns the first address of a subnet, the default gateway.
 pub(crate) fn first_host(net: IpNet) -> Option<IpAddr> {
     match net.network() {
         IpAddr::V4(network) => Some(Ipv4Addr::from(u32::from(network).checked_add(1)?).into()),
@@ -25,7 +25,7 @@ pub(crate) fn first_host(net: IpNet) -> Option<IpAddr> {
     }
 }
 
-/// For `deserialize_with`: as [`parse`].
+/// For `deserialize_with`: like [`parse`].
 ///
 /// # Errors
 /// The text is not a network.
@@ -35,7 +35,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
         .ok_or_else(|| serde::de::Error::custom(format!("{text:?} is not an address with a prefix length")))
 }
 
-/// As [`deserialize`], for a list.
+/// Like [`deserialize`], for a list.
 ///
 /// # Errors
 /// One of the texts is not a network.

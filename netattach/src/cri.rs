@@ -1,9 +1,9 @@
-//! Asks the container runtime which sandboxes it has, where their network namespaces are, and by which configurations it
-//! calls CNI plugins: `ListPodSandbox`, `PodSandboxStatus` and `Status` of the container runtime interface (CRI), over the
+//! Asks the container runtime for its sandboxes, their network namespaces, and the configurations with which it calls
+//! CNI plugins: `ListPodSandbox`, `PodSandboxStatus` and `Status` of the container runtime interface (CRI), over the
 //! runtime's unix socket.
 //!
-//! The messages have only the fields that are needed, by their numbers in kubernetes/cri-api (`api.proto`); they are the
-//! same in `runtime.v1` and in `runtime.v1alpha2`, which older runtimes have alone.
+//! The messages contain only the needed fields, by their numbers in kubernetes/cri-api (`api.proto`); they are the
+//! same in `runtime.v1` and in `runtime.v1alpha2`, the only version of older runtimes.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::grpc::{CallError, Connection, Refused};
 
-/// Longest time of connecting and of all answers together.
+/// Longest time for connecting and for all answers together.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Longest answer in bytes: some 10,000 sandboxes with large annotations.
@@ -32,20 +32,20 @@ const RUNTIME: Method = ["/runtime.v1.RuntimeService/Status", "/runtime.v1alpha2
 
 /// `PodSandboxState` of a sandbox that is ready.
 const READY: i32 = 0;
-/// The entry of a sandbox's verbose information that has its specification, in containerd and in CRI-O.
+/// The entry with the specification in a sandbox's verbose information, in containerd and in CRI-O.
 const INFO: &str = "info";
-/// The entry of containerd's verbose information that has what it has read for CNI. CRI-O has none.
+/// The entry of containerd's verbose information with the CNI configurations that it has read. CRI-O has none.
 const CNI_INFO: &str = "cniconfig";
-/// The interface whose configuration is containerd's own.
+/// The interface that containerd configures itself.
 const LOOPBACK: &str = "lo";
 
-/// Why the runtime's list is not known.
+/// Why the runtime's answer is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum CriError {
     /// There is no socket.
     #[error("the runtime's socket {0} is not there (runtimeSocket)")]
     Absent(PathBuf),
-    /// Nothing answers there, or it does not speak gRPC.
+    /// No process listens on the socket, or it does not speak gRPC.
     #[error("connect to the runtime at {socket}")]
     Connect {
         /// The socket.
@@ -54,12 +54,12 @@ pub enum CriError {
         #[source]
         source: tonic::transport::Error,
     },
-    /// The runtime answered with an error or with more than is read, or the connection ended.
+    /// The runtime returned an error or an answer that is too long, or the connection ended.
     #[error("the runtime at {socket} does not answer")]
     Refused {
         /// The socket.
         socket: PathBuf,
-        /// Its answer.
+        /// The runtime's answer.
         #[source]
         source: Refused,
     },
@@ -69,7 +69,7 @@ pub enum CriError {
         /// The socket.
         socket: PathBuf,
     },
-    /// The runtime does not say where the sandbox's network namespace is.
+    /// The runtime does not report the sandbox's network namespace.
     #[error("the runtime at {socket} does not say where the network namespace of sandbox {id} is")]
     NoNamespace {
         /// The socket.
@@ -82,22 +82,22 @@ pub enum CriError {
 /// A sandbox of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSandbox {
-    /// Its id: `CNI_CONTAINERID` of its ADD.
+    /// Its id: the `CNI_CONTAINERID` of its ADD.
     pub id: String,
     /// Namespace of the pod.
     pub namespace: String,
     /// Name of the pod.
     pub name: String,
-    /// Uid of the pod, as the kubelet runs it.
+    /// UID of the pod, as the kubelet runs it.
     pub uid: String,
 }
 
-/// By which configurations the runtime calls CNI plugins for a pod, as it has read them.
+/// The configurations with which the runtime calls CNI plugins for a pod, as it has read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Networking {
-    /// The directory that it reads, as it sees it.
+    /// The directory that the runtime reads, as a path in its mount namespace.
     pub directory: PathBuf,
-    /// The configurations that it carries out for each pod, one interface by each.
+    /// The configurations that it applies to each pod, one per interface.
     pub lists: Vec<LoadedList>,
 }
 
@@ -166,7 +166,7 @@ struct StatusResponse {
     info: HashMap<String, String>,
 }
 
-/// What runtimes tell of a sandbox beside its status: the specification of the Open Container Initiative.
+/// The verbose information about a sandbox: the specification of the Open Container Initiative (OCI).
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Info {
@@ -194,13 +194,13 @@ struct Namespace {
     path: PathBuf,
 }
 
-/// What containerd has read for CNI: `ConfigResult` of go-cni.
+/// The CNI configurations that containerd has read: `ConfigResult` of go-cni.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct CniInfo {
     #[serde(default)]
     plugin_conf_dir: PathBuf,
-    /// `null` where it has read none.
+    /// `null` if containerd has read none.
     networks: Option<Vec<CniNetwork>>,
 }
 
@@ -232,7 +232,7 @@ struct CniPluginConf {
     kind: String,
 }
 
-/// The ids of all sandboxes that the runtime has, in whatever state: `CNI_CONTAINERID` of their ADDs.
+/// Returns the ids of all sandboxes of the runtime, in any state: the `CNI_CONTAINERID` of their ADDs.
 ///
 /// # Errors
 /// [`CriError`]: nothing is known then.
@@ -241,7 +241,7 @@ pub async fn sandboxes(socket: &Path) -> Result<HashSet<String>, CriError> {
     Ok(listed.items.into_iter().map(|sandbox| sandbox.id).collect())
 }
 
-/// The sandboxes that are ready, with their pods.
+/// Returns the sandboxes that are ready, with their pods.
 ///
 /// # Errors
 /// [`CriError`]: nothing is known then.
@@ -251,7 +251,7 @@ pub async fn ready_sandboxes(socket: &Path) -> Result<Vec<PodSandbox>, CriError>
     Ok(ready.filter_map(Listed::of_pod).collect())
 }
 
-/// The path of a sandbox's network namespace.
+/// Returns the path of a sandbox's network namespace.
 ///
 /// # Errors
 /// [`CriError`].
@@ -262,7 +262,7 @@ pub async fn network_namespace(socket: &Path, id: &str) -> Result<PathBuf, CriEr
     path.ok_or_else(|| CriError::NoNamespace { socket: socket.to_owned(), id: id.to_owned() })
 }
 
-/// By which configurations the runtime calls CNI plugins; `None`: it does not say so.
+/// Returns the configurations with which the runtime calls CNI plugins; `None`: it does not report them.
 ///
 /// # Errors
 /// [`CriError`]: nothing is known then.
@@ -271,7 +271,7 @@ pub async fn networking(socket: &Path) -> Result<Option<Networking>, CriError> {
     Ok(status.info.get(CNI_INFO).and_then(|text| networking_in(text)))
 }
 
-/// What a runtime's verbose information says of CNI.
+/// Returns the CNI configurations in a runtime's verbose information.
 fn networking_in(info: &str) -> Option<Networking> {
     let info: CniInfo = serde_json::from_str(info).ok()?;
     let networks = info.networks.unwrap_or_default().into_iter().filter(|network| network.ifname != LOOPBACK);
@@ -282,7 +282,7 @@ fn networking_in(info: &str) -> Option<Networking> {
     Some(Networking { directory: info.plugin_conf_dir, lists: networks.map(list).collect() })
 }
 
-/// The path of the network namespace in a sandbox's verbose information.
+/// Returns the path of the network namespace in a sandbox's verbose information.
 fn namespace_in(info: &str) -> Option<PathBuf> {
     let info: Info = serde_json::from_str(info).ok()?;
     let namespaces = info.runtime_spec.linux.namespaces.into_iter();
@@ -296,7 +296,7 @@ impl Listed {
     }
 }
 
-/// Asks one question, in the newest version of the interface that the runtime has.
+/// Sends one request, in the newest version of the interface that the runtime supports.
 async fn ask<Q, A>(socket: &Path, method: Method, request: Q) -> Result<A, CriError>
 where
     Q: prost::Message + Clone + 'static,

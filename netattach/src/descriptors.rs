@@ -1,4 +1,4 @@
-//! The number of files this process may open, and has open.
+//! The number of files that this process may open, and has open.
 
 use std::io;
 use std::sync::OnceLock;
@@ -25,24 +25,24 @@ pub(crate) fn raise() -> io::Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..first })?)
 }
 
-/// Sets a child's limit to the one this process was started with: programs that walk through all descriptors, or that
+/// Sets a child's limit to the one this process was started with: programs that iterate over all descriptors, or that
 /// use select(2), rely on it.
 pub(crate) fn lower_for(child: Pid) {
     if let Some(first) = FIRST.get() {
-        // Fails for a child that has ended, which needs no limit.
+        // Fails if the child has ended, which then needs no limit.
         let _ = prlimit(Some(child), Resource::Nofile, *first);
     }
 }
 
-/// The number of open files and the limit.
+/// Returns the number of open files and the limit.
 ///
 /// # Errors
 /// They cannot be counted, for example if no descriptor is left.
 pub(crate) fn used() -> io::Result<(u64, u64)> {
     const OPEN: &str = "/proc/self/fd";
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    // Linux 6.2 and later say how many there are as the size of the directory (`proc_fd_getattr` of fs/proc/fd.c). Listing them
-    // makes an inode of each.
+    // Linux 6.2 and later report the number as the size of the directory (`proc_fd_getattr` of fs/proc/fd.c). Listing
+    // creates an inode for each.
     let open = match std::fs::metadata(OPEN)?.len() {
         0 => listed(OPEN)?,
         open => open,
@@ -51,7 +51,7 @@ pub(crate) fn used() -> io::Result<(u64, u64)> {
 }
 
 fn listed(directory: &str) -> io::Result<u64> {
-    // Less the descriptor of this directory.
+    // Without the descriptor of this directory.
     Ok((std::fs::read_dir(directory)?.count() as u64).saturating_sub(1))
 }
 

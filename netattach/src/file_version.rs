@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The state of a file, by its metadata. Any change of its content sets the time of its last change (`ctime`), which no
-/// system call can set to another value.
+/// The version of a file, from its metadata. Any change of its content sets its `ctime`, which no system call can set
+/// to another value.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion {
     device: u64,
@@ -20,7 +20,7 @@ pub(crate) struct FileVersion {
 const SETTLED: Duration = Duration::from_secs(3);
 
 impl FileVersion {
-    /// The version of a file that is about to be read.
+    /// Returns the version of a file that is about to be read.
     pub(crate) fn of(metadata: &fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),

@@ -1,4 +1,4 @@
-//! Waits for a lock that other processes hold (flock(2)), for a while: a blocking flock has no deadline.
+//! Waits for a lock that other processes hold (flock(2)), with a deadline: a blocking flock has none.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,30 +9,30 @@ use rustix::io::Errno;
 
 use crate::sync;
 
-/// Between two looks at it: at first, and after a while.
+/// The pause between two attempts: first and longest.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Locks a file; it stays locked until it is closed. Returns false if somebody has held the lock for all of `patience`.
+/// Locks a file until it is closed. Returns `false` if another process has held the lock for all of `patience`.
 ///
 /// # Errors
-/// The kernel refuses, as for a file of a network that knows no locks.
+/// The kernel refuses, for example for a file on a network filesystem without locks.
 pub(crate) fn lock(file: impl AsFd, patience: Duration) -> io::Result<bool> {
     lock_until(file, Instant::now() + patience)
 }
 
-/// As [`lock`], with a lock that several may hold at once, and nobody who has one alone.
+/// Like [`lock`], with a shared lock.
 ///
 /// # Errors
-/// As [`lock`].
+/// As for [`lock`].
 pub(crate) fn lock_shared(file: impl AsFd, patience: Duration) -> io::Result<bool> {
     lock_by(file, FlockOperation::NonBlockingLockShared, Instant::now() + patience)
 }
 
-/// As [`lock`], until a deadline. It is tried once where that has passed.
+/// Like [`lock`], until a deadline. Tries once if the deadline has passed.
 ///
 /// # Errors
-/// As [`lock`].
+/// As for [`lock`].
 pub(crate) fn lock_until(file: impl AsFd, deadline: Instant) -> io::Result<bool> {
     lock_by(file, FlockOperation::NonBlockingLockExclusive, deadline)
 }

@@ -1,5 +1,5 @@
-//! Calls by gRPC over a unix socket, as the kubelet and container runtimes answer them: one question, one answer, of
-//! messages that are defined by hand. How long an answer may take is for callers to say.
+//! Unary gRPC calls over a unix socket, as the kubelet and container runtimes answer them, with hand-written
+//! messages. Callers limit the time of an answer.
 
 use std::error::Error;
 use std::fmt;
@@ -11,22 +11,22 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 use tonic_prost::ProstCodec;
 
-/// Why a question has no answer.
+/// Why a call has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     /// There is no socket.
     #[error("the socket is not there")]
     Absent,
-    /// Nobody listens there, or does not speak gRPC.
+    /// No process listens on the socket, or it does not speak gRPC.
     #[error("connect")]
     Connect(#[source] tonic::transport::Error),
-    /// The server answered with an error or with more than is read, or the connection ended.
+    /// The server returned an error or an answer that is too long, or the connection ended.
     #[error(transparent)]
     Refused(#[from] Refused),
 }
 
-/// The status that a call ended with. It is displayed in words for people, and what it comes from is its source: a
-/// [`Status`] prints that as Rust's debugging does.
+/// The status that a call ended with. It is displayed as text for people, with its cause as the source: a [`Status`]
+/// itself prints its cause in Rust's debug format.
 #[derive(Debug)]
 pub struct Refused(pub Status);
 
@@ -37,7 +37,7 @@ impl fmt::Display for Refused {
 }
 
 impl Error for Refused {
-    /// Of a status that was made of an error here the message is that error's, which is not said twice.
+    /// If the status was made from an error here, its message is that error's, which must not appear twice.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let first = self.0.source();
         let mut cause = first;
@@ -69,7 +69,7 @@ impl<'a> Connection<'a> {
         Ok(Self { socket, channel: endpoint.connect().await.map_err(failed)? })
     }
 
-    /// Asks one question. `method` is the path of the call, `longest` the longest answer in bytes.
+    /// Sends one request. `method` is the path of the call, `longest` the longest answer in bytes.
     ///
     /// # Errors
     /// [`CallError`].

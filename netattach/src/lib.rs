@@ -1,16 +1,16 @@
-//! netattach: a pod's network attachments, from the request of a container runtime to the kernel.
+//! netattach: a pod's network attachments, from the container runtime's request to the kernel.
 //!
 //! The modules, in the order in which one ADD passes through them:
 //!
 //! | module | what it does | touches the machine |
 //! |---|---|---|
 //! | [`rpc`] | frames between the CNI executable and the agent | socket |
-//! | `wire` | the model of policies as messages, and back | no |
+//! | `wire` | converts the model of policies to messages, and back | no |
 //! | [`cni`] | the CNI specification: requests, configurations, results, versions, errors | no |
-//! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
+//! | [`npwg`] | the NPWG multi-network standard: selections, definitions, status | no |
 //! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
 //! | [`source`] | reads objects from their sources | files |
-//! | [`builtin`] | the pod network that the agent makes where there is no other: its configuration and routes | no |
+//! | [`builtin`] | the cluster's pod network that the agent provides if there is no other: its configuration and routes | no |
 //! | [`kubelet`] | asks the kubelet which devices it gave to a pod | its socket, files |
 //! | [`spec`], [`step`] | the elements of a plan: desired kernel objects; steps and their outputs | no |
 //! | [`plan`], [`link`] | turns a request and the facts about the node into ordered steps with inverses | no |
@@ -19,43 +19,43 @@
 //! | [`ipam`] | owns leases | yes |
 //! | [`delegate`] | owns child processes | yes |
 //! | [`netlink`] | owns links | yes |
-//! | [`nat`] | masquerades pods and leads ports of the node to them | by `netlink` and `sysctl` |
-//! | [`firewall`] | lets the node forward for pods where `iptables` drops | by `netlink` |
+//! | [`nat`] | masquerades pods' traffic and maps ports of the node to pods | by `netlink` and `sysctl` |
+//! | [`firewall`] | lets the node forward packets of pods that `iptables` rules would drop | by `netlink` |
 //! | [`netns`] | owns namespaces | yes |
 //! | [`sysctl`] | owns kernel settings | yes |
 //! | [`bpf`] | owns BPF programs and maps | yes |
 //! | [`policy`] | compiles policies to lookup tables; explains and shows them | no |
 //! | [`enforce`] | keeps the kernel's policies equal to the compiled ones | by `hooks`, `bpf`, `netlink` |
-//! | [`hooks`] | runs programs on devices: clsact filters or tcx links | by `bpf` and `netlink` |
+//! | [`hooks`] | attaches programs to devices: clsact filters or tcx links | by `bpf` and `netlink` |
 //! | [`fast_path`] | decides which attachments use the fast path: follows links and filters | by `netlink` and `bpf` |
 //! | [`publish`] | publishes the `network-status` of attached pods | files |
 //! | [`kube`] | follows the Kubernetes API: a source of objects, and a place to publish status | network |
 //! | [`multus`] | reads Multus's files on a node: its configuration, its saved state of pods | no |
-//! | [`grpc`] | a question over a unix socket, and its answer | socket |
+//! | [`grpc`] | a unary gRPC call over a unix socket | socket |
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
-//! | `own_thread` | work that blocks, on the thread of its request or on another | no |
+//! | `own_thread` | runs blocking work, on the thread of its request or on another | no |
 //! | [`observe`] | keeps the latest events of the programs | no |
 //! | [`agent`], [`cli`] | the daemon, the command line | |
 //! | [`built`] | the commit and the versions that `--version` shows | no |
-//! | [`pace`] | how often what nobody has asked for is looked at | clock |
-//! | `put_back` | how often what others keep changing is put back | clock |
+//! | [`pace`] | intervals of periodic checks | clock |
+//! | `put_back` | limits how often a setting is restored that other programs keep changing | clock |
 //! | [`ticks`] | timers of one phase | clock |
-//! | `rounds` | takes looks that are due together on one thread | no |
+//! | `rounds` | runs periodic checks that are due together on one thread | no |
 //! | [`timing`] | measures how the time of one operation is spent | clock |
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
-//! | [`budget`] | size limits of input from others | no |
+//! | [`budget`] | size limits of external input | no |
 //! | `cidr` | networks as text, and their first addresses | no |
 //! | `file_version` | detects changes of a file | files |
 //! | `flock` | waits for locks of other processes | files |
-//! | [`waits`] | the resources of others that an operation may have to wait for | no |
+//! | [`waits`] | external resources that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
 //! | [`mac`] | Ethernet addresses | no |
 //! | `model` | for tests only: a model checker | |
 //!
-//! What the CNI executable shares with the agent and the command line is in [`netattach_shim`]: the frames and its messages, files
-//! that are read up to a limit and replaced atomically, the printing of errors.
+//! The crate [`netattach_shim`] contains the code that the CNI executable shares with the agent and the command line:
+//! frames and their messages, reading files with a size limit and replacing files atomically, and printing of errors.
 
-// What only the agent and the command line use is unused in the fuzz targets' build, which has neither.
+// Code that only the agent and the command line use is unused in the build of the fuzz targets, which has neither.
 #![cfg_attr(not(feature = "executables"), allow(dead_code, unused_imports))]
 
 #[cfg(feature = "executables")]
@@ -124,8 +124,8 @@ pub use netattach_shim::{crash_point, error_chain, moment};
 
 use netattach_shim::{bounded, durable};
 
-/// Runs the agent's background maintenance, which belongs to no operation: its points are not among those that tests
-/// enumerate.
+/// Runs the agent's background maintenance, which belongs to no operation: its crash points are not among those that
+/// tests enumerate.
 #[cfg(feature = "crash-points")]
 fn upkeep<T>(work: impl FnOnce() -> T) -> T {
     crash::uncounted(work)

@@ -36,7 +36,7 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 /// something that dies with the pod, or with [`Netns::cookie`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NetnsId {
-    /// Device number of nsfs.
+    /// Device number of the nsfs filesystem.
     pub device: u64,
     /// Inode of the namespace.
     pub inode: u64,
@@ -48,7 +48,8 @@ impl fmt::Display for NetnsId {
     }
 }
 
-/// The namespace of the calling thread, if it is that of the process: of its first thread. Costs two looks at files.
+/// Returns the namespace of the calling thread, if it is that of the process, that is, of its first thread. Costs two
+/// `stat` calls.
 pub fn of_process() -> Option<NetnsId> {
     let id =
         |path: &str| std::fs::metadata(path).ok().map(|it| NetnsId { device: it.dev(), inode: it.ino() });
@@ -69,19 +70,19 @@ pub enum NetnsError {
     /// The path does not exist: the namespace is gone.
     #[error("network namespace {path} does not exist")]
     Gone {
-        /// As the caller passed it.
+        /// The path as the caller passed it.
         path: PathBuf,
     },
     /// The file at that path is not a namespace, such as the plain file that an unmounted bind leaves.
     #[error("{path} is not a network namespace")]
     NotANamespace {
-        /// As the caller passed it.
+        /// The path as the caller passed it.
         path: PathBuf,
     },
     /// The path could not be opened or examined.
     #[error("open network namespace {path}")]
     Open {
-        /// As the caller passed it.
+        /// The path as the caller passed it.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -93,7 +94,7 @@ pub enum NetnsError {
     /// `setns(2)` failed.
     #[error("enter network namespace {path}")]
     Enter {
-        /// As the caller passed it.
+        /// The path as the caller passed it.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -108,12 +109,12 @@ impl NetnsError {
     }
 }
 
-/// The two names of the directory of named namespaces. On most systems `/var/run` is a link to `/run`; in a container it
-/// may be a directory of its own, in which only one of the two is mounted.
+/// The two names of the directory of named namespaces. On most systems `/var/run` is a symlink to `/run`; in a
+/// container it may be a separate directory, and only one of the two may be mounted.
 const NAMED: [&str; 2] = ["/var/run/netns", "/run/netns"];
 
-/// The path under which the namespace at `path` can be opened: `path` itself, unless nothing is there and the namespace
-/// of that name is in the other directory of [`NAMED`].
+/// Returns the path under which the namespace at `path` can be opened: `path` itself, unless it does not exist and
+/// the namespace with that name is in the other directory of [`NAMED`].
 pub fn reachable(path: &Path) -> Cow<'_, Path> {
     match twin(path) {
         Some(twin) if is_nothing_at(path) && !is_nothing_at(&twin) => Cow::Owned(twin),
@@ -121,7 +122,7 @@ pub fn reachable(path: &Path) -> Cow<'_, Path> {
     }
 }
 
-/// The same name in the other directory of [`NAMED`].
+/// Returns the same name in the other directory of [`NAMED`].
 fn twin(path: &Path) -> Option<PathBuf> {
     let [first, second] = NAMED;
     [(first, second), (second, first)].into_iter().find_map(|(directory, other)| {
@@ -136,10 +137,10 @@ fn is_nothing_at(path: &Path) -> bool {
     path.metadata().is_err_and(|error| bounded::is_absent(&error))
 }
 
-/// Whether that namespace is at `path`, or at the path that it is [`reachable`] by. Costs one look at the file.
+/// Whether that namespace is at `path`, or at the path that it is [`reachable`] by. Costs one `stat` call.
 ///
 /// # Errors
-/// The path cannot be looked at, so that nothing is known.
+/// The path cannot be examined, so nothing is known.
 pub fn is_at(path: &Path, id: NetnsId) -> io::Result<bool> {
     match reachable(path).metadata() {
         Ok(found) => Ok(NetnsId { device: found.dev(), inode: found.ino() } == id),
@@ -148,17 +149,17 @@ pub fn is_at(path: &Path, id: NetnsId) -> io::Result<bool> {
     }
 }
 
-/// The namespaces that processes are in, each with a path to it.
+/// The namespaces of processes, each with a path to it.
 #[derive(Debug, Default)]
 pub struct Inhabited {
-    /// A path of each namespace, while the process lives.
+    /// A path of each namespace, valid while the process lives.
     pub paths: HashMap<NetnsId, PathBuf>,
-    /// Whether every process of the node could be looked at.
+    /// Whether every process of the node could be examined.
     pub complete: bool,
 }
 
 impl Inhabited {
-    /// Looks at all threads of all processes that the caller can see.
+    /// Examines all threads of all processes that the caller can see.
     ///
     /// # Errors
     /// The processes cannot be listed.
@@ -189,8 +190,8 @@ impl Inhabited {
     }
 }
 
-/// Whether the caller is among the node's own processes: in a container with a process namespace of its own, `/proc` has none
-/// of the others.
+/// Whether the caller is in the node's PID namespace: in a container with a PID namespace of its own, `/proc` shows
+/// none of the other processes.
 fn sees_all_processes() -> bool {
     /// `PROC_PID_INIT_INO` (`include/linux/proc_ns.h`).
     const OF_THE_NODE: u64 = 0xEFFF_FFFC;
@@ -214,10 +215,11 @@ impl Netns {
         }
     }
 
-    /// As [`Netns::open`]; `None`: there is no namespace.
+    /// Like [`Netns::open`]; `None`: there is no namespace.
     ///
     /// # Errors
-    /// Whether there is one cannot be told, without a descriptor left for it: what is in it is not to count as gone.
+    /// It cannot be determined whether there is one, for example without a free descriptor: the contents of the
+    /// namespace must not count as gone.
     pub fn if_there(path: impl AsRef<Path>) -> Result<Option<Self>, NetnsError> {
         match Self::open(path) {
             Err(error) if error.is_gone() => Ok(None),
@@ -225,12 +227,12 @@ impl Netns {
         }
     }
 
-    /// Opens the namespace at `path` if it is that one still. `None`: it is gone, or another one is there. The kernel gives the
-    /// number of one that has ended to another; the [cookie](Netns::cookie) tells them apart where both the caller and the kernel
-    /// have one.
+    /// Opens the namespace at `path` if it is still the one with this id. `None`: it is gone, or another one is at
+    /// the path. The kernel reuses the number of a namespace that has ended; the [cookie](Netns::cookie)
+    /// distinguishes the two if both the caller and the kernel have one.
     ///
     /// # Errors
-    /// It cannot be told, see [`Netns::if_there`].
+    /// It cannot be determined, see [`Netns::if_there`].
     pub fn of(path: impl AsRef<Path>, id: NetnsId, cookie: Option<u64>) -> Result<Option<Self>, NetnsError> {
         let Some(found) = Self::if_there(path)?.filter(|netns| netns.id() == id) else { return Ok(None) };
         let Some(cookie) = cookie else { return Ok(Some(found)) };
@@ -258,7 +260,7 @@ impl Netns {
         Ok(Self { file, path: path.to_owned(), id: NetnsId { device: stat.st_dev, inode: stat.st_ino } })
     }
 
-    /// Creates an unnamed namespace that lasts as long as it is held.
+    /// Creates an unnamed namespace that lasts as long as the returned value.
     pub fn private() -> Result<Self, NetnsError> {
         let made = std::thread::Builder::new().name("netns-make".into()).spawn(|| {
             // SAFETY: of what threads share only the network namespace is unshared, and this thread ends here; no
@@ -276,16 +278,16 @@ impl Netns {
         Self::open("/proc/thread-self/ns/net")
     }
 
-    /// The namespace's identity.
+    /// Returns the namespace's identity.
     pub fn id(&self) -> NetnsId {
         self.id
     }
 
-    /// A number that no other namespace has had or will have during this boot; `None` if the kernel has none (before
-    /// Linux 5.14).
+    /// Returns a number that no other namespace has had or will have during this boot; `None` if the kernel has none
+    /// (before Linux 5.14).
     ///
     /// # Errors
-    /// The namespace cannot be entered, or no socket be opened in it.
+    /// The namespace cannot be entered, or no socket can be opened in it.
     pub fn cookie(&self) -> Result<Option<u64>, NetnsError> {
         let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM);
         let flags = rustix::net::SocketFlags::CLOEXEC;
@@ -295,7 +297,7 @@ impl Netns {
         Ok(cookie_of(&socket.map_err(failed)?))
     }
 
-    /// The path it was opened with.
+    /// Returns the path that the namespace was opened with.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -322,7 +324,7 @@ pub fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> Result<T, NetnsErro
     Ok(work())
 }
 
-/// Returns to a namespace when dropped, also when the work inside the other panicked.
+/// Returns to a namespace when dropped, also if the work in the other one panicked.
 struct Back<'a>(&'a Netns);
 
 impl Drop for Back<'_> {
@@ -334,7 +336,7 @@ impl Drop for Back<'_> {
     }
 }
 
-/// The `CLONE_NEW*` flag of the type of a namespace file.
+/// Returns the `CLONE_NEW*` flag for the type of a namespace file.
 fn kind_of(file: &File) -> rustix::io::Result<libc::c_int> {
     // SAFETY: the descriptor is open, and this request takes no argument and writes nothing.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
@@ -342,7 +344,7 @@ fn kind_of(file: &File) -> rustix::io::Result<libc::c_int> {
     if kind < 0 { Err(last_errno()) } else { Ok(kind) }
 }
 
-/// Cookie of a socket's namespace; `None` if the kernel has none.
+/// Returns the cookie of a socket's namespace; `None` if the kernel has none.
 pub(crate) fn cookie_of(socket: &impl AsRawFd) -> Option<u64> {
     let mut cookie = 0u64;
     let mut length = size_of_val(&cookie) as libc::socklen_t;

@@ -1,4 +1,4 @@
-//! The latest events of packets and flows, numbered, for readers.
+//! The latest events of packets and flows, with numbers, for readers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,14 +47,15 @@ const KEPT: usize = 8192;
 #[derive(Debug, Default)]
 pub struct Observer {
     recent: Mutex<Recent>,
-    /// Somebody has asked since [`Observer::was_asked`].
+    /// Whether a reader has asked since the last [`Observer::was_asked`].
     asked: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Recent {
-    /// With the wall-clock time, in milliseconds since 1970. It is computed once: the two clocks are never read at the
-    /// same moment, and a client that asks twice should see the same event, not two a millisecond apart.
+    /// Each with its wall-clock time, in milliseconds since 1970. The time is computed once: the two clocks are never
+    /// read at the same moment, and a client that asks twice should see the same event, not two events a millisecond
+    /// apart.
     events: VecDeque<(u64, Event)>,
     /// Number of the first entry in `events`.
     first: u64,
@@ -89,7 +90,7 @@ impl Observer {
         }
     }
 
-    /// At most `most` events from number `from` on; without a number, the last ones.
+    /// Returns at most `most` events from number `from` on; without a number, the last ones.
     pub fn from(&self, from: Option<u64>, most: usize) -> Batch {
         self.asked.store(true, Ordering::Relaxed);
         let recent = self.lock();
@@ -103,7 +104,7 @@ impl Observer {
         Batch { events, next, missed, untold: recent.untold }
     }
 
-    /// Whether somebody has asked for events since the last call of this.
+    /// Whether a reader has asked for events since the last call of this function.
     pub fn was_asked(&self) -> bool {
         self.asked.swap(false, Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Work that blocks, on a thread that may: on the thread that serves the request, if one does nothing else, and otherwise on one
-//! that is woken for it.
+//! Runs blocking work: on the thread that serves the request, if that thread serves nothing else, and otherwise on
+//! another thread.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ thread_local! {
     static IS_OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `serve`, whose requests have this thread for themselves: what blocks there delays nobody else.
+/// Runs `serve` on a thread that its requests have for themselves: blocking there delays no other work.
 pub(crate) fn serving<T>(serve: impl FnOnce() -> T) -> T {
     IS_OWN.set(true);
     let served = serve();
@@ -18,12 +18,12 @@ pub(crate) fn serving<T>(serve: impl FnOnce() -> T) -> T {
     served
 }
 
-/// The agent ends: work that another thread was to do is not done.
+/// The agent is shutting down: work for another thread is not done.
 #[derive(Debug, thiserror::Error)]
 #[error("the agent is shutting down")]
 pub(crate) struct Ending;
 
-/// Runs work that blocks: netlink, files and other plugins do.
+/// Runs blocking work: netlink, files and other plugins.
 ///
 /// # Errors
 /// [`Ending`].
@@ -36,8 +36,9 @@ pub(crate) async fn blocking<T: Send + 'static>(
     joined(tokio::task::spawn_blocking(work).await).ok_or(Ending)
 }
 
-/// What a task or a thread of the runtime has come to; `None`: it was given up, or the runtime ends. A panic ends the agent
-/// (`docs/decisions/0047-a-panic-ends-the-agent.md`); where it unwinds, in tests, it goes on in whoever waits.
+/// Returns the result of a task or a thread of the runtime; `None`: it was cancelled, or the runtime ends. A panic
+/// ends the agent (`docs/decisions/0047-a-panic-ends-the-agent.md`); in tests, where it unwinds, the panic continues
+/// in the waiting caller.
 pub(crate) fn joined<T>(ended: Result<T, JoinError>) -> Option<T> {
     match ended {
         Ok(done) => Some(done),

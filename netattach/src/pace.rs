@@ -1,65 +1,68 @@
-//! How often what nobody has asked for is looked at: what a look costs grows with the node, and what looks cost together
-//! must not.
+//! Intervals of periodic checks: the cost of a check grows with the node, but the cost of all checks together must
+//! stay bounded.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// One look may take a processor for one part in so many of the time. There are some ten of them, which together take a thousandth.
+/// A check may use at most this fraction of a processor's time: 1/10000. There are about ten checks, so together they
+/// use a thousandth.
 const PART: u32 = 10_000;
-/// Of a look that can be continued by the next, which takes a part of what there is to see, so many parts: else it would take twice
-/// as long to have seen all.
+/// Factor for a check that covers only a part per run and continues in the next run; otherwise a complete pass would
+/// take twice as long.
 const PARTS_OF_CONTINUED: u32 = 2;
-/// However much work a look is, it is taken again after so many times its interval.
+/// Upper limit of a check's interval, as a multiple of its shortest interval, however expensive the check is.
 const MOST: u32 = 6;
-/// How long a change waits for others that come with it: attaching a pod makes several.
+/// How long a change waits for further changes that come with it: attaching a pod makes several.
 const GATHER: Duration = Duration::from_millis(50);
-/// The longest that one waits on a node whose looks take long.
+/// The upper limit of this wait on a node whose checks take long.
 const LONGEST_GATHER: Duration = Duration::from_millis(500);
-/// While changes come one after another, one part in so many of the time goes to looks at them, and not all that is left of it.
+/// During a series of changes, checks of them use at most this fraction (1/10) of the time.
 const PART_OF_CHANGES: u32 = 10;
 
-/// Does a look, and returns for how long a processor has worked for it: on a busy machine it takes longer, and costs no more.
+/// Runs a check, and returns the processor time that it has used: on a busy machine a check takes longer, but does
+/// not cost more.
 pub fn measured<T>(look: impl FnOnce() -> T) -> (T, Duration) {
     let before = worked();
     let looked = look();
     (looked, worked().saturating_sub(before))
 }
 
-/// For how long a processor has worked for this thread.
+/// Returns the processor time that this thread has used.
 pub fn worked() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// The pause after a look for which a processor has worked that long, of a kind that is taken every so often on a small node: a
-/// multiple of that, so that looks of a kind stay in phase with others (`ticks`).
+/// Returns the pause after a check that has used this much processor time; `every` is its interval on a small node.
+/// The pause is a multiple of `every`, so that checks stay in phase with others (`ticks`).
 pub fn pause(every: Duration, worked: Duration) -> Duration {
     let wanted = worked.saturating_mul(PART).as_nanos();
     let times = wanted.div_ceil(every.as_nanos().max(1)).clamp(1, u128::from(MOST));
     every.saturating_mul(u32::try_from(times).unwrap_or(MOST))
 }
 
-/// The same, of a look that goes on for [`longest_look`] at most and is continued by the next.
+/// Like [`pause`], for a check that runs for [`longest_look`] at most and continues in the next run.
 pub fn pause_of_continued(every: Duration, worked: Duration) -> Duration {
     pause(every, worked / PARTS_OF_CONTINUED)
 }
 
-/// The pause after a look of a kind with bounds of its own.
+/// Returns the pause after a check, limited to `least` and `most`.
 pub fn pause_between(least: Duration, most: Duration, worked: Duration) -> Duration {
     worked.saturating_mul(PART).clamp(least, most)
 }
 
-/// How long a change waits for others before it is looked at. `took`: the last such look.
+/// Returns how long a change waits for further changes before the check. `took`: the duration of the last such check.
 pub fn gather(took: Duration) -> Duration {
     took.saturating_mul(PART_OF_CHANGES).clamp(GATHER, LONGEST_GATHER)
 }
 
-/// The longest [`pause`].
+/// Returns the longest [`pause`].
 pub fn longest(every: Duration) -> Duration {
     every.saturating_mul(MOST)
 }
 
-/// How long a look may go on that can be continued by the next: even with the longest [`pause`] it costs its part.
+/// Returns how long a check that continues in its next run may run: it then stays within its fraction even with the
+/// longest [`pause`].
 pub fn longest_look(every: Duration) -> Duration {
     longest(every) / PART * PARTS_OF_CONTINUED
 }

@@ -1,17 +1,18 @@
-//! How often something is put back that others keep changing: a few times at once, then once a minute for as long as they go
-//! on. It is never given up, and whoever uses this says what it is and how often.
+//! Limits how often something is restored that another program keeps changing: a few times immediately, then once a
+//! minute as long as the changes go on. Restoring is never given up, and the caller reports what is restored and how
+//! often.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How often something is put back at once, before it counts as fought over.
+/// Number of times that something is restored immediately, before it counts as fought over.
 const AT_ONCE: u32 = 5;
-/// After that, the least time between two times.
+/// After that, the shortest interval between two restores.
 const FOUGHT_OVER: Duration = Duration::from_secs(60);
-/// What stays as it is for so long is not fought over any more.
+/// If nothing was restored for this long, the thing does not count as fought over any more.
 const PEACE: Duration = Duration::from_secs(600);
 
-/// Bounds how often each thing is put back.
+/// Counts the restores of each thing and limits their rate.
 #[derive(Debug)]
 pub(crate) struct PutBack<K>(BTreeMap<K, Rival>);
 
@@ -19,7 +20,7 @@ pub(crate) struct PutBack<K>(BTreeMap<K, Rival>);
 struct Rival {
     times: u32,
     last: Instant,
-    /// Whether it was not put back once.
+    /// Whether a restore was skipped.
     was_left: bool,
 }
 
@@ -30,20 +31,21 @@ impl<K> Default for PutBack<K> {
 }
 
 impl<K: Ord> PutBack<K> {
-    /// Counts one more time.
+    /// Counts one more restore.
     ///
     /// # Errors
-    /// It was put back too often just now: how often.
+    /// The thing was restored too often just now; contains the number of times.
     pub(crate) fn once_more(&mut self, key: K, now: Instant) -> Result<(), u32> {
         self.check(&key, now)?;
         self.count(key, now);
         Ok(())
     }
 
-    /// Whether it may be put back now. Whoever has to see first whether that succeeds calls [`PutBack::count`] then.
+    /// Whether the thing may be restored now. A caller that counts only successful restores calls [`PutBack::count`]
+    /// afterwards.
     ///
     /// # Errors
-    /// It was put back too often just now: how often.
+    /// The thing was restored too often just now; contains the number of times.
     pub(crate) fn check(&mut self, key: &K, now: Instant) -> Result<(), u32> {
         self.0.retain(|_, rival| now.duration_since(rival.last) < PEACE);
         match self.0.get_mut(key) {
@@ -55,19 +57,19 @@ impl<K: Ord> PutBack<K> {
         }
     }
 
-    /// Counts one more time that it was put back.
+    /// Counts one more restore.
     pub(crate) fn count(&mut self, key: K, now: Instant) {
         let rival = self.0.entry(key).or_insert(Rival { times: 0, last: now, was_left: false });
         rival.times = rival.times.saturating_add(1);
         rival.last = now;
     }
 
-    /// Forgets how often something was put back: the reason why that was in vain has gone.
+    /// Resets the count of a thing, because the cause of the changes is gone.
     pub(crate) fn forget(&mut self, key: &K) {
         self.0.remove(key);
     }
 
-    /// How often something was put back that was changed too often, until it stays as it is.
+    /// Returns how often a thing was restored that was changed too often, until it stays unchanged for [`PEACE`].
     pub(crate) fn fought_over(&self, key: &K, now: Instant) -> Option<u32> {
         let rival = self.0.get(key)?;
         (rival.was_left && now.duration_since(rival.last) < PEACE).then_some(rival.times)

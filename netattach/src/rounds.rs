@@ -1,8 +1,9 @@
-//! Looks of one moment go one after another, on one thread that may block: each on a thread of its own is the waking of two
-//! threads, there and back, and of a third where threads have ended meanwhile. What a look takes at rest is less than that.
+//! Runs periodic checks that are due at the same moment one after another on one blocking thread. A thread for each
+//! check would mean waking two threads, there and back, and a third if threads have ended meanwhile; an idle check
+//! costs less than that.
 //!
-//! A look that hangs, on a disk or in the kernel, keeps no other from being taken: after [`PATIENCE`] those that wait go on beside
-//! it, and as long as it hangs each goes at once.
+//! A check that hangs, on a disk or in the kernel, does not block the others: after [`PATIENCE`] the waiting checks
+//! run on another thread, and as long as the check hangs, each new check gets a thread at once.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -14,24 +15,25 @@ use tokio::sync::oneshot;
 use crate::own_thread;
 use crate::sync::{Mutex, locked};
 
-/// How long a look waits for others, and for its answer to go with theirs.
+/// How long a check waits for earlier checks, and for its result to be delivered together with theirs.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// A look that is to be taken.
+/// A check to run.
 type Job = Box<dyn FnOnce() -> Answer + Send>;
-/// What it has seen, which its asker waits for.
+/// Delivers the result of a check to its caller.
 type Answer = Box<dyn FnOnce() + Send>;
 
-/// Takes a look beside others that are due at the same time. How long it took is for the look to say: others have their turn before
-/// it, and after it until the answer goes. Dropping the future does not keep the look from being taken. There is no answer where
-/// the runtime ends, which polls nothing any more; nor, in tests, where the look panics.
+/// Runs a check together with others that are due at the same time, and returns its result. The check must measure
+/// its duration itself: it waits for checks before it, and its result waits for checks after it. Dropping the future
+/// does not cancel the check. The future never completes if the runtime ends, which polls nothing any more, or, in
+/// tests, if the check panics.
 pub(crate) async fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> T {
     static ROUNDS: LazyLock<Arc<Rounds>> = LazyLock::new(Arc::default);
     look_in(&ROUNDS, PATIENCE, look).await
 }
 
-/// Takes a look with others, as [`look`], if it is routine: taken because it is time. For one that somebody waits for, or that
-/// something gives occasion for, a thread begins at once.
+/// Runs a check like [`look`] if it is routine, that is, periodic. For a check that a caller waits for, or that an
+/// event triggered, starts a thread at once.
 pub(crate) async fn take<T: Send + 'static>(
     is_routine: bool,
     taken: impl FnOnce() -> T + Send + 'static,
@@ -53,11 +55,11 @@ async fn look_in<T: Send + 'static>(
     let (answer, mut answered) = oneshot::channel();
     let job = move || -> Answer {
         let seen = look();
-        // Nobody may wait for it any more.
+        // The caller may have dropped the future.
         Box::new(move || drop(answer.send(seen)))
     };
     if let Some(worker) = Rounds::begin(rounds, Box::new(job)) {
-        // Others that are due at the same time come first to ask for theirs.
+        // Tasks that are due at the same time enqueue their checks first.
         tokio::task::yield_now().await;
         start(worker);
     }
@@ -81,18 +83,18 @@ fn start(worker: Worker) {
     drop(tokio::task::spawn_blocking(move || worker.work()));
 }
 
-/// Looks that wait for their turn, as many as there are tasks that take some.
+/// The checks that wait, at most one per task that runs checks.
 #[derive(Default)]
 struct Rounds(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Job>,
-    /// Answers that go when the round has ended: their askers share a thread, which wakes once.
+    /// Results to deliver when the round ends: their receivers share a thread, which wakes once.
     answers: Vec<Answer>,
-    /// Workers that are at it or about to be.
+    /// Workers that run or are about to run.
     workers: usize,
-    /// Whether somebody has lost his patience since there was no worker.
+    /// Whether a check has waited longer than [`PATIENCE`] since there was no worker.
     is_slow: bool,
 }
 
@@ -104,7 +106,7 @@ impl State {
 }
 
 impl Rounds {
-    /// Has a look wait. Returns the worker that is to take it, unless one is there that will.
+    /// Enqueues a check. Returns a worker to start for it, unless an existing worker will run it.
     fn begin(this: &Arc<Self>, job: Job) -> Option<Worker> {
         let mut state = locked(&this.0);
         state.waiting.push_back(job);
@@ -112,8 +114,8 @@ impl Rounds {
         is_needed.then(|| Worker::of(this, &mut state))
     }
 
-    /// Somebody has waited for long: answers that are there go, and so do from now on those that come. Returns a worker for the
-    /// looks that wait, if any do.
+    /// Called when a check has waited too long: delivers the available results, and makes later results be delivered
+    /// at once. Returns a worker to start for the waiting checks, if there are any.
     fn hurry(this: &Arc<Self>) -> Option<Worker> {
         let (answers, worker) = {
             let mut state = locked(&this.0);
@@ -126,7 +128,7 @@ impl Rounds {
     }
 }
 
-/// Takes looks until none waits.
+/// Runs checks until none waits.
 struct Worker {
     rounds: Arc<Rounds>,
     has_left: bool,
@@ -155,7 +157,8 @@ impl Worker {
         }
     }
 
-    /// The next look; if there is none, the answers of those before, and this worker has left: who asks then finds it gone.
+    /// Returns the next check. If there is none, returns the results of the finished checks; from then on this worker
+    /// does not count any more, so a later check gets a new one.
     fn next(&mut self) -> Result<Job, Vec<Answer>> {
         let mut state = locked(&self.rounds.0);
         state.waiting.pop_front().ok_or_else(|| {
@@ -166,7 +169,8 @@ impl Worker {
     }
 }
 
-/// One that is dropped before it has worked, with a runtime that ends, leaves what waits to the patience of those who have asked.
+/// A worker that is dropped before it has run, because the runtime ends, leaves the waiting checks to the timeout of
+/// their callers.
 impl Drop for Worker {
     fn drop(&mut self) {
         if !self.has_left {

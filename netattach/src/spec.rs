@@ -21,7 +21,7 @@ pub use tap::{Tap, TapAccess};
 pub use tune::{Properties, Sysctl, Tune};
 pub use vrf::{Vrf, VrfPort};
 
-/// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.
+/// A traffic-control hook of a device, from the view of the node's network stack. Ordered as listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TcHook {
     /// Packets that the device receives: for a veth, those that the pod behind it sends.
@@ -46,10 +46,10 @@ pub struct Veth {
     /// Address of the pod's end; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// Link group of both ends: links of one group are deleted by one request, and the group shows that netattach made
-    /// them.
+    /// Link group of both ends: one request deletes all links of a group, and the group marks the links that
+    /// netattach created.
     pub group: u32,
-    /// The bridge that the host's end joins.
+    /// The bridge that the node's end joins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<BridgePort>,
 }
@@ -65,7 +65,7 @@ pub struct BridgePort {
     /// Whether the port exchanges no frames with other isolated ports.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub isolated: bool,
-    /// The port's VLANs on a bridge that filters by them; absent: what the bridge gives every port.
+    /// The port's VLANs on a bridge with VLAN filtering; absent: the bridge's default for every port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlans: Option<PortVlans>,
 }
@@ -73,26 +73,27 @@ pub struct BridgePort {
 /// VLANs of a bridge's port.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortVlans {
-    /// The VLAN of frames without a tag, in both directions; absent: what the port has beside `tagged`.
+    /// The VLAN of untagged frames, in both directions; absent: the port has only the VLANs of `tagged`, and the
+    /// default VLAN with `keeps_default`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native: Option<u16>,
-    /// The VLANs whose frames have their tag, in both directions: first and last of each range, ascending and apart,
-    /// without `native`.
+    /// The VLANs whose frames are tagged, in both directions: first and last of each range, ascending and not
+    /// adjacent, without `native`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tagged: Vec<(u16, u16)>,
-    /// Whether the port stays in the VLAN that the bridge gives every port, usually 1.
+    /// Whether the port stays a member of the bridge's default VLAN, usually 1.
     #[serde(default)]
     pub keeps_default: bool,
 }
 
 impl PortVlans {
-    /// The ids of `tagged`.
+    /// Returns the VLAN ids in `tagged`.
     pub fn tagged_ids(&self) -> impl Iterator<Item = u16> {
         self.tagged.iter().flat_map(|(first, last)| *first..=*last)
     }
 }
 
-/// Sending rate of a device.
+/// Rate limit for sending of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Bytes per second, Ethernet headers included.
@@ -103,7 +104,7 @@ pub struct Pace {
     pub queue: u32,
 }
 
-/// A macvlan, created in the pod's namespace on a parent in the node's.
+/// A macvlan, created in the pod's namespace on a parent in the node's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Macvlan {
     /// Name in the pod's namespace.
@@ -111,12 +112,12 @@ pub struct Macvlan {
     /// The parent; the interface of the node's default route when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// How macvlans of the same parent reach each other.
+    /// Whether and how macvlans of the same parent reach each other.
     pub mode: MacvlanMode,
-    /// In bytes, at most the parent's; the parent's when absent.
+    /// MTU in bytes, at most the parent's; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// A random one when absent.
+    /// Ethernet address; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Link group: links of one group are deleted by one request.
@@ -124,17 +125,18 @@ pub struct Macvlan {
     /// Length in frames of the parent's queue for broadcasts (kernel 5.11); the kernel's default (1000) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broadcast_queue: Option<u32>,
-    /// Whether it is a macvtap: its frames go to and come from a character device, `/dev/tapN` with its index.
+    /// Whether the link is a macvtap: the kernel passes its frames to and from a character device, `/dev/tapN` with N
+    /// the link's index.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tap: bool,
-    /// Whether the parent is an interface of the pod.
+    /// Whether the parent is an interface in the pod's namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
 }
 
 #[cfg(test)]
 impl Macvlan {
-    /// One of mode `bridge`, of which nothing else is asked for.
+    /// A macvlan in mode `bridge` with defaults everywhere else.
     pub(crate) fn plain(pod_name: &str, parent: &str) -> Self {
         Self {
             pod_name: pod_name.to_owned(),
@@ -161,11 +163,11 @@ pub enum MacvlanMode {
     Private,
     /// Through the switch that the parent is connected to.
     Vepa,
-    /// The macvlan takes over the parent; there is no other on it.
+    /// The macvlan takes over the parent, which can have no other macvlan.
     Passthru,
 }
 
-/// An ipvlan, created in the pod's namespace on a parent in the node's.
+/// An ipvlan, created in the pod's namespace on a parent in the node's namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ipvlan {
     /// Name in the pod's namespace.
@@ -173,60 +175,60 @@ pub struct Ipvlan {
     /// The parent; the interface of the node's default route when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Where packets are routed; shared by all ipvlans of one parent.
+    /// The layer at which packets are routed; one mode for all ipvlans of a parent.
     pub mode: IpvlanMode,
-    /// In bytes, at most the parent's; the parent's when absent.
+    /// MTU in bytes, at most the parent's; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
     /// Link group: links of one group are deleted by one request.
     pub group: u32,
-    /// Whether the parent is an interface of the pod.
+    /// Whether the parent is an interface in the pod's namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
 }
 
-/// A VLAN of a parent as an interface of the pod.
+/// A VLAN link of a parent, as an interface of the pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vlan {
     /// Name in the pod's namespace.
     pub pod_name: String,
     /// The parent.
     pub parent: String,
-    /// What is in the tags of its frames on the parent.
+    /// The VLAN tag of frames on the parent.
     #[serde(flatten)]
     pub tag: VlanTag,
-    /// In bytes, at most the parent's; the parent's when absent.
+    /// MTU in bytes, at most the parent's; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// The parent's when absent.
+    /// Ethernet address; the parent's when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Link group: links of one group are deleted by one request.
     pub group: u32,
-    /// Whether the parent is an interface of the pod.
+    /// Whether the parent is an interface in the pod's namespace.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_pod: bool,
 }
 
-/// The tag of a VLAN's frames.
+/// The tag of a VLAN link's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VlanTag {
     /// The VLAN, 0 to 4094.
     pub id: u16,
-    /// Whether it is a service tag (802.1ad), the outer of two; else a customer tag (802.1Q).
+    /// Whether the tag is a service tag (802.1ad, the outer of two); otherwise a customer tag (802.1Q).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub service: bool,
 }
 
-/// An interface of the pod that leads nowhere: what is sent on it is dropped.
+/// A dummy interface in the pod: the kernel drops all packets sent on the interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dummy {
     /// Name in the pod's namespace.
     pub pod_name: String,
-    /// In bytes; the kernel's default (1500) when absent.
+    /// MTU in bytes; the kernel's default (1500) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// A random one when absent.
+    /// Ethernet address; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Link group: links of one group are deleted by one request.
@@ -246,7 +248,7 @@ pub enum IpvlanMode {
     L3s,
 }
 
-/// A link that a step makes in the pod's namespace. Serialised as the step itself: `{"step": "create-veth", ...}`.
+/// A link that a step creates in the pod's namespace. Serialised as the step itself: `{"step": "create-veth", ...}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step")]
 pub enum Link {
@@ -276,7 +278,7 @@ pub enum Link {
 /// How a link in a pod is connected to the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tie<'l> {
-    /// Its other end, in the node's namespace.
+    /// By a peer in the node's namespace.
     NodeEnd {
         /// Name of that end.
         name: &'l str,
@@ -294,24 +296,25 @@ pub enum Tie<'l> {
     InPod,
 }
 
-/// What links of one kind differ in: how those of one parent reach each other, who may open a tap,
-/// or how the ends of a netkit are connected.
+/// The mode of a link, for kinds that have one: how links of one parent reach each other, who may open a tap, or how
+/// the ends of a netkit are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkMode {
-    /// Of a macvlan.
+    /// A macvlan's mode.
     Macvlan(MacvlanMode),
-    /// Of an ipvlan.
+    /// An ipvlan's mode.
     Ipvlan(IpvlanMode),
-    /// Of a VLAN, which has none but its tag.
+    /// The tag of a VLAN link, which is the only setting that such links differ in.
     Vlan(VlanTag),
-    /// Of a tap.
+    /// The users that may open a tap.
     Tap(TapAccess),
-    /// Of a netkit.
+    /// The mode and policies of a netkit.
     Netkit(NetkitWays),
 }
 
 impl Link {
-    /// Has the link made with that Ethernet address. Returns whether it can have one of its own.
+    /// Sets the Ethernet address that the link is created with. Returns `false` if this kind of link cannot have an
+    /// address of its own.
     pub fn set_mac(&mut self, mac: Mac) -> bool {
         match self {
             Self::Veth(veth) => veth.mac = Some(mac),
@@ -337,7 +340,7 @@ impl Link {
         "create-netkit",
     ];
 
-    /// The name for the kind of link by which the kernel shows it.
+    /// Returns the name under which the kernel reports this kind of link.
     pub fn shown_kind(&self) -> &'static str {
         match self {
             Self::Tap(_) => "tun",
@@ -345,7 +348,7 @@ impl Link {
         }
     }
 
-    /// The name for the kind of link.
+    /// Returns netattach's name for this kind of link.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Veth(_) => "veth",
@@ -402,10 +405,11 @@ impl Link {
         }
     }
 
-    /// Whether the driver takes what the pod sends by the protocol that the sender's socket has named, in place of the frame's
-    /// ethertype: an ipvlan in a mode of layer 3, which any pod with one can switch its parent to
-    /// (`drivers/net/ipvlan/ipvlan_core.c`), and the node's stack behind a netkit (`drivers/net/netkit.c`). All others send the
-    /// frame, or have its protocol read anew (`eth_type_trans`).
+    /// Whether the driver classifies the pod's packets by the protocol that the sender's socket has set instead of by
+    /// the frame's ethertype. This is the case for an ipvlan in a layer 3 mode, to which any pod with an ipvlan can
+    /// switch the parent (`drivers/net/ipvlan/ipvlan_core.c`), and for the node's stack behind a netkit
+    /// (`drivers/net/netkit.c`). All other drivers send the frame, or determine its protocol again from the frame
+    /// (`eth_type_trans`).
     pub fn goes_by_named_protocol(&self) -> bool {
         match self {
             Self::Ipvlan(_) | Self::Netkit(_) => true,
@@ -413,8 +417,8 @@ impl Link {
         }
     }
 
-    /// How the link shares its parent, in words: links that share a parent in different ways cannot coexist on it.
-    /// `None`: it has no parent on the node, or its parent carries links of any kind beside it.
+    /// Describes how the link shares its parent: links that share a parent in different ways cannot coexist on that
+    /// parent. `None`: the link has no parent on the node, or its parent can carry links of any kind beside this one.
     pub fn sharing(&self) -> Option<&'static str> {
         match self {
             Self::Veth(_)
@@ -426,14 +430,14 @@ impl Link {
             | Self::Ipvlan(Ipvlan { in_pod: true, .. }) => None,
             Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) => Some("a macvlan in mode passthru"),
             Self::Macvlan(_) => Some("macvlans"),
-            // The mode belongs to the parent: the ipvlan made last changes it for all.
+            // The mode is a property of the parent: the ipvlan created last changes the mode of all.
             Self::Ipvlan(Ipvlan { mode: IpvlanMode::L2, .. }) => Some("ipvlans in mode l2"),
             Self::Ipvlan(Ipvlan { mode: IpvlanMode::L3, .. }) => Some("ipvlans in mode l3"),
             Self::Ipvlan(Ipvlan { mode: IpvlanMode::L3s, .. }) => Some("ipvlans in mode l3s"),
         }
     }
 
-    /// Name of the end in the node's namespace, if there is one.
+    /// Returns the name of the end in the node's namespace, if there is one.
     pub fn node_end(&self) -> Option<&str> {
         match self.tie() {
             Tie::NodeEnd { name, .. } => Some(name),
@@ -441,7 +445,7 @@ impl Link {
         }
     }
 
-    /// Name of the parent on the node, if it is named.
+    /// Returns the name of the parent on the node, if the configuration names one.
     pub fn parent(&self) -> Option<&str> {
         match self.tie() {
             Tie::NodeEnd { .. } | Tie::InPod => None,
@@ -449,7 +453,7 @@ impl Link {
         }
     }
 
-    /// The bridge that its end in the node's namespace joins.
+    /// Returns the bridge that the link's node end joins.
     pub fn port(&self) -> Option<&BridgePort> {
         match self.tie() {
             Tie::NodeEnd { port, .. } => port,
@@ -457,7 +461,7 @@ impl Link {
         }
     }
 
-    /// The bridge of the pod that it is a port of.
+    /// Returns the bridge in the pod that the link is a port of.
     pub fn bridge_in_pod(&self) -> Option<&str> {
         match self {
             Self::Tap(tap) => tap.bridge.as_deref(),
@@ -465,7 +469,7 @@ impl Link {
         }
     }
 
-    /// Whether the node routes to the link: its end in the node's namespace is in no bridge.
+    /// Whether the node routes to the link: the link has a node end, which is not in a bridge.
     pub fn is_routed(&self) -> bool {
         matches!(self.tie(), Tie::NodeEnd { port: None, .. })
     }
@@ -484,7 +488,8 @@ impl fmt::Display for Link {
     }
 }
 
-/// The device that has the gateways of a bridge's VLAN, as the reference plugin names it.
+/// Returns the name of the VLAN link on a bridge that has the gateway addresses of a VLAN, the same name that the
+/// reference bridge plugin uses.
 pub fn vlan_device(bridge: &str, vlan: u16) -> String {
     format!("{bridge}.{vlan}")
 }
@@ -494,7 +499,7 @@ pub fn vlan_device(bridge: &str, vlan: u16) -> String {
 pub struct Bridge {
     /// Name of the bridge.
     pub name: String,
-    /// In bytes; the kernel's default when absent.
+    /// MTU in bytes; the kernel's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
     /// Whether the bridge receives all frames (promiscuous mode).
@@ -534,7 +539,7 @@ pub struct Route {
     /// Maximum segment size to advertise, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advmss: Option<u32>,
-    /// Number of who installs it (`rtm_protocol`); that of an administrator (`RTPROT_STATIC`) when absent.
+    /// The origin of the route (`rtm_protocol`); that of an administrator (`RTPROT_STATIC`) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protocol: Option<u8>,
 }
@@ -567,16 +572,16 @@ impl Route {
 pub struct Addressing {
     /// Addresses with their prefix lengths.
     pub addresses: Vec<IpNet>,
-    /// In the order in which they are installed.
+    /// Routes in the order in which they are installed.
     pub routes: Vec<Route>,
-    /// Whether the addresses bring no routes: `routes` are all that there are.
+    /// Whether addresses are installed without their subnet routes: the interface then has only `routes`.
     pub no_subnet_routes: bool,
-    /// Whether IPv6 addresses are used only after nobody else has answered for them.
+    /// Whether IPv6 addresses are used only after duplicate address detection has found no other user.
     pub detect_duplicates: bool,
-    /// Whether the link announces its IPv4 addresses to its neighbours when it comes up (`arp_notify`): they may still
-    /// map them to the interface that had them before.
+    /// Whether the link announces its IPv4 addresses to its neighbours when it comes up (`arp_notify`): neighbours
+    /// may still map the addresses to the interface that had them before.
     pub announce_v4: bool,
-    /// Whether the kernel makes no IPv6 link-local address when the link comes up.
+    /// Whether the kernel generates no IPv6 link-local address when the link comes up.
     #[serde(default)]
     pub no_link_local: bool,
 }

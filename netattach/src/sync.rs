@@ -16,13 +16,14 @@ pub(crate) use shuttle::thread;
 pub(crate) use std::sync::PoisonError;
 use std::sync::TryLockError;
 
-/// Locks data. No lock of the product is ever poisoned: a panic ends the agent (`docs/decisions/0047-a-panic-ends-the-agent.md`).
-/// In tests, where it unwinds, threads that go on find what the one that panicked has left.
+/// Locks data. No lock of the product is ever poisoned: a panic ends the agent
+/// (`docs/decisions/0047-a-panic-ends-the-agent.md`). In tests, where a panic unwinds, other threads continue with
+/// the data as the panicking thread has left it.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Locks data as [`locked`] does; `None`: another thread has it until then.
+/// Locks data like [`locked`]; `None`: another thread still holds the lock at `due`.
 pub(crate) fn locked_until<T>(mutex: &Mutex<T>, due: std::time::Instant) -> Option<MutexGuard<'_, T>> {
     loop {
         match mutex.try_lock() {
@@ -34,7 +35,8 @@ pub(crate) fn locked_until<T>(mutex: &Mutex<T>, due: std::time::Instant) -> Opti
     }
 }
 
-/// Waits for another thread or process, for about that long; under the model checker until others have had their turn.
+/// Waits for about this duration for another thread or process; under the model checker, until other threads have
+/// run.
 pub(crate) fn pause(time: std::time::Duration) {
     #[cfg(feature = "model")]
     let _ = time;
@@ -44,8 +46,8 @@ pub(crate) fn pause(time: std::time::Duration) {
     thread::sleep(time);
 }
 
-/// The output of a future, if it completes by then. Under the model checker no time passes: a later deadline is never
-/// reached.
+/// Returns the output of a future, if it completes by `due`. Under the model checker no time passes: a later deadline
+/// is never reached.
 pub(crate) async fn until<F: Future>(due: std::time::Instant, future: F) -> Option<F::Output> {
     #[cfg(not(feature = "model"))]
     return tokio::time::timeout_at(due.into(), future).await.ok();

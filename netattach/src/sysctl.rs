@@ -23,25 +23,26 @@ pub struct SysctlError {
     pub source: io::Error,
 }
 
-/// The value of a setting of the calling thread's network namespace; `None`: it cannot be read.
+/// Returns the value of a setting of the calling thread's network namespace; `None`: it cannot be read.
 pub fn value(key: &str) -> Option<String> {
     let mut found = std::fs::read_to_string(format!("{ROOT}/{key}")).ok()?;
     found.truncate(found.trim_end().len());
     Some(found)
 }
 
-/// Whether a setting of the calling thread's network namespace has that value. One that cannot be read has none.
+/// Whether a setting of the calling thread's network namespace has that value; `false` if it cannot be read.
 pub fn is(key: &str, value: &str) -> bool {
     self::value(key).is_some_and(|found| found == value)
 }
 
-/// Whether the calling thread's network namespace is the machine's first, to which the kernel brings the cards of namespaces
-/// that end (`default_device_exit_net`): only there are the settings that all namespaces share (`net_core_table`).
+/// Whether the calling thread's network namespace is the initial one, to which the kernel moves the cards of
+/// namespaces that end (`default_device_exit_net`): only there are the settings that all namespaces share
+/// (`net_core_table`).
 pub fn is_first_namespace() -> bool {
     std::path::Path::new(ROOT).join("core/dev_weight").exists()
 }
 
-/// What there are settings of below `key`, such as the devices below `ipv4/conf`.
+/// Returns the names below `key`, such as the devices below `ipv4/conf`.
 ///
 /// # Errors
 /// The directory cannot be read.
@@ -50,8 +51,8 @@ pub fn names(key: &str) -> io::Result<Vec<String>> {
     entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
-/// Sets `key` (below `/proc/sys/net`, with slashes) to `value`; written only when it differs, because a write may be an
-/// event for every interface.
+/// Sets `key` (below `/proc/sys/net`, with slashes) to `value`; writes only if the value differs, because a write may
+/// cause an event for every interface.
 ///
 /// # Errors
 /// The setting does not exist or cannot be written.
@@ -73,17 +74,18 @@ pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
     })
 }
 
-/// How the kernel makes one value of a device's setting and that of all devices (`include/linux/inetdevice.h`,
-/// `Documentation/networking/ip-sysctl.rst`). Settings that are not named here are the device's alone, as are all of IPv6.
+/// How the kernel combines a device's setting with that of all devices (`include/linux/inetdevice.h`,
+/// `Documentation/networking/ip-sysctl.rst`). Settings that are not listed here belong to the device alone, as do all
+/// of IPv6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Both {
-    /// The larger one counts.
+    /// The larger value applies.
     Larger,
-    /// It is on if either is.
+    /// On if either is on.
     Either,
-    /// It is on if both are.
+    /// On if both are on.
     Each,
-    /// As [`Both::Each`] on a device that forwards, else as [`Both::Either`].
+    /// Like [`Both::Each`] on a device that forwards, otherwise like [`Both::Either`].
     ByForwarding,
 }
 
@@ -114,7 +116,7 @@ impl Both {
         }
     }
 
-    /// Whether the value of all devices makes another one of a device's.
+    /// Whether the value of all devices overrides the device's.
     fn overrides(self, all: i64, own: i64, forwards: bool) -> bool {
         let is_on = |value: i64| value != 0;
         match self {
@@ -137,8 +139,8 @@ impl Both {
     }
 }
 
-/// What overrides a device's setting, in words, if it has that value in the calling thread's network namespace: that of all
-/// devices.
+/// Describes what overrides a device's setting if it has that value in the calling thread's network namespace: the
+/// setting of all devices.
 pub fn overridden(key: &str, value: &str) -> Option<String> {
     let [family @ "ipv4", conf @ "conf", device, setting] = key.split('/').collect::<Vec<_>>()[..] else {
         return None;
@@ -155,8 +157,8 @@ pub fn overridden(key: &str, value: &str) -> Option<String> {
         .then(|| format!("net/{of_all} is {all}, and of both {}", both.said(forwards)))
 }
 
-/// A setting whose file is kept open: looking the file up takes most of the time that reading it does. It is that of the network
-/// namespace of whichever thread asks first.
+/// A setting whose file is kept open, because opening takes most of the time of a read. It belongs to the network
+/// namespace of the thread that reads first.
 #[derive(Debug)]
 pub struct Kept {
     key: &'static str,
@@ -164,12 +166,12 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The setting `key`, as for [`ensure`]. Opens nothing yet.
+    /// Makes the setting `key`, as for [`ensure`]. Opens nothing yet.
     pub const fn new(key: &'static str) -> Self {
         Self { key, file: OnceLock::new() }
     }
 
-    /// As [`ensure`].
+    /// Like [`ensure`].
     ///
     /// # Errors
     /// The setting does not exist or cannot be written.
@@ -183,13 +185,13 @@ impl Kept {
     fn is(&self, value: &str) -> bool {
         let file = match self.file.get() {
             Some(file) => file,
-            // What is wrong with it is said by whoever writes it.
+            // The writer reports an error.
             None => match File::open(PathBuf::from(ROOT).join(self.key)) {
                 Ok(file) => self.file.get_or_init(|| file),
                 Err(_) => return false,
             },
         };
-        // The kernel gives the whole value at once, and one that is longer is another.
+        // The kernel returns the whole value in one read; a longer value is a different one.
         let mut found = [0; 64];
         let read = file.read_at(&mut found, 0).unwrap_or_default();
         found[..read].trim_ascii_end() == value.as_bytes()

@@ -1,19 +1,20 @@
-//! Timers of one phase: what several tasks of a thread do every second they do in the same moment, and the thread wakes once
-//! for all of it. All intervals count from one origin, so what is done every five seconds is done in a moment of those that are
-//! done every second.
+//! Timers with a common phase: the tasks that a thread runs every second all run at the same moment, so that the
+//! thread wakes once for all of them. All intervals count from one origin, so tasks that run every five seconds run
+//! at a moment of those that run every second.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-/// Pauses end with ticks of this interval; those of [`COARSE`] and longer with ticks of that.
+/// Pauses end at ticks of this interval; pauses of [`COARSE`] and longer at ticks of that.
 const BASE: Duration = Duration::from_secs(1);
 const COARSE: Duration = Duration::from_secs(5);
-/// What is paused after has taken some time itself: a pause that ends so long after a tick is meant to end with it.
+/// The work before a pause takes time itself, so a pause that would end up to this long before a tick ends at that
+/// tick.
 const LATE: Duration = Duration::from_millis(500);
 
-/// Ticks at once, and from then on with all others of that interval. A tick that comes late moves no other.
+/// Ticks at once, and from then on together with all others of that interval. A late tick does not move later ones.
 pub fn ticks(every: Duration) -> Interval {
     let mut ticks = tokio::time::interval_at(last(every), every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -25,19 +26,19 @@ pub async fn next(every: Duration) {
     tokio::time::sleep_until(last(every) + every).await;
 }
 
-/// Waits for about that long, until a tick with which others wake as well. A pause of five seconds or more is never longer than
-/// that, a shorter one by half a second at most.
+/// Waits for about this duration, until a tick at which other tasks wake too. A pause of five seconds or more is
+/// never prolonged, a shorter one by half a second at most.
 pub async fn pause(pause: Duration) {
     let (origin, now) = (origin(), Instant::now());
     let since = now.saturating_duration_since(origin);
     tokio::time::sleep_until(origin + end(since, pause)).await;
 }
 
-/// When a pause that begins then ends; both since the origin.
+/// Returns when a pause that begins at `since` ends; both relative to the origin.
 fn end(since: Duration, pause: Duration) -> Duration {
     let end = since.saturating_add(pause);
     if pause >= COARSE {
-        // By less than the pause before its end.
+        // Shorter than the pause, by less than [`COARSE`].
         return whole(end, COARSE);
     }
     if pause >= BASE {
@@ -46,20 +47,20 @@ fn end(since: Duration, pause: Duration) -> Duration {
     end
 }
 
-/// The last multiple of an interval until then.
+/// Returns the last multiple of an interval up to `since`.
 fn whole(since: Duration, every: Duration) -> Duration {
     let past = since.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
-    // Less than an interval, and no interval is of centuries.
+    // The remainder is less than an interval, and no interval takes centuries.
     since.saturating_sub(Duration::from_nanos(past.try_into().unwrap_or(0)))
 }
 
-/// When the process first asked.
+/// When this process first used a timer.
 fn origin() -> Instant {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     *ORIGIN.get_or_init(Instant::now)
 }
 
-/// The last tick of that interval: a whole multiple of it since the origin.
+/// Returns the last tick of that interval: a multiple of it since the origin.
 fn last(every: Duration) -> Instant {
     let origin = origin();
     origin + whole(Instant::now().saturating_duration_since(origin), every)
@@ -94,7 +95,7 @@ mod tests {
             let of = Duration::from_millis;
             assert_eq!(end(of(since), of(pause)), of(expected), "{what}");
         }
-        // Nobody is at it all the time, whenever a pause begins.
+        // A pause never ends at once, whenever it begins.
         for since in (0..20_000).step_by(7).map(Duration::from_millis) {
             for pause in [1, 2, 4, 5, 6, 30, 180].map(Duration::from_secs) {
                 let ends = end(since, pause);

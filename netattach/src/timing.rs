@@ -21,32 +21,32 @@ thread_local! {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Times(BTreeMap<&'static str, (u32, Duration)>, Vec<Run>);
 
-/// One run of a part, those within it included.
+/// One run of a part, including nested parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// Its name.
     pub name: &'static str,
     /// When it began.
     pub begun: Instant,
-    /// How long it took.
+    /// Its duration.
     pub took: Duration,
 }
 
-/// Most runs that are kept of an operation, the first ones.
+/// Most runs of an operation that are kept, the first ones.
 const MOST_RUNS: usize = 256;
 
 impl Times {
-    /// The time of all parts together.
+    /// Returns the time of all parts together.
     pub fn total(&self) -> Duration {
         self.0.values().map(|(_, time)| *time).sum()
     }
 
-    /// Each part with its time.
+    /// Returns each part with its time.
     pub fn parts(&self) -> impl Iterator<Item = (&'static str, Duration)> + '_ {
         self.0.iter().map(|(name, (_, time))| (*name, *time))
     }
 
-    /// The runs of parts, in the order in which they ended.
+    /// Returns the runs of parts, in the order in which they ended.
     pub fn runs(&self) -> &[Run] {
         &self.1
     }

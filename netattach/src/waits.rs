@@ -1,8 +1,8 @@
-//! Resources that an operation may have to wait for because others use them.
+//! Resources that an operation may have to wait for because other processes or operations use them.
 //!
 //! Code that attaches and detaches is written as if nothing else ran. It marks each call that may hang with [`at`],
-//! and announces the resources that it will need with [`admit`] before it has any effect. In the agent both are passed
-//! to the lanes (`agent::scheduler`) through the thread's [`Place`]; on any other thread they do nothing.
+//! and announces the resources that it will need with [`admit`] before it has any effect. In the agent both are
+//! passed to the lanes (`agent::scheduler`) through the thread's [`Place`]; on any other thread they do nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -16,7 +16,7 @@ use crate::step::Step;
 /// A resource outside this process that an operation may have to wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Resource {
-    /// A plugin, per network: one that is executed, or address management that waits for a service as such a one would.
+    /// A plugin, per network: one that is executed, or native IPAM that waits for a service like an executed plugin.
     Plugin {
         /// Its `type`.
         plugin: String,
@@ -27,26 +27,27 @@ pub enum Resource {
     Pool(Pool),
     /// libcni's cache of results: its disk.
     Cache,
-    /// The journal's disk: a record has to be durable before a plugin runs, and what is noted of a pool before it is leased from.
+    /// The journal's disk: a record has to be durable before a plugin runs, and a pool has to be noted before it is
+    /// leased from.
     Sync,
-    /// A network on which the kernel asks whether another host has an IPv6 address, which takes seconds.
+    /// Duplicate address detection of IPv6 on a network, which takes seconds.
     Detection {
         /// `name` of the network's configuration.
         network: String,
     },
-    /// The locks of a network's VFs, which sriov-cni holds for all of an ADD.
+    /// The locks of a network's VFs, which sriov-cni holds during a whole ADD.
     VfLocks {
         /// `name` of the network's configuration.
         network: String,
     },
-    /// A network's devices: of one that somebody else gives back, the card or its driver may hang.
+    /// A network's devices: while another thread gives one back, the card or its driver may hang.
     Devices {
         /// `name` of the network's configuration.
         network: String,
     },
-    /// The node's packet filter, which other programs change meanwhile.
+    /// The node's packet filter, which other programs change concurrently.
     PacketFilter,
-    /// Where pods' network-status is published: an ADD may have to wait until its own is.
+    /// The publication of pods' network-status: an ADD may have to wait for its own.
     Publication,
 }
 
@@ -122,7 +123,7 @@ pub fn footprint(plan: &Plan) -> Footprint {
     needed
 }
 
-/// What leasing by that configuration may wait for.
+/// Returns the resource that leasing with that configuration may wait for.
 pub(crate) fn of_lease(attachment: &AttachmentPlan, config: &ipam::Config) -> Option<Resource> {
     match config.pool() {
         Some(pool) => Some(Resource::Pool(pool)),
@@ -135,17 +136,17 @@ pub(crate) fn plugin(attachment: &AttachmentPlan, plugin: &str) -> Resource {
     Resource::Plugin { plugin: plugin.to_owned(), network: attachment.config_name.clone() }
 }
 
-/// Where an attachment waits for duplicates of its addresses.
+/// Returns the resource for duplicate address detection of an attachment.
 pub(crate) fn detection(attachment: &AttachmentPlan) -> Resource {
     Resource::Detection { network: attachment.config_name.clone() }
 }
 
-/// Where an attachment waits for sriov-cni.
+/// Returns the resource for waiting for sriov-cni.
 pub(crate) fn vf_locks(attachment: &AttachmentPlan) -> Resource {
     Resource::VfLocks { network: attachment.config_name.clone() }
 }
 
-/// Where an attachment waits for its device to be back, if another gives it back.
+/// Returns the resource for waiting until another thread has given the attachment's device back.
 pub(crate) fn devices(attachment: &AttachmentPlan) -> Resource {
     Resource::Devices { network: attachment.config_name.clone() }
 }
@@ -170,10 +171,10 @@ pub trait Place {
     fn leaving(&self) -> Vec<String> {
         Vec::new()
     }
-    /// The operation failed because of a resource that this container still holds, and was rolled back: it is to be
-    /// retried once the container is gone.
+    /// The operation failed because of a resource that this container, which is being removed, still holds, and was
+    /// rolled back: it must be retried once the container is gone.
     fn put_off(&self, _container: String) {}
-    /// The operation failed because of a resource that this container holds, whether or not it is leaving.
+    /// The operation failed because of a resource that this container holds, whether or not it is being removed.
     fn held_by(&self, _container: String) {}
 }
 
@@ -202,9 +203,9 @@ pub(crate) fn admit(needs: &Footprint) -> Result<(), Crowded> {
     here().map_or(Ok(()), |place| place.admit(needs))
 }
 
-/// This thread's operation has failed and was rolled back: if the cause is a resource of a container that is being
-/// removed, the operation is retried when that container is gone. `holder` selects the container from the list of
-/// those.
+/// Called after this thread's operation has failed and was rolled back: if the cause is a resource of a container
+/// that is being removed, the operation is retried when that container is gone. `holder` selects the container from
+/// the list of those being removed.
 pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) {
     let Some(place) = here() else { return };
     let leaving = place.leaving();
@@ -237,7 +238,7 @@ pub(crate) fn at<T>(resource: &Resource, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Calls address management, which may hang at its pool, if it has one.
+/// Calls IPAM, which may hang at its pool, if it has one.
 pub(crate) fn at_pool<T>(pool: Option<Pool>, work: impl FnOnce() -> T) -> T {
     at_any(pool.map(Resource::Pool).as_ref(), work)
 }

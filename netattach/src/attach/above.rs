@@ -1,6 +1,6 @@
-//! What a pod has put above a device of the node, which goes home without it: macvlans, VLANs and the like would send and
-//! receive by the device there, and an XDP program on one keeps every other program from being taken off the device
-//! (`dev_xdp_attach` of the kernel).
+//! Links that a pod has created on a device of the node that goes back without them: macvlans, VLANs and the like
+//! would send and receive through the device there, and an XDP program on one of them prevents detaching any other
+//! program from the device (`dev_xdp_attach` of the kernel).
 
 use std::os::fd::AsFd;
 
@@ -10,11 +10,12 @@ use crate::error_chain::Chain;
 use crate::netlink::{Above, DeviceState, Handle};
 use crate::netns::Netns;
 
-/// How often links are looked for: the pod may be making them meanwhile.
+/// How often links are searched: the pod may be creating them meanwhile.
 const ROUNDS: usize = 16;
 
-/// Takes a device in a pod out of what it is a port of, and deletes the links that are on it, or may be; the kernel deletes
-/// what is on them. `others`: further devices of the node that the pod has, which stay.
+/// Removes a device in a pod from its bridge or other controller, and deletes the links that are on it, or may be;
+/// the kernel then deletes the links above these. `others`: further devices of the node that the pod holds, which
+/// stay.
 ///
 /// # Errors
 /// The kernel does not list the links, or refuses to delete one.
@@ -23,14 +24,14 @@ pub(super) fn remove(pod: &mut Handle, device: &DeviceState, others: &[Other]) -
     if device.link.controller.is_some()
         && let Err(error) = pod.ensure_no_controller(index)
     {
-        // It leaves when it is moved.
+        // Moving the device removes it from its controller.
         tracing::debug!(device = device.link.name, error = %Chain(&error), "the device is a port in its pod still");
     }
     delete(pod, index, None, others)
 }
 
-/// Deletes the links in a pod's namespace that are on a device which is at home, in the calling thread's namespace: they
-/// were made, or could not be deleted, when it went.
+/// Deletes the links in a pod's namespace that are on a device which is back in the calling thread's namespace: they
+/// were created during the move, or could not be deleted before it.
 ///
 /// # Errors
 /// As for [`remove`].
@@ -57,17 +58,18 @@ fn delete(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Other]) ->
 fn on(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Other]) -> Result<Vec<u32>, StepError> {
     let is_of_node = |own: u32, kind: &str, alias: &str| {
         others.iter().any(|Other { home, made }| {
-            // A pod gives aliases to what it has made.
+            // A pod can give aliases to links that it has created.
             let is_it = made.map_or(home.name == alias, |made| made == own);
             is_it && home.kind == kind
         })
     };
-    // One of which the kernel tells nothing is none of the node's, unless its pod has made it so, which may delete it as well.
+    // A link whose attributes the kernel cannot report is not a device of the node, unless the pod has changed it so;
+    // the pod could delete such a device as well.
     let found = pod.links_on(index, |own, kind, alias| !is_of_node(own, kind, alias))?;
-    // Afterwards: a namespace gets its number when a link that is on one of its own is shown.
+    // Asked after the dump: a namespace gets an id only when a link is reported that refers to it.
     let number = of.map(|netns| pod.number_of(netns.as_fd())).transpose()?;
     let is_on = |it: &Above| match number {
-        // The device itself is on none in its pod.
+        // The device itself is on no other device in its pod.
         None if it.is_blurred => it.index != index,
         None => it.netns.is_none(),
         Some(number) => it.is_blurred || (number.is_some() && it.netns == number),
@@ -148,7 +150,7 @@ mod tests {
         pod.give_sources(device.link.index, 6_000);
         remove(&mut pod, &device, &[]).unwrap();
         assert_eq!(names(&netns), ["lan1"]);
-        // As of a pod that has made it on a device which is home by now.
+        // As if a pod had created it on a device that is back on the node now.
         within(&node, || remove_beyond(&netns, wire.index, &[])).unwrap().unwrap();
         assert_eq!(names(&netns), Vec::<String>::new());
     }

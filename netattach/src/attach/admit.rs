@@ -1,4 +1,4 @@
-//! What attachments ask of the node's forwarding.
+//! The requests of attachments to the node's forwarding.
 
 use super::{Node, StepError};
 use crate::firewall::{self, Firewall, Owner};
@@ -7,7 +7,7 @@ use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::step::{Admit, Admitted, Brought, Output, Step};
 use crate::waits::{self, Resource};
 
-/// The comment of the attachment's rules.
+/// Returns the comment of the attachment's rules.
 fn note(owner: &Owner, sandbox: &Sandbox, attachment: &AttachmentPlan) -> String {
     owner.note(&attachment.config_name, &sandbox.container_id, &attachment.ifname)
 }
@@ -19,9 +19,10 @@ fn note_on(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Strin
     }
 }
 
-/// Has the agent take over what the attachments of a record have. Where not all of it `has_all`, as it is to be rolled back, what
-/// is there stays, and no more comes: its addresses may be another pod's by now. But a bridge is closed until the links of its
-/// pods are gone; `is_there` says of which attachments they may be there.
+/// Makes the agent take over the rules of the attachments in a record. If `has_all` is false, because the record is
+/// to be rolled back, existing rules stay and no missing ones are added, as the addresses may be another pod's now.
+/// But a bridge stays closed until the links of its pods are gone; `is_there` tells which attachments' links may
+/// exist.
 pub(super) fn adopt(
     firewall: &Firewall,
     record: &Record,
@@ -41,7 +42,7 @@ pub(super) fn adopt(
     }
 }
 
-/// Has the node forward what an attachment asks for, by what it has after the steps before.
+/// Makes the node forward as an attachment requests, according to the outputs of earlier steps.
 pub(super) fn attach(
     node: &Node,
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
@@ -60,7 +61,7 @@ pub(super) fn attach(
     Ok(admitted)
 }
 
-/// Takes back what the node forwards for an attachment.
+/// Removes the forwarding rules of an attachment.
 pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
     let note = note_on(node, sandbox, attachment);
     let detached = waits::at(&Resource::PacketFilter, || match &node.firewall {
@@ -70,7 +71,7 @@ pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan
     Ok(detached?)
 }
 
-/// What the node lacks of it, in words.
+/// Describes what the node lacks of these rules.
 pub(super) fn difference(
     node: &Node,
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),

@@ -1,4 +1,4 @@
-//! What an agent makes of the records that an earlier one has left: sandboxes that are attached go on, the rest is rolled back.
+//! Takes over the records that an earlier agent has left: attached sandboxes are adopted, the others are rolled back.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,8 +19,8 @@ use crate::plan::{self, AttachmentPlan};
 use crate::step::Step;
 use crate::waits;
 
-/// Age, since it was planned, of a record whose addresses have been announced: longer than the slowest ADD (plugins have up to
-/// 600 s) and the kubelet's longest pause before it starts an agent again (300 s) take.
+/// Age, since planning, from which on a record's addresses have certainly been announced: longer than the slowest ADD
+/// (plugins have up to 600 s) plus the kubelet's longest back-off before it restarts an agent (300 s).
 const YOUNG: Duration = Duration::from_secs(900);
 
 /// The state found at start.
@@ -28,25 +28,25 @@ const YOUNG: Duration = Duration::from_secs(900);
 pub struct Recovery {
     /// Attached sandboxes that were adopted unchanged.
     pub adopted: usize,
-    /// Records to roll back: of sandboxes that are half attached or half detached, or of an earlier boot.
+    /// Records to roll back: of sandboxes that are partly attached or partly detached, or of an earlier boot.
     pub unfinished: Vec<JournalKey>,
-    /// Attached records that are so young that an earlier agent may have ended before it announced their addresses.
+    /// Attached records that are so recent that an earlier agent may have ended before it announced their addresses.
     pub young: Vec<JournalKey>,
-    /// Records that could not be recovered and are kept, with what is wrong with each.
+    /// Records that could not be recovered and are kept, with the problem of each.
     pub left_alone: Vec<(JournalKey, String)>,
-    /// Errors of the dataplane with what it was to take over.
+    /// Errors of the dataplane while taking over attachments.
     pub unenforced: Vec<String>,
     /// Errors of damaged records whose sandboxes were adopted unchanged.
     pub damaged: Vec<String>,
 }
 
 impl Recovery {
-    /// Whether everything was taken over, but for what is rolled back.
+    /// Whether everything was taken over, except for records to roll back.
     pub fn is_whole(&self) -> bool {
         self.left_alone.is_empty() && self.unenforced.is_empty()
     }
 
-    /// Returns whether `outcome` is a success; a failure is kept with the record's name.
+    /// Returns whether `outcome` is a success; stores a failure with the record's key.
     fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
         let Err(error) = outcome else { return true };
         let problem = Chain(&error).to_string();
@@ -56,8 +56,8 @@ impl Recovery {
 }
 
 impl Engine {
-    /// Compares the journal with the machine after a start: complete sandboxes are adopted. The others stay
-    /// registered with the dataplane if they were, so that their remaining interfaces stay enforced until
+    /// Compares the journal with the machine after a start, and adopts complete sandboxes. The others stay registered
+    /// with the dataplane if they were registered, so that policies stay enforced on their remaining interfaces until
     /// [`Engine::finish`] has rolled them back.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Engine {
         if let Some(nat) = &self.node.nat
             && let Err(error) = nat.begin(is_all_known)
         {
-            // It is tried again once a second; pods keep what an earlier agent gave them.
+            // Retried once a second; pods keep the rules of an earlier agent.
             tracing::error!(error = %Chain(&error), "translation of addresses not taken over");
         }
         if let Some(firewall) = &self.node.firewall
@@ -119,13 +119,13 @@ impl Engine {
             tracing::error!(error = %Chain(&error), "forwarding for pods not taken over");
         }
         if let Some(enforcer) = &self.node.enforcer {
-            // An unreadable record may belong to a live attachment: no entry is a stray then, and no number in the
-            // maps is free.
+            // An unreadable record may belong to a live attachment: then no map entry may be treated as stale, and no
+            // number in the maps as free.
             if !is_all_known {
                 self.registry.hold_numbers(recorded);
             }
-            // The claims of all records are known now. A representor is that of whoever claimed its VF last: a record whose DEL
-            // is still to come would have its programs judge by an attachment that has ended.
+            // The claims of all records are known now. A representor belongs to the newest claim of its VF: an older
+            // record, whose DEL is still to come, must not attach programs of an attachment that has ended.
             guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
             for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.unenforced.push(Chain(&error).to_string());
@@ -146,13 +146,13 @@ impl Engine {
         recovery: &mut Recovery,
         guarded: &mut Vec<EnforcedAttachment>,
     ) -> Result<(), AttachError> {
-        // Its numbers stay reserved until it is rolled back.
+        // The record's numbers stay reserved until it is rolled back.
         self.registry.hold(&record.plan);
         let goes_on = is_whole(record);
         let begun = known_ids(record, recorded);
         let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
         if let Some(firewall) = &self.node.firewall {
-            // A damaged record may be a live sandbox's.
+            // A damaged record may belong to a live sandbox.
             let has_all = goes_on || record.check_whole().is_err();
             admit::adopt(firewall, record, has_all, &is_begun);
         }
@@ -184,8 +184,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes that [`Engine::adopt`] has seen what an earlier boot left: no record that is torn from now on is of that one. Call
-    /// this again when there may be room for it.
+    /// Notes that [`Engine::adopt`] has processed the records of an earlier boot: a record that is torn later is of
+    /// this boot. Call this again when there may be space on the disk.
     pub fn note_boot(&self) {
         if let Err(error) = self.journal.note_boot() {
             tracing::warn!(error = %Chain(&error), "boot not noted: the next start may keep what an earlier boot has torn");
@@ -228,7 +228,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Interfaces in the other records of the container.
+    /// Returns the interfaces in other records of the container.
     fn interfaces_beside(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
         let mut keep = Vec::new();
         for other in self
@@ -244,8 +244,8 @@ impl Engine {
         Ok(keep)
     }
 
-    /// A record of this boot without a plan means that no step began. An address of the sandbox, by a pool or a server, or a link
-    /// of it shows that the record has lost its plan.
+    /// Checks that a torn record of this boot means that no step began. A lease of the sandbox, from a pool or a
+    /// server, or a link of it shows that the record has lost its plan.
     ///
     /// # Errors
     /// `JournalError::Damaged`, with the trace that was found; or the sandbox could not be examined.
@@ -281,7 +281,8 @@ impl Engine {
         }
         for mut handle in handles {
             let links = match handle.links() {
-                // What its pod has made is not all read. A link that is in the pod alone goes with it.
+                // The pod has created too many links to read all. A link that exists only in the pod is deleted with
+                // it.
                 Err(error) if error.is_too_many() => continue,
                 links => links.map_err(|error| AttachError::Open(error.into()))?,
             };
@@ -292,19 +293,20 @@ impl Engine {
         Ok(None)
     }
 
-    /// Forgets the pools that nobody needs, where there are by now very many more than there were after the last look at them.
+    /// Forgets unneeded pools, if there are many more than after the last check.
     pub fn forget_unused_pools(&self) {
         if !self.journal.has_many_pools() {
             return;
         }
         let all = self.registry.all();
-        // Nobody has an address in those of the other records, or that is seen.
+        // Pools of other records contain no leases, or their leases are found in the pools.
         self.forget_pools(&all.iter().flat_map(|attached| leased_from(&attached.plan)).collect());
     }
 
-    /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.
+    /// Forgets those pools that no record names and that contain no leases, if there are many. `named`: the pools in
+    /// records.
     fn forget_pools(&self, named: &BTreeSet<Pool>) {
-        // One that cannot be looked at may have some.
+        // A pool that cannot be read may contain leases.
         let is_empty = |pool: &Pool| {
             self.node.leases.holders(pool, Patience::Look).is_ok_and(|holders| holders.is_empty())
         };
@@ -318,8 +320,8 @@ impl Engine {
     }
 }
 
-/// The numbers of a record whose steps may have had an effect in the dataplane. Devices of an earlier boot belong to others by
-/// now.
+/// Returns the numbers of a record whose steps may have had an effect in the dataplane. Devices of an earlier boot
+/// may belong to others now, so such a record has none.
 fn begun_ids(record: &Record) -> impl Iterator<Item = u32> {
     let of_this_boot = !record.is_of_earlier_boot();
     let begun = record.plan.steps().filter(move |(at, ..)| of_this_boot && record.has_begun(*at));
@@ -329,8 +331,8 @@ fn begun_ids(record: &Record) -> impl Iterator<Item = u32> {
     })
 }
 
-/// The numbers of a record to register with the dataplane. One that is not attached and whose number is not `recorded` may have
-/// lost its addresses to others: an agent may have ended while it was being rolled back.
+/// Returns the numbers of a record to register with the dataplane. If the record is not attached and a number is not
+/// `recorded` in the maps, an agent may have ended during its rollback, and its addresses may have other holders.
 fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
     let is_there = |id: &u32| record.state == RecordState::Attached || recorded.contains(id);
     begun_ids(record).filter(is_there).collect()

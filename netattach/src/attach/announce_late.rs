@@ -1,11 +1,11 @@
-//! Tells the neighbours of an attachment which addresses it has, once its ADD has been answered.
+//! Announces an attachment's addresses to its neighbours after its ADD has been answered.
 //!
-//! A neighbour may still map an address to the Ethernet address of the pod that had it before. The announcement goes to
-//! everybody on the segment, so its cost grows with the pods that are there, and the ADD need not wait for it: the
-//! runtime has yet to start the containers.
+//! A neighbour may still map an address to the Ethernet address of the pod that had it before. The announcement goes
+//! to all stations on the segment, so its cost grows with the number of pods there, and the ADD need not wait for it:
+//! the runtime has yet to start the containers.
 //!
-//! IPv6 addresses are announced within the ADD: the request for it empties the pod's neighbour table, which is no harm as
-//! long as nobody is in the pod.
+//! IPv6 addresses are announced during the ADD: the request for the announcement flushes the pod's neighbour table,
+//! which is harmless as long as no process runs in the pod.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -18,15 +18,15 @@ use crate::plan::{AttachmentPlan, routing};
 use crate::step::{Brought, Interface, Output, Step};
 
 impl Engine {
-    /// Announces the IPv4 addresses of the attachments in that record. What has been detached, or whose namespace or interface
-    /// is gone, has nothing to announce. Repeating the call tells them once more, and changes nothing.
+    /// Announces the IPv4 addresses of the attachments in that record. Attachments that were detached, or whose
+    /// namespace or interface is gone, need no announcement. Repeating the call only repeats the announcement.
     ///
-    /// Whether it has been done is not asked: of records that are so young only a restarted agent does not know it, and to
-    /// read that setting takes as long as there are pods with an interface of that name (`proc_sys_compare` goes through the
-    /// entries of all network namespaces).
+    /// Does not check whether the addresses were announced before: only a restarted agent does not know this, and
+    /// only of recent records; and reading that setting takes time proportional to the number of pods with an
+    /// interface of that name (`proc_sys_compare` searches the entries of all network namespaces).
     ///
     /// # Errors
-    /// The kernel refuses it, or does not tell whether the namespace is there.
+    /// The kernel refuses, or does not report whether the namespace exists.
     pub fn announce(&self, record: &JournalKey) -> Result<(), AttachError> {
         let Some(attached) = self.registry.get(record) else { return Ok(()) };
         let sandbox = &attached.plan.sandbox;
@@ -52,7 +52,7 @@ impl Engine {
     }
 }
 
-/// The interface in the pod that announces addresses, if the attachment has one, and those.
+/// Returns the interface in the pod whose addresses are announced, and the addresses, if there are any.
 fn announced<'o>(
     attachment: &AttachmentPlan,
     outputs: Brought<'o>,

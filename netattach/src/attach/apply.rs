@@ -2,10 +2,10 @@
 //!
 //! | module | the effects of steps |
 //! |---|---|
-//! | `together` | what several attachments need at once |
-//! | `links`, `bridge` | an attachment's interface, and the bridge that it is on |
-//! | `addresses`, `ways` | what it is reached by: addresses, and what the node and the pod have to lead there |
-//! | `plugins` | what other plugins make |
+//! | `together` | steps that several attachments take at once |
+//! | `links`, `bridge` | an attachment's interface, and the bridge that it is a port of |
+//! | `addresses`, `ways` | addresses, and the routes, forwarding and translation that the node and the pod need for them |
+//! | `plugins` | calls of other plugins |
 
 mod addresses;
 mod bridge;
@@ -75,7 +75,7 @@ pub fn apply(
     Ok(())
 }
 
-/// The step of a group that failed, and why.
+/// The step of a group that failed, and the error.
 struct Failed<'p> {
     item: Item<'p>,
     source: Box<StepError>,
@@ -97,7 +97,7 @@ struct Executor<'a> {
     pod: Handle,
     /// Parents of macvlans that were looked up already, by the name in the request.
     parents: Vec<(Option<String>, LinkState)>,
-    /// Of the device that was claimed last.
+    /// The state of the device that was claimed last.
     looked: Looked,
     progress: &'a mut dyn Progress,
     /// The bridges that this plan is about to use.
@@ -116,8 +116,8 @@ impl<'a> Executor<'a> {
             if matches!(step, Step::Delegate(_)) {
                 waits::at(&Resource::Sync, || self.progress.wait_durable()).map_err(Failed::of(item))?;
             }
-            // A step without an inverse is never rolled back, so its beginning is not recorded; but what an earlier step
-            // has found or chosen, by which the effect is taken back, is written down before.
+            // A step without an inverse is never rolled back, so its beginning is not recorded. But if the inverse of
+            // an earlier step also undoes this step, the output of that earlier step is written first.
             let is_taken_back_by_another = matches!(
                 step,
                 Step::SetDevice(_)
@@ -149,12 +149,12 @@ impl<'a> Executor<'a> {
                     self.done(item, output)?;
                 }
             }
-            // Each may need what came of the one before.
+            // Each step may need the output of the previous one.
             None => {
                 for item in group {
                     let (at, attachment, step) = *item;
                     if step.asks_the_network() {
-                        // What is asked comes to the link by it, and so does the answer.
+                        // The request and the reply pass the representor.
                         self.raise_representor(at).map_err(Failed::of(item))?;
                     }
                     let output = self.effect(at, attachment, step).map_err(Failed::of(item))?;
@@ -170,8 +170,8 @@ impl<'a> Executor<'a> {
         self.progress.done(item.0, output).map_err(Failed::of(item))
     }
 
-    /// Refuses, before the first step, a plan that is certain to fail: a step that has begun is rolled back, and a
-    /// link that exists already is not ours to delete, nor could a plugin that is not installed run its DEL.
+    /// Refuses, before the first step, a plan that is certain to fail: a step that has begun is rolled back, but a
+    /// link that exists already must not be deleted, and a plugin that is not installed cannot run its DEL.
     /// `present`: the names of the pod's links, if they were read.
     fn check_preconditions(
         &mut self,
@@ -301,7 +301,7 @@ impl<'a> Executor<'a> {
             .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
     }
 
-    /// Index of the bridge that the attachment is on.
+    /// Returns the index of the bridge that the attachment is a port of.
     fn bridge_index(&self, at: StepRef) -> Result<u32, StepError> {
         let outputs = self.progress.outputs().of(at.0);
         outputs
@@ -313,18 +313,18 @@ impl<'a> Executor<'a> {
             .ok_or(StepError::Missing("a bridge"))
     }
 
-    /// The node's end, if there is one, and the pod's end of the attachment's link.
+    /// Returns the node's end, if there is one, and the pod's end of the attachment's link.
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
     }
 }
 
-/// The parent of an attachment's link on the node.
+/// Returns the parent of an attachment's link on the node.
 fn on_parent(outputs: Brought<'_>) -> Result<Parent, StepError> {
     result::ends(outputs).and_then(|ends| ends.parent).ok_or(StepError::Missing("a link on a parent"))
 }
 
-/// The link of an attachment that netattach makes.
+/// Returns the link that netattach creates for an attachment.
 fn own_link(attachment: &AttachmentPlan) -> Result<&spec::Link, StepError> {
     attachment.link().ok_or(StepError::Missing("a link on a parent"))
 }

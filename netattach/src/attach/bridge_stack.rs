@@ -1,4 +1,4 @@
-//! What the node itself takes from a bridge that netattach has made.
+//! The settings that separate a bridge that netattach created from the node's own IP stack.
 //!
 //! A bridge is a device of the node as well, whether it has an address there or not. As the kernel makes one it gets a link-local
 //! address, at which all that listens on `[::]` is reached; it answers ARP for every address of the node; and what pods send to its
@@ -30,7 +30,7 @@ fn key((family, setting): (&str, &str), device: &str) -> String {
     format!("{family}/conf/{device}/{setting}")
 }
 
-/// Has the node take nothing from a bridge.
+/// Separates a bridge from the node's IP stack.
 ///
 /// # Errors
 /// The kernel refuses a setting.

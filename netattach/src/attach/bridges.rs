@@ -1,5 +1,5 @@
-//! Bridges that ADDs make: a bridge made by an ADD that failed is removed again, and one that is gone beneath its pods is
-//! made again.
+//! Bridges that ADDs create: removes a bridge that a failed ADD created, and recreates a bridge that was deleted
+//! while pods use it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,14 +22,14 @@ use crate::plan::{AttachmentPlan, addressing, result};
 use crate::spec;
 use crate::step::{Brought, Interface, Output, Outputs, Step};
 
-/// How long another process may be at removing a bridge.
+/// How long another process may hold the lock while it removes a bridge.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The bridges that unfinished plans are about to use. A bridge in use is kept, by this process and by others.
+/// The bridges that unfinished plans are about to use. Neither this process nor another one removes such a bridge.
 #[derive(Debug, Default)]
 pub struct Bridges {
     users: Mutex<Users>,
-    /// The right to close or open a bridge ([`bridge_stack`]).
+    /// Lock for closing or opening a bridge ([`bridge_stack`]).
     turn: Mutex<()>,
 }
 
@@ -37,8 +37,9 @@ pub struct Bridges {
 struct Users {
     /// The number of plans that are about to use each bridge.
     plans: BTreeMap<String, u32>,
-    /// What keeps other processes from removing a bridge, see [`hold`]: one for all plans, as the locks of a process exclude each
-    /// other like those of two. `None`: no plan is about to use one, or somebody else has the lock alone.
+    /// A shared lock that keeps other processes from removing a bridge, see [`hold`]. All plans use one lock, because
+    /// two locks of one process exclude each other like those of two processes. `None`: no plan is about to use a
+    /// bridge, or another process holds the lock exclusively.
     held: Option<File>,
 }
 
@@ -54,38 +55,38 @@ pub(super) struct Entered<'a> {
 pub(super) struct Beneath {
     pub(super) spec: spec::Bridge,
     pub(super) link: Interface,
-    /// Its addresses as the pods' gateway.
+    /// The gateway addresses that the bridge has for the pods.
     pub(super) gateways: Vec<IpNet>,
-    /// Which other addresses are in their place.
+    /// Whether other addresses may exist beside these.
     pub(super) others: Others,
-    /// The attachment's ADD made it, or found one that netattach had made.
+    /// Whether the attachment's ADD created the bridge, or found one that netattach had created.
     pub(super) made: bool,
 }
 
-/// How the bridge of an attachment differs from what was there.
+/// A difference between the bridge of an attachment and its recorded state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It is gone.
+    /// The bridge is gone.
     Gone,
-    /// The link of this index, which it is, is down.
+    /// The bridge, which has this index, is down.
     Down(u32),
-    /// It lacks these addresses.
+    /// The bridge with this index lacks these addresses.
     Gateways(u32, Vec<IpNet>),
-    /// It does not filter by VLAN any more: all its VLANs are one segment.
+    /// The bridge does not filter by VLAN any more: all its VLANs are one segment.
     Unfiltered(u32),
 }
 
-/// A bridge as it is found.
+/// The current state of a bridge.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Found<'a> {
     pub(super) link: &'a LinkState,
     pub(super) addresses: &'a [IpNet],
-    /// Looked at only where there are ports in VLANs.
+    /// Read only if ports have VLANs.
     pub(super) filters_by_vlan: bool,
 }
 
 impl Beneath {
-    /// The bridge of an attachment; `None` if it has none.
+    /// Returns the bridge of an attachment; `None` if the attachment has none.
     pub(super) fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Self> {
         let spec = attachment.steps.iter().find_map(|step| match step {
             Step::EnsureBridge(bridge) => Some(bridge.clone()),
@@ -95,7 +96,7 @@ impl Beneath {
             Output::Bridge(bridge) => Some(bridge.clone()),
             _ => None,
         })?;
-        // The gateways of a VLAN are on a device beside it.
+        // The gateways of a VLAN are on a separate device.
         let beside = attachment.steps.iter().find_map(|step| match step {
             Step::Gateway { beside, vlan: None, .. } => Some(*beside),
             _ => None,
@@ -105,7 +106,7 @@ impl Beneath {
             Some(_) => addressing::gateways(&leased.addresses),
             None => Vec::new(),
         };
-        // What one ADD was told to remove, those before it must not put back.
+        // Addresses that a later ADD removed on request (`forceAddress`) must not be restored for earlier ones.
         let others = if beside == Some(true) { Others::Kept } else { Others::Refused };
         Some(Self { spec, link: bridge.link, gateways, others, made: bridge.made || bridge.ours })
     }
@@ -118,15 +119,16 @@ impl Beneath {
         !self.gateways.is_empty()
     }
 
-    /// Whether the attachment says that the bridge is all our own: an ADD made it, or it is the pods' gateway, which is
-    /// made and configured by ADDs alone. Others may be a node's bridge into the networks around it, whose other ports
-    /// only its administrator knows.
+    /// Whether the attachment shows that netattach manages the bridge alone: an ADD created it, or it is the pods'
+    /// gateway, which only ADDs create and configure. Any other bridge may connect the node to surrounding networks,
+    /// and only the administrator knows its other ports.
     pub(super) fn is_ours(&self) -> bool {
         self.made || !self.gateways.is_empty()
     }
 
-    /// How it differs. `found`: the bridge of that name. An address that another one has taken the place of is not missed: a
-    /// later ADD was told to (`forceAddress`), or an administrator wants it so.
+    /// Returns the differences of the bridge. `found`: the current bridge with that name. A gateway address that was
+    /// replaced by another address is not reported: a later ADD was told to replace it (`forceAddress`), or an
+    /// administrator did.
     pub(super) fn changes(&self, found: Option<Found<'_>>) -> Vec<Change> {
         let Some(Found { link: bridge, addresses, filters_by_vlan }) = found else {
             return vec![Change::Gone];
@@ -135,7 +137,7 @@ impl Beneath {
         let mut changes: Vec<Change> =
             is_unfiltered.then_some(Change::Unfiltered(bridge.index)).into_iter().collect();
         if !bridge.up {
-            // Its addresses are looked at once it is up.
+            // Its addresses are checked once it is up.
             changes.push(Change::Down(bridge.index));
             return changes;
         }
@@ -145,7 +147,7 @@ impl Beneath {
         changes
     }
 
-    /// Makes it again, without its ports, unless somebody has.
+    /// Recreates the bridge without its ports, unless it exists again.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -153,12 +155,12 @@ impl Beneath {
         let mut entered = bridges.begin();
         entered.enter(&self.spec.name);
         let _turn = bridges.turn();
-        // One that another attachment has its gateways on is opened when they are put back.
+        // If another attachment has its gateways on the bridge, restoring these opens the bridge.
         let is_closed = !self.has_gateways();
         let born = if is_closed { Born::Down } else { Born::Up };
         let ensured = host.restore_bridge(&self.spec, self.link.index, self.link.mac, born)?;
         if ensured.created {
-            // As when it was made first.
+            // As at the first creation.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", self.spec.name), "0")?;
             if is_closed {
                 close(host, &ensured.link)?;
@@ -173,7 +175,7 @@ impl Beneath {
     /// The kernel refuses.
     pub(super) fn open(&self, bridges: &Bridges) -> Result<(), StepError> {
         let _turn = bridges.turn();
-        // Another's is never closed.
+        // A bridge of another program is never closed.
         if self.made { bridge_stack::open(&self.spec.name) } else { Ok(()) }
     }
 }
@@ -184,8 +186,8 @@ impl Bridges {
         Entered { bridges: self, names: Vec::new() }
     }
 
-    /// Deletes the bridges that this ADD made and that have no port, unless another plan is about to use them, or an ADD of another
-    /// process may be, see [`hold`].
+    /// Deletes the bridges that this ADD created and that have no port, unless another plan of this process, or
+    /// possibly an ADD of another process, is about to use them, see [`hold`].
     ///
     /// # Errors
     /// The kernel refuses.
@@ -198,7 +200,7 @@ impl Bridges {
         if made.is_empty() {
             return Ok(());
         }
-        // The locks are held until they are deleted: an ADD that comes meanwhile makes the bridge again.
+        // The locks are held until the bridges are deleted: an ADD that comes meanwhile recreates its bridge.
         let mut users = self.lock();
         let Some(alone) = users.alone() else {
             tracing::debug!("a bridge of a failed ADD stays: another process may be about to use it");
@@ -209,7 +211,7 @@ impl Bridges {
         removed
     }
 
-    /// The right to close or open a bridge until what it returns is dropped.
+    /// Lock for closing or opening a bridge; released when the guard is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         // No lock is poisoned: a panic ends the agent.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
@@ -236,12 +238,13 @@ impl Users {
         Ok(())
     }
 
-    /// Keeps ADDs of other processes waiting until it is [shared](Self::share) again or dropped; `None`: there is one.
+    /// Takes the lock exclusively, so that ADDs of other processes wait until the lock is [shared](Self::share) again
+    /// or dropped; `None`: another process holds it.
     fn alone(&mut self) -> Option<File> {
         let Some(held) = self.held.take() else {
             return locked(|namespace| flock::lock(namespace, Duration::ZERO));
         };
-        // The kernel gives up the shared lock before it looks whether there can be another.
+        // When converting a lock, the kernel releases the shared lock before it tries to take the exclusive one.
         if matches!(flock::lock(&held, Duration::ZERO), Ok(true)) {
             return Some(held);
         }
@@ -249,8 +252,8 @@ impl Users {
         None
     }
 
-    /// Has the lock shared while plans are about to use bridges. Not where another process has come in between: the plans go on
-    /// without, as if they had [waited](hold) in vain.
+    /// Converts the lock to a shared one while plans are about to use bridges. If another process has taken the lock
+    /// meanwhile, the plans continue without it, as if [waiting](hold) had timed out.
     fn share(&mut self, lock: File) {
         let is_shared =
             !self.plans.is_empty() && matches!(flock::lock_shared(&lock, Duration::ZERO), Ok(true));
@@ -259,8 +262,8 @@ impl Users {
 }
 
 impl Entered<'_> {
-    /// Records that the plan is about to use a bridge: until it is a port there, or nobody's, when this is dropped. Waits for a process
-    /// that is removing one.
+    /// Records that the plan is about to use a bridge, until this value is dropped: then the plan's link is a port of
+    /// the bridge, or the bridge is unused. Waits for a process that is removing a bridge.
     pub(super) fn enter(&mut self, name: &str) {
         let is_held = {
             let mut users = self.bridges.lock();
@@ -294,13 +297,14 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Whether the attachment's gateways are on its bridge itself. Those of a VLAN are on a device beside it.
+/// Whether the attachment's gateway addresses are on its bridge itself. Those of a VLAN are on a separate device.
 pub(super) fn is_gateway(attachment: &AttachmentPlan) -> bool {
     attachment.steps.iter().any(|step| matches!(step, Step::Gateway { vlan: None, .. }))
 }
 
-/// Closes a bridge that netattach has made ([`bridge_stack`]) and brings it up, in the caller's turn. One that the node has an address
-/// on by now stays open: an ADD of another process, or an administrator, has given it.
+/// Closes a bridge that netattach created to the node's IP stack ([`bridge_stack`]) and brings the bridge up; the
+/// caller holds [`Bridges::turn`]. A bridge on which the node has an address stays open: an ADD of another process,
+/// or an administrator, has added that address.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -315,7 +319,7 @@ pub(super) fn close(host: &mut Handle, bridge: &LinkState) -> Result<(), StepErr
     Ok(host.ensure_up(bridge.index)?)
 }
 
-/// Whether the kernel may have given the address by itself.
+/// Whether the kernel may have generated the address itself.
 fn is_link_local(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local())
 }
@@ -336,11 +340,11 @@ fn locked(lock: impl FnOnce(&File) -> io::Result<bool>) -> Option<File> {
     })
 }
 
-/// Has an existing bridge forward by VLAN. The pods of others are in its default VLAN then, as before; a bridge that
-/// netattach has not made is its administrator's to change.
+/// Enables VLAN filtering on an existing bridge. Ports of other pods are then in the bridge's default VLAN, as
+/// before. A bridge that netattach did not create is left to its administrator.
 ///
 /// # Errors
-/// It is another's, or the kernel refuses.
+/// netattach did not create the bridge, or the kernel refuses.
 pub(super) fn filter_by_vlan(host: &mut Handle, bridge: &LinkState) -> Result<(), StepError> {
     if host.filters_by_vlan(bridge.index)? {
         return Ok(());
@@ -351,8 +355,8 @@ pub(super) fn filter_by_vlan(host: &mut Handle, bridge: &LinkState) -> Result<()
     Ok(host.filter_by_vlan(&bridge.name, bridge.index)?)
 }
 
-/// The device that has the gateways of a VLAN of the bridge: an end of a veth whose other end is a port in that VLAN. It
-/// lasts as long as the bridge.
+/// Ensures the device that has the gateway addresses of a VLAN of the bridge: an end of a veth pair whose peer is a
+/// port in that VLAN. It exists as long as the bridge.
 ///
 /// # Errors
 /// Another link has the name, or the kernel refuses.
@@ -387,7 +391,7 @@ pub(super) fn ensure_vlan_device(
             host.ensure_up(far.index)?;
             Ok(LinkState { up: true, ..far })
         }
-        // Another attachment made it first, or an agent was killed while it did.
+        // Another attachment created the device first, or an agent was killed while it did.
         Err(error) if error.already_exists() => {
             let found = host.link(&device)?;
             adopt_vlan_device(host, found, (bridge_index, &port))
@@ -396,7 +400,8 @@ pub(super) fn ensure_vlan_device(
     }
 }
 
-/// Checks that a device of that name is a VLAN's, and puts its port back into the bridge and the VLAN.
+/// Checks that a device with that name belongs to the VLAN, and restores its peer's membership of the bridge and the
+/// VLAN.
 fn adopt_vlan_device(
     host: &mut Handle,
     device: LinkState,
@@ -406,7 +411,7 @@ fn adopt_vlan_device(
     let is_ours = near.as_ref().is_some_and(|it| it.name == link::host_name(&port.bridge, &device.name));
     match near {
         Some(near) if near.controller == Some(bridge) => {
-            // The reference's ports are left as it made them.
+            // Ports that the reference plugin created are left as they are.
             if is_ours {
                 host.ensure_port(near.index, port)?;
                 host.mark_own(near.index)?;
@@ -458,7 +463,7 @@ mod tests {
         .unwrap();
     }
 
-    /// What an ADD has made that failed.
+    /// The outputs of a failed ADD that created the bridge.
     fn made(host: &mut Handle, name: &str) -> Outputs {
         let name = name.to_owned();
         let bridge = spec::Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::link::facts::OnBus;
 use crate::spec::VirtualFunction;
 
-/// Where the kernel shows what follows.
+/// The mount point of sysfs.
 const SYSFS: &str = "/sys";
 
 /// The buses whose devices may have interfaces.
@@ -15,13 +15,13 @@ const BUSES: [&str; 2] = ["bus/pci/devices", "bus/auxiliary/devices"];
 /// Whether all namespaces share the node's RDMA devices, or each has its own (`drivers/infiniband/core/device.c`).
 const SHARES_RDMA: &str = "module/ib_core/parameters/netns_mode";
 
-/// The devices of virtio, each below the device that carries it.
+/// The directory of virtio devices, each of which is below the device that carries it.
 const VIRTIO: &str = "/sys/bus/virtio/devices";
 
-/// Below it is every device of the node.
+/// The directory that contains every device of the node.
 const DEVICES: &str = "/sys/devices";
 
-/// The device of that name on one of the buses, if there is one. Its card's mode is not in sysfs: see
+/// Finds the device with that name on one of the buses. Its card's mode is not in sysfs: see
 /// [`super::representor::is_switchdev`].
 pub(super) fn find(name: &str) -> Option<OnBus> {
     find_below(Path::new(SYSFS), name)
@@ -36,7 +36,7 @@ fn find_below(sysfs: &Path, name: &str) -> Option<OnBus> {
     Some(OnBus { driver, function, rdma, rdma_stays, switchdev: false })
 }
 
-/// The virtual function that the device of that name is, if it is one: all that is read of it.
+/// Returns the virtual function that the device with that name is, if it is one. Reads nothing else.
 pub(super) fn function_of(name: &str) -> Option<VirtualFunction> {
     function_in(&directory_of(name)?, name)
 }
@@ -47,7 +47,7 @@ fn function_in(directory: &Path, name: &str) -> Option<VirtualFunction> {
     Some(VirtualFunction { physical, number })
 }
 
-/// The name of the card of which the device of that name is a virtual function.
+/// Returns the name of the card of which the device with that name is a virtual function.
 pub(super) fn physical_of(name: &str) -> Option<String> {
     physical_in(&directory_of(name)?)
 }
@@ -56,7 +56,7 @@ fn physical_in(directory: &Path) -> Option<String> {
     last_of(&fs::read_link(directory.join("physfn")).ok()?)
 }
 
-/// The RDMA device of the device of that name, if it has one: all that is read of it.
+/// Returns the RDMA device of the device with that name, if it has one. Reads nothing else.
 pub(super) fn rdma_of(name: &str) -> Option<String> {
     rdma_below(Path::new(SYSFS), name)
 }
@@ -72,20 +72,21 @@ fn rdma_in(directory: &Path) -> Option<String> {
 fn shares_rdma(sysfs: &Path) -> bool {
     match fs::read_to_string(sysfs.join(SHARES_RDMA)) {
         Ok(shown) => shown.trim() == "Y",
-        // A kernel that cannot do anything else has no such setting.
+        // A kernel without this setting always shares them.
         Err(error) => error.kind() == std::io::ErrorKind::NotFound,
     }
 }
 
-/// The names that the parent of a device's interface may have: its own, and those of the virtio device that it carries.
+/// Returns the possible names of the parent of a device's interface: the device's own, and those of the virtio device
+/// that it carries.
 pub(super) fn parents_of(name: &str) -> Vec<String> {
     let beneath = directory_of(name).and_then(|directory| fs::read_dir(directory).ok());
     let names = beneath.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     std::iter::once(name.to_owned()).chain(names.filter(|name| name.starts_with("virtio"))).collect()
 }
 
-/// The device on one of the buses that carries the device of that name, which has an interface: itself, or for a virtio
-/// device the one that it is a part of.
+/// Returns the device on one of the buses that carries the interface's parent: the parent itself, or for a virtio
+/// device the device that it is a part of.
 pub(super) fn carrier_of(parent: &str) -> String {
     let carrier = || {
         let path = fs::canonicalize(Path::new(VIRTIO).join(parent)).ok()?;
@@ -94,7 +95,7 @@ pub(super) fn carrier_of(parent: &str) -> String {
     carrier().unwrap_or_else(|| parent.to_owned())
 }
 
-/// The name of the device whose directory that is.
+/// Returns the name of the device with that directory.
 pub(super) fn name_at(path: &str) -> Option<String> {
     let path = fs::canonicalize(path).ok()?;
     path.starts_with(DEVICES).then(|| last_of(&path)).flatten()
@@ -105,12 +106,12 @@ fn directory_of(name: &str) -> Option<PathBuf> {
 }
 
 fn directory_below(sysfs: &Path, name: &str) -> Option<PathBuf> {
-    // A name is a component of a path, see `link::device`.
+    // The name is a single path component, see `link::device`.
     BUSES.iter().map(|bus| sysfs.join(bus).join(name)).find(|path| path.exists())
 }
 
-/// The number of the VF of that name at its PF: the one of the links `virtfnN` that leads to it. They count from 0 on, and a PF
-/// has many other files: only where one of them is missing are all looked at.
+/// Returns the number of the VF with that name at its PF: the N of the link `virtfnN` that leads to it. The links are
+/// tried from 0 on; the directory, which has many other files, is listed only if a number is missing.
 fn number_of(physical: &Path, name: &str) -> Option<u32> {
     let target = |number: u32| fs::read_link(physical.join(format!("virtfn{number}"))).ok();
     let mut in_order = (0_u32..).map_while(|number| Some((number, target(number)?)));

@@ -1,4 +1,4 @@
-//! Routes what an interface's addresses send by tables of their own, and compares it later.
+//! Routes packets from an interface's addresses by tables of their own, and compares the routes later.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,10 +12,10 @@ use crate::plan::by_source::{self, Needed};
 use crate::plan::routing::{MAIN_TABLE, metric};
 use crate::spec::{BySource, Route, SourceTables};
 
-/// Most routes of one interface that are taken over. More can only come from outside.
+/// Most routes of one interface that are moved. More routes can only come from another program.
 const MOST_ROUTES: usize = 1024;
 
-/// Chooses the tables for the addresses that the interface has by this result. Changes nothing.
+/// Chooses the tables for the addresses that the interface has according to this result. Changes nothing.
 pub(super) fn choose(
     pod: &mut Handle,
     ifname: &str,
@@ -23,7 +23,7 @@ pub(super) fn choose(
     result: &CniResult,
 ) -> Result<SourceTables, StepError> {
     let addresses = by_source::addresses(result, ifname);
-    // All its routes would leave the main table, for no other one.
+    // Otherwise all its routes would leave the main table without getting another one.
     if addresses.is_empty() {
         return Err(StepError::NoSource(ifname.to_owned()));
     }
@@ -41,7 +41,7 @@ pub(super) fn choose(
     Ok(by_source::choose(asked, link.index, &addresses, &routes, &taken))
 }
 
-/// Makes the tables and rules, and takes the routes out of the main table. Can be repeated.
+/// Adds the tables and rules, and removes the routes from the main table. Can be repeated.
 pub(super) fn apply(pod: &mut Handle, chosen: &SourceTables) -> Result<(), StepError> {
     for one in &chosen.tables {
         for route in &one.routes {
@@ -53,7 +53,7 @@ pub(super) fn apply(pod: &mut Handle, chosen: &SourceTables) -> Result<(), StepE
     Ok(pod.ensure_taken_out_of_main(chosen.index, &chosen.removed)?)
 }
 
-/// The first rule or route of the tables that is gone, in words.
+/// Describes the first missing rule or route of the tables.
 pub(super) fn difference(
     pod: &mut Handle,
     ifname: &str,
@@ -83,8 +83,8 @@ pub(super) fn difference(
     Ok(None)
 }
 
-/// The first address whose rule is gone, or what its rule's table has to have, in words: for callers that kept no record.
-/// `addresses`: those of the interface, with their gateways.
+/// Describes the first address whose rule is missing, or the first missing route of its table: for callers that kept
+/// no record. `addresses`: those of the interface, with their gateways.
 pub(super) fn missing(
     pod: &mut Handle,
     ifname: &str,
@@ -104,7 +104,7 @@ pub(super) fn missing(
         let Some(first) = tables.first() else {
             return Ok(Some(format!("the rule for what {source} sends is gone")));
         };
-        // What is in the table that is asked for is somebody else's.
+        // A requested table may contain routes of other programs.
         let needed = by_source::needed(asked, *address, *gateway).filter(|_| asked.table.is_none());
         let is_there = |needed: Needed| {
             let is_it = |route: &Route| needed.is(route.destination, route.gateway);
@@ -117,8 +117,9 @@ pub(super) fn missing(
     Ok(None)
 }
 
-/// Removes the rules for these addresses, as the reference plugin does. Reads no list: whoever administrates the pod's network
-/// may have made more rules than are read. Of many for one address those that are left go with the namespace.
+/// Removes the rules for these addresses, like the reference plugin. Lists no rules, because the pod's administrator
+/// may have created more rules than are read. If there are many for one address, the remaining ones end with the
+/// namespace.
 pub(super) fn forget(pod: &mut Handle, asked: &BySource, sources: &[IpAddr]) -> Result<(), StepError> {
     match asked.table {
         Some(table) => {
@@ -129,8 +130,8 @@ pub(super) fn forget(pod: &mut Handle, asked: &BySource, sources: &[IpAddr]) -> 
     }
 }
 
-/// The addresses that an interface has, for callers that do not know those that it had. None of one that is gone or cannot be
-/// told, or that has more of them than are read: the handle is of no use then.
+/// Returns the addresses of an interface, for callers that do not know its former ones. Returns none if the interface
+/// is gone or cannot be reported, or if it has more addresses than are read: the handle is unusable then.
 pub(super) fn sources_of(pod: &mut Handle, ifname: &str) -> Result<Vec<IpAddr>, StepError> {
     let Some(link) = pod.find_told(ifname)? else { return Ok(Vec::new()) };
     match pod.addresses(link.index) {

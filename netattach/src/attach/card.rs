@@ -1,4 +1,5 @@
-//! The physical function (PF) of a VF, as the node has it: by its interface the card is told what it sets for each of its VFs.
+//! The physical function (PF) of a VF on the node: its interface is used to read and change the card's settings of
+//! each VF.
 
 use super::{StepError, bus};
 use crate::mac::Mac;
@@ -11,7 +12,7 @@ pub(super) fn is_of(function: &VirtualFunction, device: &DeviceState) -> bool {
     device.parent.as_deref() == Some(&*function.physical)
 }
 
-/// The index of the interface of the VF's physical function, and the VF's settings there.
+/// Returns the index of the interface of the VF's physical function, and the VF's settings there.
 pub(super) fn physical(
     host: &mut Handle,
     function: &VirtualFunction,
@@ -21,13 +22,13 @@ pub(super) fn physical(
     Ok(card.and_then(|card| Some((card.index, card.settings(function.number)?))))
 }
 
-/// A physical function, as the node has it.
+/// A physical function on the node.
 pub(super) struct Card {
-    /// Its name on its bus.
+    /// Its bus address.
     name: String,
     /// Index of its interface.
     pub(super) index: u32,
-    /// What it sets for its VFs, each with its number, as far as that was asked.
+    /// The settings of its VFs, by number, as far as they were read.
     functions: Vec<(u32, VfSettings)>,
 }
 
@@ -36,7 +37,7 @@ impl Card {
         self.functions.iter().find(|(of, _)| *of == number).map(|(_, settings)| settings.clone())
     }
 
-    /// A VF that has the address, other than the device.
+    /// Returns a VF that has the address, other than the device itself.
     pub(super) fn other_function(
         &self,
         device: &Device,
@@ -55,7 +56,8 @@ impl Card {
     }
 }
 
-/// The physical function of a VF, among the devices of the node that were listed just now, with what it sets.
+/// Finds the physical function of a VF, among the devices of the node that were just listed, and reads its settings
+/// of VFs.
 fn among(
     host: &mut Handle,
     function: &VirtualFunction,
@@ -71,8 +73,8 @@ fn among(
     Ok(None)
 }
 
-/// The same of a device that may not be known as a VF. What the card sets for one that is not is asked only where an
-/// address is.
+/// Does the same for a device that may not be known as a VF. If it is not a VF, the card's settings are read only if
+/// an address is requested.
 pub(super) fn find(
     host: &mut Handle,
     (device, found): (&Device, Option<&DeviceState>),

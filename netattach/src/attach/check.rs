@@ -1,5 +1,5 @@
-//! CHECK: compares every attachment of a sandbox with its record. The part of it that is in the pod is compared for the
-//! agent's own looks too.
+//! CHECK: compares every attachment of a sandbox with its record. The agent's periodic checks also compare the part
+//! that is in the pod.
 
 use std::net::IpAddr;
 
@@ -61,8 +61,8 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
     Ok(())
 }
 
-/// What differs in the pod from what the attachments of a sandbox left there: the first difference of each, with its
-/// interface. Attachments that CHECK leaves out are left out.
+/// Returns the differences between the pod and what the attachments of a sandbox left there: the first of each
+/// attachment, with its interface. Skips attachments that CHECK skips.
 pub(super) fn differences_in_pod(
     attached: &Attached,
     (netns, pod): (&Netns, &mut Handle),
@@ -85,7 +85,7 @@ pub(super) fn differences_in_pod(
     Ok(differences)
 }
 
-/// The first difference between the kernel and the expected state of an attachment, in words.
+/// Describes the first difference between the kernel and the expected state of an attachment.
 pub(super) fn compare(
     node: &Node,
     sandbox: &Sandbox,
@@ -108,7 +108,7 @@ pub(super) fn compare(
     }
     if let Some((Device { function: Some(function), .. }, wanted)) = &want.device {
         let differs = match physical(host, function)? {
-            // A switch that its driver says nothing of may be as it was set.
+            // If the driver does not report a switch setting, it may have its value.
             Some((_, shown)) => wanted.told_in(&shown).beyond(&shown),
             None => (*wanted).clone(),
         };
@@ -152,8 +152,8 @@ pub(super) fn compare(
     Ok(None)
 }
 
-/// The first difference between what is in the pod's namespace and what is expected there. Looks at nothing else, and
-/// asks no other plugin.
+/// Describes the first difference between the pod's namespace and its expected state. Reads nothing else, and calls
+/// no other plugin.
 fn compare_in_pod(
     attachment: &AttachmentPlan,
     want: &Expected,
@@ -166,7 +166,7 @@ fn compare_in_pod(
     }
 }
 
-/// As [`compare_in_pod`], of what the pod has besides the interface with its addresses and routes.
+/// Like [`compare_in_pod`], for everything but the interface with its addresses and routes.
 fn compare_around_pod_end(
     attachment: &AttachmentPlan,
     want: &Expected,
@@ -233,7 +233,8 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
             _ => format!("has another {} mode", asked.kind()),
         });
     }
-    // Of all ipvlans of a parent, and any pod with one can change it that administrates its network.
+    // The mode applies to all ipvlans of a parent, and any pod that has one and administrates its network can change
+    // it.
     if want.judged_in_pod && link.mode == Some(LinkMode::Ipvlan(IpvlanMode::L3s)) {
         return differs("is in ipvlan mode l3s, in which no program judges what it receives".into());
     }
@@ -253,7 +254,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
     })
 }
 
-/// The first of the routes that no longer leads over the interface in the main table.
+/// Returns the first route that does not lead through the interface any more, in the main table.
 fn missing_route<'r>(
     wanted: &'r [Route],
     interface: u32,
@@ -275,7 +276,7 @@ fn missing_route<'r>(
     Ok(main.find(|route| !is_there(route)))
 }
 
-/// Whether a link has the name of the interface that was made but is a different link.
+/// Whether a link has the name of the created interface but is a different link.
 fn is_another(link: &LinkState, made: &Interface) -> bool {
     made.index != 0 && made.index != link.index
 }
@@ -294,7 +295,7 @@ fn compare_host_end(
     let Some(link) = host.find_link(&wanted.name)? else {
         return Ok(Some(format!("link {} is gone from the node", wanted.name)));
     };
-    // The kernel does not show what a representor is the end of: see `representor::difference`.
+    // The kernel does not show the VF of a representor: see `representor::difference`.
     let is_pair = want.device.is_none();
     if is_another(&link, wanted) || (is_pair && pod.is_some_and(|pod| link.link != Some(pod.index))) {
         return Ok(Some(format!("link {} is not the other end of the pod's interface", wanted.name)));
@@ -355,8 +356,8 @@ fn compare_bridge(want: &Expected, port: &LinkState, host: &mut Handle) -> Resul
     Ok(missing.map(|gateway| format!("{} {} lacks gateway address {gateway}", device.kind, device.name)))
 }
 
-/// Runs CHECK of every other plugin of the attachment. `last` is the final result, where the plugins' configurations
-/// do not hold it already.
+/// Runs CHECK of every other plugin of the attachment. `last` is the final result, if the plugins' configurations do
+/// not contain it already.
 pub(super) fn check_delegates(
     node: &Node,
     sandbox: &Sandbox,

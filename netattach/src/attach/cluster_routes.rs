@@ -1,4 +1,5 @@
-//! Keeps the cluster on its interface while the pod's default routes move, and compares it later.
+//! Keeps cluster traffic on the cluster's interface while the pod's default routes move, and compares the routes
+//! later.
 
 use ipnet::IpNet;
 
@@ -10,7 +11,7 @@ use crate::plan::routing::MAIN_TABLE;
 use crate::spec::Route;
 use crate::step::Kept;
 
-/// The cluster's interface as it is now; `None` if it is not there.
+/// Reads the state of the cluster's interface; `None` if it does not exist.
 pub(super) fn look(pod: &mut Handle, ifname: &str) -> Result<Option<ClusterSide>, StepError> {
     let Some(link) = pod.find_link(ifname)? else { return Ok(None) };
     let all = pod.routes_in(MAIN_TABLE)?;
@@ -23,7 +24,7 @@ pub(super) fn look(pod: &mut Handle, ifname: &str) -> Result<Option<ClusterSide>
     }))
 }
 
-/// Adds the routes and rules by which the cluster stays where it was before these default routes moved.
+/// Adds the routes and rules that keep cluster traffic where it was before these default routes moved.
 pub(super) fn keep(
     pod: &mut Handle,
     side: &ClusterSide,
@@ -36,7 +37,7 @@ pub(super) fn keep(
     Ok(Some(kept))
 }
 
-/// The first kept route that is gone, in words. The table by source is compared with those of all interfaces.
+/// Describes the first missing kept route. The table by source is compared with those of all interfaces.
 pub(super) fn compare(kept: &Kept, pod: &mut Handle) -> Result<Option<String>, StepError> {
     let index = pod.find_link(&kept.answers.ifname)?.map(|link| link.index);
     let found = pod.routes_in(MAIN_TABLE)?;

@@ -1,7 +1,7 @@
 //! A directory of CNI configurations, whose files are read one by one.
 //!
-//! Others write there: it may have thousands of files, or one that cannot be read. Each look therefore reads at most
-//! [`budget::CONF_FILES`] files and [`budget::CONF_BYTES`], and never waits for one.
+//! Other programs write to this directory: it may contain thousands of files, or a file that cannot be read. So each
+//! scan reads at most [`budget::CONF_FILES`] files and [`budget::CONF_BYTES`], and never waits for a file.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -13,44 +13,44 @@ use crate::cni::ConfigError;
 use crate::cni::load::{self, Files};
 use crate::{bounded, budget};
 
-/// One look at a directory.
+/// One scan of a directory.
 #[derive(Debug)]
 pub struct ConfDir {
     path: PathBuf,
-    /// Of files that may hold a configuration, in order.
+    /// Names of files that may contain a configuration, in order.
     names: Vec<String>,
-    /// Files and bytes that were read.
+    /// Number of files and bytes that were read.
     read: Cell<(usize, usize)>,
 }
 
 impl ConfDir {
-    /// Lists the directory. One that does not exist counts as empty.
+    /// Lists the directory. A directory that does not exist counts as empty.
     ///
     /// # Errors
-    /// It cannot be listed, or has too many entries.
+    /// The directory cannot be listed, or has too many entries.
     pub fn list(path: &Path) -> io::Result<Self> {
         Ok(Self::of(path, entries(path)?))
     }
 
-    /// The directory with these entries, in order.
+    /// Makes the directory from its entries, in order.
     pub fn of(path: &Path, mut names: Vec<String>) -> Self {
         names.retain(|name| load::is_candidate(name));
         Self { path: path.to_owned(), names, read: Cell::default() }
     }
 
-    /// A directory of which only the folders of networks are wanted.
+    /// Makes a directory for reading only the folders of networks.
     pub(super) fn of_folders(path: &Path) -> Self {
         Self { path: path.to_owned(), names: Vec::new(), read: Cell::default() }
     }
 
-    /// Leaves only the files whose names runtimes read before `name`.
+    /// Keeps only the files whose names runtimes read before `name`.
     pub fn before(mut self, name: &str) -> Self {
         self.names.retain(|file| load::is_read_by_runtimes(file) && file.as_str() < name);
         self
     }
 }
 
-/// As [`ConfDir::list`], with the error of an intent.
+/// Like [`ConfDir::list`], with the error of an intent.
 pub(super) fn list(path: &Path) -> Result<ConfDir, IntentError> {
     ConfDir::list(path).map_err(|source| IntentError::Read { path: path.to_owned(), source })
 }
@@ -93,10 +93,10 @@ impl Files for ConfDir {
     }
 }
 
-/// The names in a directory, in order; none if it does not exist. Names that are not UTF-8 are left out.
+/// Returns the names in a directory, in order; none if it does not exist. Names that are not UTF-8 are left out.
 ///
 /// # Errors
-/// It cannot be listed, or has too many entries.
+/// The directory cannot be listed, or has too many entries.
 pub fn entries(path: &Path) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

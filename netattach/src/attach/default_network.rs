@@ -1,4 +1,4 @@
-//! The network that every pod gets unless it chooses another: where it is described, and how it is read from disk.
+//! The network that every pod gets unless it chooses another: its source, and how it is read from disk.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -9,10 +9,11 @@ use crate::cni::{NetworkList, load, multi_network};
 use crate::error_chain::Chain;
 use crate::npwg::NetworkRef;
 
-/// What Cilium appends to the names of other networks' configurations while it is the only one (`cni.exclusive`).
+/// The suffix that Cilium appends to the names of other networks' configurations while it is configured as the only
+/// plugin (`cni.exclusive`).
 pub const CILIUMS_SUFFIX: &str = ".cilium_bak";
 
-/// Where the node's default network is described.
+/// The source of the node's default network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DefaultNetwork {
     /// By a definition.
@@ -22,15 +23,15 @@ pub enum DefaultNetwork {
     Name(String),
     /// By a CNI configuration file, or by the first usable one of a directory.
     Path(PathBuf),
-    /// By the agent's settings and the node's ranges: see [`crate::builtin`].
+    /// The agent's settings and the node's ranges: see [`crate::builtin`].
     Builtin,
-    /// By the runtime's list: a plugin before netattach makes it.
+    /// The runtime's list: an earlier plugin in it creates the network's interface.
     Chained,
 }
 
-/// The word for the network that the agent makes.
+/// The word for the network that the agent provides.
 const BUILTIN: &str = "builtin";
-/// The word for the network that a plugin before netattach makes.
+/// The word for the network whose interface an earlier plugin creates.
 pub(super) const CHAINED: &str = "chained";
 
 /// The text does not name a network.
@@ -63,13 +64,13 @@ impl FromStr for DefaultNetwork {
     }
 }
 
-/// The directories in which files may come or go that change what a path leads to.
+/// Returns the directories in which new or removed files change the result for a path.
 pub(super) fn directories(path: &Path) -> impl Iterator<Item = PathBuf> {
     [Some(path), path.parent()].into_iter().flatten().map(Path::to_owned)
 }
 
-/// Reads the configuration at a path: a file, or the first usable file of a directory, as container runtimes choose
-/// it, except that configurations which call netattach, or another plugin of that kind, are skipped.
+/// Reads the configuration at a path: a file, or the first usable file of a directory in the order of container
+/// runtimes, skipping configurations that call netattach or another multi-network plugin.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
     let name = list.name.clone();
@@ -105,7 +106,7 @@ fn of_file(path: &Path) -> Result<NetworkList, IntentError> {
         .map_err(|source| IntentError::DefaultFile { path: path.to_owned(), source })
 }
 
-/// The name under which Cilium has put away a file of another network.
+/// Returns the name to which Cilium has renamed a file of another network, if it has.
 fn renamed(path: &Path) -> Option<PathBuf> {
     let mut to = path.as_os_str().to_owned();
     to.push(CILIUMS_SUFFIX);

@@ -1,8 +1,8 @@
-//! Deletes the links of a sandbox: those in its pod, whatever that has made of them, and the node's ends.
+//! Deletes the links of a sandbox: those in its pod, whatever the pod changed of them, and the node ends.
 //!
-//! Who administrates the network of a pod chooses the names and link groups of what is in it. A link that was made there is
-//! known by its index, which stays as it is in a namespace, and by its kind: another name does not hide it, and no device that
-//! the kernel does not delete is taken for it.
+//! The administrator of a pod's network chooses the names and link groups in the pod. A link that netattach created
+//! there is identified by its index, which does not change within a namespace, and by its kind: so renaming does not
+//! hide it, and a device that the kernel cannot delete is not mistaken for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,35 +12,36 @@ use super::StepError;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
 
-/// A link that was made, or may have been.
+/// A link that was created, or may have been.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Made<'p> {
     /// Name in the pod.
     pub(super) pod_name: &'p str,
     /// Name of the node's end, if there is one.
     pub(super) host_name: Option<&'p str>,
-    /// The name by which the kernel shows its kind.
+    /// The kernel's name for its kind.
     pub(super) kind: &'p str,
     pub(super) known: KnownBy,
 }
 
-/// By what a link in the pod is known, beside its kind.
+/// What identifies a link in the pod, in addition to its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KnownBy {
-    /// Its index; or its name and the sandbox's group: out of the namespace and back again it may have got another index.
+    /// Its index; or its name and the sandbox's group, because the link gets another index if it was moved out of the
+    /// namespace and back.
     Index(u32),
-    /// Its name and the sandbox's group: another owner's link may have the name.
+    /// Its name and the sandbox's group: another container's link may have the name.
     Group,
-    /// Its name: another meta plugin made it, in no group.
+    /// Its name: another meta plugin created the link, without a group.
     Name,
 }
 
-/// What was not deleted.
+/// Links that were not deleted.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// Positions of the links of which an end may be there still.
+    /// Positions of the links of which an end may still exist.
     pub(super) links: BTreeSet<usize>,
-    /// Why.
+    /// The errors.
     pub(super) errors: Vec<StepError>,
 }
 
@@ -54,16 +55,18 @@ impl Left {
     }
 }
 
-/// Deletes links, in the pod where its namespace is there, and on the node. What fails keeps none of the others.
+/// Deletes links: in the pod if its namespace exists, and on the node. A failure does not prevent the deletion of
+/// others.
 pub(super) fn delete(netns: Option<&Netns>, group: u32, links: &[Made<'_>]) -> Left {
     let of_pod = netns.map_or_else(|| Ok(Failed::new()), |netns| in_pod(netns, group, links));
     then_on_node(of_pod, links)
 }
 
-/// Links that may be there still, by their positions, and why.
+/// Links that may still exist, by their positions, with the errors.
 type Failed = BTreeMap<usize, StepError>;
 
-/// Deletes the ends on the node, after the links in the pod. With the node's end of a pair the pod's goes, too.
+/// Deletes the ends on the node, after the links in the pod. Deleting the node end of a pair also deletes the pod's
+/// end.
 fn then_on_node(of_pod: Result<Failed, StepError>, links: &[Made<'_>]) -> Left {
     let mut left = Left::default();
     let ended = on_node(links, &mut left);
@@ -96,8 +99,8 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepE
         }
     }
     let indices: Vec<u32> = found.iter().map(|(_, index, _)| *index).collect();
-    // One alone is deleted at once where it was found. All others go by one request, those among them that were not found, as
-    // they have other names and nobody knows their indices.
+    // A single link is deleted by its index. Several are deleted with one request by their group, which includes
+    // links that were not found because they were renamed and their indices are unknown.
     let by_group = (links.len() > 1 || indices.is_empty()).then_some(group);
     let outcomes = pod.delete_links(by_group, &indices)?;
     for ((at, _, is_told), outcome) in found.into_iter().zip(outcomes) {
@@ -109,8 +112,8 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepE
     Ok(failed)
 }
 
-/// The outcome for what may be ours by its index or name, and of which nothing else is known: what the kernel does not delete is
-/// not.
+/// The outcome for a link that was found only by its index or name, and whose kind is unknown: a link that the kernel
+/// cannot delete is not one that netattach created.
 fn if_it_can_be(deleted: Result<(), netlink::Error>) -> Result<(), netlink::Error> {
     match deleted {
         Err(error) if error.errno() == Some(Errno::OPNOTSUPP) => Ok(()),
@@ -145,17 +148,17 @@ fn on_node(links: &[Made<'_>], left: &mut Left) -> BTreeSet<usize> {
 /// Where a link is in the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// It is not there, or in the sandbox's group at most.
+    /// It was not found, except perhaps by the sandbox's group.
     Absent,
-    /// It has that index.
+    /// It has this index.
     At {
-        /// That one.
+        /// The index.
         index: u32,
-        /// Whether the kernel tells its kind. It does not where the pod has made it one of which it would have to tell more than
-        /// it can.
+        /// Whether the kernel reports its kind. It does not if the pod has given the link more attributes than fit
+        /// into a message.
         is_told: bool,
     },
-    /// It has its name, and neither index nor kind are told.
+    /// A link has its name, and the kernel reports neither index nor kind.
     Named,
 }
 

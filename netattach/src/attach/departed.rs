@@ -1,7 +1,8 @@
-//! Sandboxes that no runtime will ask to detach: their namespace is gone, or their DEL failed and nobody repeats it.
+//! Sandboxes that no runtime will ask to detach: their namespace is gone, or their DEL failed and is not retried.
 //!
-//! A sandbox has departed when its path no longer leads to its namespace, its links on the node are gone, which go with
-//! the namespace, and no process is in it. Whatever cannot be looked at counts as there.
+//! A sandbox has departed if its path no longer leads to its namespace, its links on the node, which are deleted with
+//! the namespace, are gone, and no process is in the namespace. If one of these cannot be determined, the sandbox has
+//! not departed.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,7 +18,7 @@ use crate::plan::{self, Sandbox};
 use crate::step::{Interface, Output};
 
 impl Engine {
-    /// The attached sandboxes that have departed. Costs one look at a file for each sandbox that has not.
+    /// Returns the attached sandboxes that have departed. Costs one file access for each sandbox that has not.
     ///
     /// # Errors
     /// The node's links or processes cannot be listed.
@@ -27,8 +28,8 @@ impl Engine {
         self.departed_of(all, || inhabited().map(Arc::new))
     }
 
-    /// Whether this sandbox is still attached as it was, and has departed. `processes`: those of the node, which are looked at
-    /// only where that has to be known.
+    /// Whether this sandbox is still attached unchanged, and has departed. `processes` lists the processes of the
+    /// node; called only if needed.
     ///
     /// # Errors
     /// As [`Engine::departed`].
@@ -40,20 +41,20 @@ impl Engine {
         Ok(self.is_same(attached) && !self.departed_of(vec![Arc::clone(attached)], processes)?.is_empty())
     }
 
-    /// Whether one of these processes of the node is in the namespace of this sandbox. `None`: none is, and not every process
-    /// is among them.
+    /// Whether one of these processes of the node is in the sandbox's namespace. `None`: none is, but the list of
+    /// processes is incomplete.
     pub fn is_lived_in(&self, attached: &Attached, inhabited: &Inhabited) -> Option<bool> {
         let is_seen = sees_in(inhabited, attached);
         (is_seen || inhabited.complete).then_some(is_seen)
     }
 
-    /// Whether this sandbox has not been detached, or attached anew, since.
+    /// Whether this sandbox has been neither detached nor attached again since.
     pub fn is_same(&self, attached: &Arc<Attached>) -> bool {
         self.registry.get(&attached.key).is_some_and(|now| Arc::ptr_eq(&now, attached))
     }
 
-    /// Records of operations that did not finish, whose sandbox is gone: of an earlier boot, or without namespace. Those
-    /// that are damaged are left to an operator.
+    /// Returns the records of unfinished operations whose sandbox is gone: the record is of an earlier boot, or the
+    /// namespace does not exist. Damaged records are left to an operator.
     ///
     /// # Errors
     /// The journal cannot be listed.
@@ -89,7 +90,7 @@ impl Engine {
             let is_lived_in = sees_in(&inhabited, &attached);
             let all = self.registry.with_dynamic(&attached.key);
             let ends = Ends::of(&all);
-            // That of one whose sandbox was detached is known by that.
+            // A dynamic attachment whose sandbox was detached is known by that.
             let outlives_one = attached.plan.dynamic.is_some() && self.registry.goes_by_itself(&attached);
             let is_known = inhabited.complete || ends.is_any() || outlives_one;
             if !is_lived_in && !ends.are_there(&links) && is_known {
@@ -105,19 +106,19 @@ fn sees_in(inhabited: &Inhabited, attached: &Attached) -> bool {
     path.is_some_and(|path| may_be_of(path, attached))
 }
 
-/// Whether the namespace at that path may be the sandbox's, which had the same number: the kernel gives the number of a
-/// namespace that has ended to another. By what is kept in memory: a record that was damaged since must not keep the others from
-/// being looked at.
+/// Whether the namespace at this path may be the sandbox's, which had the same inode number: the kernel reuses the
+/// number of a namespace that has ended. Uses the cookie in memory: a record that was damaged later must not prevent
+/// checks of the others.
 fn may_be_of(path: &Path, attached: &Attached) -> bool {
     let Some(cookie) = attached.netns_cookie else { return true };
     match Netns::open(path).and_then(|netns| netns.cookie()) {
         Ok(found) => found.is_none_or(|found| found == cookie),
-        // Its process has ended meanwhile, or it cannot be entered: the next look tells.
+        // The process has ended meanwhile, or its namespace cannot be entered: the next check decides.
         Err(_) => true,
     }
 }
 
-/// Looks at all processes of the node.
+/// Lists the namespaces of all processes of the node.
 ///
 /// # Errors
 /// They cannot be listed.
@@ -130,7 +131,7 @@ fn is_absent(sandbox: &Sandbox) -> bool {
     netns::is_at(Path::new(&sandbox.netns), sandbox.netns_id).is_ok_and(|is_at| !is_at)
 }
 
-/// The links on the node that end with the namespace of a sandbox.
+/// The links on the node that end with a sandbox's namespace.
 #[derive(Debug, Default)]
 struct Ends<'a> {
     groups: HashSet<u32>,
@@ -150,7 +151,7 @@ impl<'a> Ends<'a> {
         ends
     }
 
-    /// Whether the sandbox had one.
+    /// Whether the sandbox had such a link.
     fn is_any(&self) -> bool {
         !self.hosts.is_empty()
     }

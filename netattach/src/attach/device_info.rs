@@ -54,7 +54,7 @@ pub(super) fn read(path: &Path) -> Output {
     }
 }
 
-/// Adds the representor of a VF to the attachment's information, in its file as well.
+/// Adds the representor of a VF to the attachment's information, and to its file.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -89,8 +89,8 @@ pub(super) fn remove(path: &Path) -> Result<(), StepError> {
     }
 }
 
-/// The same where an attachment ends. What is no file was written by no plugin for it: it stays, and keeps nothing from
-/// ending.
+/// Does the same when an attachment ends. A directory was not written by a plugin for the attachment: it stays, and
+/// does not make DEL fail.
 pub(super) fn forget(path: &Path) -> Result<(), StepError> {
     if path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
         tracing::warn!(path = %path.display(), "a directory is where device information was; it stays");

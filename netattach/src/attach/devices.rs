@@ -1,5 +1,5 @@
-//! Who has which device of the node. Of several claims of one device the newest counts: a DEL that comes late finds that the
-//! device is another sandbox's by now, and leaves it alone.
+//! Tracks which attachment holds which device of the node. If records contain several claims of one device, the
+//! newest claim counts: a late DEL finds that the device belongs to another sandbox, and leaves the device alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,28 +20,32 @@ use crate::spec;
 use crate::step::{Claim, Home, Output, Step};
 use crate::waits;
 
-/// How long a DEL waits for somebody else to give its device back: a card's firmware may take seconds. In one that hangs the
-/// thread which gives the device back stays in the kernel, and the DEL fails and comes again.
+/// How long a DEL waits while another thread gives the device back: a card's firmware may take seconds. If the
+/// firmware hangs, the thread that gives the device back stays blocked in the kernel; the DEL fails, and the runtime
+/// retries it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The claims of all attachments, by device. Kept in memory: records have them too.
+/// The claims of all attachments, by device. Kept in memory; the journal's records contain the claims too.
 #[derive(Debug, Default)]
 pub struct Devices {
-    /// Held for a look or an assignment, not across a system call: who gives a device back says so in it, and lets go of it.
+    /// Locked to read or assign entries, never across a system call: a thread that gives a device back marks the
+    /// entry as [`State::Returning`] and unlocks the table.
     table: Mutex<Table>,
-    /// Somebody has given a device back, or has not been able to.
+    /// Notified when a device has been given back, or when that has failed.
     returned: Condvar,
-    /// The records that may not say yet that a device of theirs has gone back, or is another sandbox's since, and whether that
-    /// was said of each as it could not be written. Taken while the table is not: the runtime's thread looks at it.
+    /// The records that may not yet say that a device of theirs has gone back or belongs to another sandbox. The
+    /// value tells whether a failed write of that record was logged. Has a lock of its own, not `table`: the
+    /// runtime's thread reads it.
     unwritten: Mutex<BTreeMap<JournalKey, bool>>,
-    /// Whose they are by the files of another plugin.
+    /// The holders of VFs according to the files of sriov-cni.
     pub(super) sriov_cni: SriovCni,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     held: BTreeMap<String, Held>,
-    /// The number of the newest claim of all devices. It does not fall while a record has a claim of an older number.
+    /// The number of the newest claim of all devices. Does not decrease while a record contains a claim with an older
+    /// number.
     newest: u64,
 }
 
@@ -49,7 +53,7 @@ struct Table {
 #[derive(Debug, Clone)]
 pub(super) struct Held {
     owner: Owner,
-    /// The owner, in words.
+    /// The owner as text for messages.
     who: String,
     generation: u64,
     /// The namespace that the device was claimed for.
@@ -58,44 +62,47 @@ pub(super) struct Held {
     state: State,
     /// The attachment's number in the dataplane, if it is enforced.
     number: Option<u32>,
-    /// What was claimed and how it was before; `None` until that is known.
+    /// The claimed device and its state before the claim; `None` until both are known.
     claim: Option<(spec::Device, Claim)>,
-    /// Its index in the pod; `None`: it was not moved, or the agent was killed before it could write down as what.
+    /// The device's index in the pod; `None` if the device was not moved, or if the agent was killed before it
+    /// recorded the index.
     made: Option<u32>,
 }
 
-/// How far a device is.
+/// Whether a device is held, or has been given back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Its attachment has it.
+    /// The attachment holds the device.
     Held,
-    /// Somebody gives it back: nobody else does, nobody claims it, and its holder's DEL waits.
+    /// A thread is giving the device back: no other thread does so, no attachment can claim the device, and the
+    /// holder's DEL waits.
     Returning,
-    /// It was given back; its record is still there.
+    /// The device was given back; the holder's record still exists.
     Returned,
 }
 
-/// A device that a record knows.
+/// A device that appears in a record.
 #[derive(Debug, Clone)]
 pub(super) struct Known {
-    /// Its name for claims.
+    /// The key of the device's claims.
     pub key: String,
-    /// Its interface on the node, if it has one.
+    /// The device's interface on the node, if it has one.
     pub home: Option<Home>,
     /// Whether it was given back.
     pub is_back: bool,
 }
 
-/// A device of the node that a pod has beside the one that is spoken of.
+/// Another device of the node that the same pod holds.
 #[derive(Debug, Clone)]
 pub(super) struct Other {
-    /// How it was on the node.
+    /// The device's state on the node before the claim.
     pub home: Home,
-    /// Its index in the pod, if that is known.
+    /// The device's index in the pod, if known.
     pub made: Option<u32>,
 }
 
-/// A device that somebody gives back. When that ends in any other way than by [`Returning::done`], it is its holder's as before.
+/// A device that a thread is giving back. Unless [`Returning::done`] was called, dropping this leaves the device with
+/// its holder.
 struct Returning<'d> {
     devices: &'d Devices,
     device: String,
@@ -105,7 +112,7 @@ struct Returning<'d> {
 }
 
 impl Returning<'_> {
-    /// It has gone back.
+    /// Notes that the device has gone back.
     fn done(mut self) {
         self.is_back = true;
     }
@@ -114,7 +121,7 @@ impl Returning<'_> {
 impl Drop for Returning<'_> {
     fn drop(&mut self) {
         let mut table = self.devices.lock();
-        // Another claim of it, which follows at once, is not this one's.
+        // The entry may already be a newer claim, which is left alone.
         if let Some(held) = table.held.get_mut(&self.device)
             && held.is_claim(self.generation, &self.owner)
         {
@@ -132,30 +139,31 @@ impl Held {
         JournalKey { container_id: container_id.clone(), ifname: ifname.clone() }
     }
 
-    /// Whether its pod is gone, and it is to be given back.
+    /// Whether the pod is gone while its device has not been given back.
     fn is_orphan(&self) -> bool {
         self.state == State::Held && self.claim.is_some() && !self.is_alive()
     }
 
-    /// Whether nobody can have it still who is gone by [`Held::is_orphan`]: the kernel brings an interface home, or it is looked
-    /// for in vain. Of a device that a process drives nothing tells that the process has ended, which may see its namespace at a
-    /// path that the agent does not: with its own settings back it would be beyond its VLAN.
+    /// Whether [`Held::is_orphan`] is conclusive for this device. An interface is either brought back to the node by
+    /// the kernel or not found at all. If a process drives the device (userspace driver), the agent cannot tell
+    /// whether that process has ended: the process may see its namespace at a path that the agent does not see.
+    /// Resetting such a device's settings would release the process from its VLAN.
     fn is_found_out(&self) -> bool {
         self.claim.as_ref().is_some_and(|(_, claim)| claim.home.is_some())
     }
 
-    /// Whether this is the claim of that owner with that number.
+    /// Whether this is the claim of `owner` with number `generation`.
     fn is_claim(&self, generation: u64, owner: &Owner) -> bool {
         self.generation == generation && self.owner == *owner
     }
 
-    /// Whether nobody can have the device who claims it: somebody gives it back, or the namespace that has it still exists, which
-    /// is another's than that owner's.
+    /// Whether the device cannot be claimed by `owner`: a thread is giving the device back, or another owner holds it
+    /// whose namespace still exists.
     fn is_taken_from(&self, owner: &Owner) -> bool {
         self.state == State::Returning || (self.owner != *owner && self.is_alive())
     }
 
-    /// The error for who claims the device, and is to come again.
+    /// The error for an attachment that must claim the device again later.
     fn taken(&self, device: &str) -> StepError {
         let (device, container) = (device.to_owned(), self.owner.container_id.clone());
         StepError::DeviceTaken { device, who: self.who.clone(), container }
@@ -163,21 +171,23 @@ impl Held {
 
     /// Whether the namespace that the device was claimed for still exists.
     fn is_alive(&self) -> bool {
-        // 0: the kernel has no cookies, or the record has lost it.
+        // 0: the kernel has no namespace cookies, or the record has lost the cookie.
         let cookie = Some(self.cookie).filter(|cookie| *cookie != 0);
         let found = Netns::of(&self.sandbox.netns, self.sandbox.netns_id, cookie);
-        // One of which nothing can be told may exist.
+        // If the lookup fails, the namespace may exist.
         found.map_or(true, |netns| netns.is_some())
     }
 }
 
 impl Devices {
-    /// Claims a device for an attachment in the namespace with that cookie, and returns the number of the claim. A device of
-    /// a sandbox whose namespace is gone is given back by `settle` first, and stays that one's if that fails. Until that has
-    /// ended, and until the claim is there, no other claim of it is made.
+    /// Claims a device for an attachment in the namespace with that cookie, and returns the number of the claim. If
+    /// the current holder's namespace is gone, `settle` first gives the device back; if that fails, the holder keeps
+    /// the device. From the begin of `settle` until the new claim is in the table, no other claim of the device
+    /// succeeds.
     ///
     /// # Errors
-    /// A sandbox that exists has it, somebody gives it back or has claimed it meanwhile, or `settle` failed.
+    /// A sandbox that exists holds the device, another thread is giving it back, another attachment has claimed it
+    /// meanwhile, or `settle` failed.
     pub(super) fn claim(
         &self,
         device: &str,
@@ -199,7 +209,8 @@ impl Devices {
             }
         }
         let mut table = self.lock();
-        // What nobody had to give back, another may have claimed since.
+        // If nothing had to be given back, another attachment may have claimed the device since the lock was
+        // released.
         let is_before =
             |now: &Held| before.as_ref().is_some_and(|it| it.is_claim(now.generation, &now.owner));
         if let Some(now) = table.held.get(device).filter(|now| !is_before(now)) {
@@ -209,16 +220,17 @@ impl Devices {
         let generation = table.newest;
         table.held.insert(device.to_owned(), entry(owner, sandbox, attachment, (generation, cookie)));
         drop(table);
-        // Its former holder's DEL, if it waits, finds the new claim.
+        // If the former holder's DEL waits, it now finds the new claim.
         drop(returning);
         if let Some(before) = before {
-            // The record of the new claim, which tells that this one has ended, may go first.
+            // The new claim's record also shows that the former claim has ended, but may be removed before the former
+            // record.
             self.records().insert(before.record(), false);
         }
         Ok(generation)
     }
 
-    /// Keeps what was found of a claimed device.
+    /// Stores the device and its state for a claim, once both are known.
     pub(super) fn found(&self, device: &spec::Device, claim: &Claim) {
         if let Some(held) = self.lock().held.get_mut(&claim.device)
             && held.generation == claim.generation
@@ -227,7 +239,7 @@ impl Devices {
         }
     }
 
-    /// Keeps as what a claimed device was moved into its pod: with which index.
+    /// Stores the index that a claimed device has in its pod after the move.
     pub(super) fn moved(&self, claim: &Claim, index: u32) {
         if let Some(held) = self.lock().held.get_mut(&claim.device)
             && held.generation == claim.generation
@@ -236,8 +248,8 @@ impl Devices {
         }
     }
 
-    /// The devices that records know. Whoever compares them with those of the node lists those of the node first: a device
-    /// that left before is known here.
+    /// Returns the devices that records contain. To compare them with the node's devices, list the node's devices
+    /// first: then every device that had been claimed before the listing is contained here.
     pub(super) fn known(&self) -> Vec<Known> {
         let table = self.lock();
         let claims = table.held.values().filter_map(|held| {
@@ -248,8 +260,8 @@ impl Devices {
         claims.collect()
     }
 
-    /// The sandbox whose device has or had that index on the node and has not been given back, in words, and its
-    /// container.
+    /// Returns the holder, as text, and its container for the device that has this index on the node, or had it
+    /// before it was moved, and that has not been given back.
     pub(super) fn holder_of(&self, index: u32) -> Option<(String, String)> {
         let table = self.lock();
         let mut held = table.held.values().filter(|held| held.state != State::Returned);
@@ -260,7 +272,7 @@ impl Devices {
         held.find(has_it).map(|held| (held.who.clone(), held.owner.container_id.clone()))
     }
 
-    /// Whether a pod has, and has not given back, a virtual function of the device that has that name on its bus.
+    /// Whether a pod holds a virtual function of the physical function with this bus address.
     pub(super) fn has_function_of(&self, physical: &str) -> bool {
         let is_its = |(device, _): &(spec::Device, Claim)| {
             device.function.as_ref().is_some_and(|function| function.physical == physical)
@@ -270,12 +282,13 @@ impl Devices {
         held.any(|held| held.claim.as_ref().is_some_and(is_its))
     }
 
-    /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
-    /// back yet; waits for [`PATIENCE`] at most while somebody else does that, as its record may not go before. If another device
-    /// has its name, `make_way` is called for those that came home under names of their pods' choice.
+    /// Gives a device back by calling `act`, if the claim is the newest one of its device, belongs to this attachment
+    /// and has not been given back. While another thread gives the device back, waits for at most [`PATIENCE`],
+    /// because the record must not be removed before that ends. If another device occupies the device's name on the
+    /// node, calls `make_way` for the devices that came back with names given by their pods, and retries.
     ///
     /// # Errors
-    /// Somebody else does not end with that, and those of `act`; it can be repeated then.
+    /// Another thread does not finish in time, or `act` fails; the call can be repeated.
     pub(super) fn give_back(
         &self,
         claim: &Claim,
@@ -302,14 +315,15 @@ impl Devices {
         given
     }
 
-    /// Whether nothing is to be given back by a claim any more: that was done, or the device is another sandbox's since.
+    /// Whether a claim needs no giving back any more: the device was given back, or another sandbox has claimed it
+    /// since.
     pub(super) fn has_ended(&self, claim: &Claim) -> bool {
         let table = self.lock();
         let held = table.held.get(&claim.device).filter(|held| held.generation == claim.generation);
         held.is_none_or(|held| held.state == State::Returned)
     }
 
-    /// Notes the claims of a record of this boot.
+    /// Adds the claims of a record that was written in this boot.
     pub(super) fn adopt(&self, record: &Record) {
         for (at, attachment, step) in record.plan.steps() {
             let Step::ClaimDevice(device) = step else { continue };
@@ -319,7 +333,7 @@ impl Devices {
             let moved = result::ends(record.outputs.of(at.0)).map(|ends| ends.pod.index);
             let entry = Held {
                 claim: Some((device.clone(), (**claim).clone())),
-                // 0: a process drives it, and it has none.
+                // 0: a process drives the device (userspace driver), so it has no interface.
                 made: moved.filter(|index| *index != 0),
                 state: if claim.is_back { State::Returned } else { State::Held },
                 ..entry(owner(sandbox, attachment), sandbox, attachment, numbers)
@@ -336,12 +350,12 @@ impl Devices {
         }
     }
 
-    /// Whether the newest claim of a device is that of the attachment with that number in the dataplane.
+    /// Whether the newest claim of a device belongs to the attachment with this number in the dataplane.
     pub(super) fn is_newest(&self, number: u32) -> bool {
         self.lock().held.values().any(|held| held.number == Some(number))
     }
 
-    /// The devices that a namespace has, all but one of them.
+    /// Returns the devices that a namespace holds, except for the device `but`.
     pub(super) fn others_in(&self, netns: NetnsId, but: Option<&str>) -> Vec<Other> {
         let table = self.lock();
         let is_there = |held: &&Held| held.sandbox.netns_id == netns && held.state != State::Returned;
@@ -352,7 +366,7 @@ impl Devices {
         others.collect()
     }
 
-    /// The newest claim of an attachment's device, also where its record has lost it.
+    /// Returns the newest claim of an attachment's device, even if the attachment's record has lost it.
     pub(super) fn claim_of(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Option<Claim> {
         let owner = owner(sandbox, attachment);
         let table = self.lock();
@@ -361,18 +375,19 @@ impl Devices {
         held.claim.as_ref().map(|(_, claim)| claim.clone())
     }
 
-    /// Indices of the representors of all devices that records have a claim of.
+    /// Returns the indices of the representors of all devices with a claim.
     pub(super) fn representors(&self) -> BTreeSet<u32> {
         let table = self.lock();
         let claims = table.held.values().filter_map(|held| held.claim.as_ref());
         claims.filter_map(|(_, claim)| Some(claim.representor.as_ref()?.device.index)).collect()
     }
 
-    /// Forgets the claims of an attachment, whose device has been given back. Waits for [`PATIENCE`] at most while somebody gives
-    /// one back of which the record does not say that it was claimed: nobody is to claim it before.
+    /// Removes the claims of an attachment whose device has been given back. While another thread gives such a device
+    /// back, although the record does not contain the claim, waits for at most [`PATIENCE`]: the device must not be
+    /// claimed before that ends.
     ///
     /// # Errors
-    /// That does not end; it can be repeated.
+    /// The other thread does not finish in time; the call can be repeated.
     pub(super) fn release(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
         if attachment.steps.iter().any(|step| matches!(step, Step::ClaimDevice(_))) {
             let owner = owner(sandbox, attachment);
@@ -382,9 +397,10 @@ impl Devices {
         Ok(())
     }
 
-    /// Calls `settle` for each device of a sandbox whose namespace is gone, until it has succeeded once; before, `make_way`
-    /// for all of them, as one may have the name of another. No other sandbox claims a device meanwhile. Those that processes
-    /// drive wait for a DEL, or for whoever claims them next.
+    /// Calls `settle` for each device of a sandbox whose namespace is gone, until `settle` has succeeded once for
+    /// that device. First calls `make_way` for all of these devices, because one may occupy the name of another. No
+    /// other sandbox can claim a device during its call. Devices that processes drive wait for a DEL or for the next
+    /// claim.
     fn settle_orphans(
         &self,
         mut settle: impl FnMut(&Held) -> Result<(), StepError>,
@@ -397,7 +413,7 @@ impl Devices {
             match settle(&held) {
                 Ok(()) => {
                     returning.done();
-                    // Not before: a record that is written meanwhile would not say it.
+                    // Only after `done`: a record written earlier would not yet say that the device has gone back.
                     self.records().entry(held.record()).or_insert(false);
                     tracing::info!(device, of = held.who, "given back: the pod's namespace is gone");
                 }
@@ -406,11 +422,11 @@ impl Devices {
         }
     }
 
-    /// Calls `make_way` for each device whose pod is gone and that has not been given back. Nobody gives it back meanwhile: it
-    /// would lose the name that it gets.
+    /// Calls `make_way` for each device whose pod is gone and that has not been given back. During the call no other
+    /// thread gives the device back, as a device that has been given back would lose its restored name.
     fn make_way(&self, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
         for (key, held) in self.orphans() {
-            // Any other ends with its pod: what has its name on the node now is another device.
+            // Any other device ends with its pod's namespace; a device with that name on the node is a different one.
             let outlives = |(_, claim): &&(spec::Device, Claim)| claim.outlives_namespace();
             let Some((device, claim)) = held.claim.as_ref().filter(outlives) else { continue };
             let Some(home) = &claim.home else { continue };
@@ -423,8 +439,8 @@ impl Devices {
         }
     }
 
-    /// The devices whose pods are gone and that nobody has given back or begun to, by their names for claims. Their namespaces
-    /// are looked for without the lock.
+    /// Returns the devices, with their keys, whose pods are gone and that no thread has given back or is giving back.
+    /// Namespaces are looked up without the lock.
     fn orphans(&self) -> impl Iterator<Item = (String, Held)> {
         let table = self.lock();
         let held = table.held.iter().filter(|(_, held)| held.state == State::Held);
@@ -433,7 +449,8 @@ impl Devices {
         held.into_iter().filter(|(_, held)| held.is_orphan())
     }
 
-    /// Begins to give a device back, if that claim of it is the newest and nobody has given it back or begun to.
+    /// Begins to give a device back, if the claim is the newest one and no other thread has given the device back or
+    /// is doing so.
     fn begin(
         &self,
         mut table: MutexGuard<'_, Table>,
@@ -445,10 +462,10 @@ impl Devices {
         Some(Returning { devices: self, device, generation, owner, is_back: false })
     }
 
-    /// The table, once nobody gives a device of that attachment back.
+    /// Returns the locked table once no thread is giving back a device of this attachment.
     ///
     /// # Errors
-    /// Somebody still does after `patience`.
+    /// A thread is still giving a device back after `patience`.
     fn settled(
         &self,
         (sandbox, attachment): (&Sandbox, &AttachmentPlan),
@@ -465,7 +482,7 @@ impl Devices {
             if left.is_zero() {
                 return Err(StepError::DeviceReturning(device.clone()));
             }
-            // Who comes back waits for a place to work in: not with the lock.
+            // `waits::at` waits for a slot to continue in: not with the lock held.
             drop(table);
             waits::at(&waits::devices(attachment), || {
                 let still = |table: &mut Table| table.held.values().any(is_going);
@@ -474,17 +491,17 @@ impl Devices {
         }
     }
 
-    /// The records that may not say yet which of their devices have gone back.
+    /// Returns the records that may not yet say which of their devices have gone back.
     pub(super) fn unwritten(&self) -> Vec<JournalKey> {
         self.records().keys().cloned().collect()
     }
 
-    /// Notes that a record is about to say which of its devices have gone back. Returns whether it was said that it could not.
+    /// Removes a record from the list before it is written. Returns whether an earlier failed write was logged.
     pub(super) fn take_unwritten(&self, key: &JournalKey) -> bool {
         self.records().remove(key).unwrap_or_default()
     }
 
-    /// Notes that a record could not say so, which was said.
+    /// Puts a record on the list after a failed write that was logged.
     pub(super) fn stays_unwritten(&self, key: &JournalKey) {
         self.records().insert(key.clone(), true);
     }
@@ -493,27 +510,27 @@ impl Devices {
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No lock is poisoned: a panic ends the agent.
+    /// Locks the table. No lock is poisoned: a panic ends the agent.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Engine {
-    /// Gives devices back whose pods' namespaces are gone: the kernel has brought them home under the names that they had
-    /// there. Their records stay until their DEL, and are to say so by [`Engine::write_returned`]. Costs nothing while no pod
-    /// has a device.
+    /// Gives back devices whose pods' namespaces are gone: the kernel has brought them back to the node under the
+    /// names that they had in the pods. Their records stay until DEL; [`Engine::write_returned`] notes in them that
+    /// the devices have gone back. Costs nothing while no pod holds a device.
     pub fn settle_orphans(&self) {
         self.node.devices.settle_orphans(|held| settle(&self.node, held), make_way);
     }
 
-    /// The records that may not say yet which of their devices have gone back without a DEL.
+    /// Returns the records that may not yet say which of their devices have gone back without a DEL.
     pub fn unwritten_returns(&self) -> Vec<JournalKey> {
         self.node.devices.unwritten()
     }
 
-    /// Has a record say which of its devices have gone back, in the container's turn: the next agent is to leave them alone. What
-    /// cannot be written is logged once, and is to be tried again.
+    /// Writes into a record which of its devices have gone back, in the container's turn, so that a restarted agent
+    /// leaves those devices alone. A failed write is logged once and must be retried.
     pub fn write_returned(&self, key: &JournalKey) {
         let was_said = self.node.devices.take_unwritten(key);
         let loaded = self.journal.load(key).map_err(AttachError::from);
@@ -531,7 +548,7 @@ impl Engine {
     }
 }
 
-/// Frees the names of other devices that one has which came home from a pod.
+/// Frees names of other devices that a device occupies after it came back from a pod.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -539,14 +556,15 @@ pub(super) fn make_way(home: &Home) -> Result<(), StepError> {
     give_back::make_way(&mut Handle::open()?, home)
 }
 
-/// Gives back the device of a sandbox whose namespace is gone, and takes the sandbox's programs off it: they came home with
-/// it, and would judge what its next pod sends.
+/// Gives back the device of a sandbox whose namespace is gone, and detaches the sandbox's programs: they came back
+/// with the device and would filter the traffic of its next pod.
 ///
 /// # Errors
-/// It is in no namespace that is known, or the card refuses.
+/// The device is in no known namespace, or the card refuses.
 pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
-    // Neither the devices that a look comes to next nor an ADD in its place to work in wait for sriov-cni.
+    // Does not wait for sriov-cni's lock (`None`): neither the next devices of a check nor an ADD, which occupies its
+    // slot, wait for sriov-cni.
     node.devices.sriov_cni.give_back((device, &held.sandbox.netns), None, || {
         give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
         representor::leave(node, held.number, claim)
@@ -679,7 +697,7 @@ mod tests {
             devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act, no_way)
         };
         let first = claim(&devices, &a, |_| unreachable!()).unwrap();
-        // What could not be given back stays its first holder's.
+        // A device that could not be given back stays with its first holder.
         let is_lost = |refused: StepError| matches!(refused, StepError::NoDevice(device) if device == CARD);
         assert!(is_lost(claim(&devices, &b, |_| lost()).unwrap_err()));
         assert!(is_lost(give_back(&a, &first, &lost).unwrap_err()));
@@ -687,7 +705,7 @@ mod tests {
         assert_eq!((second.generation, calls.get()), (2, 1));
         give_back(&a, &first, &count).unwrap();
         assert_eq!(calls.get(), 1, "a late DEL");
-        // While it is given back, nobody takes it.
+        // While it is being given back, no sandbox can claim it.
         let taken = |_: &Held| unreachable!();
         give_back(&b, &second, &|| {
             let refused = claim(&devices, &a, taken).unwrap_err();
@@ -806,7 +824,7 @@ mod tests {
         assert_eq!(claim(devices, b, |_| unreachable!()).unwrap().generation, 2);
     }
 
-    /// A card, or its driver, that hangs keeps whoever gives the device back in the kernel.
+    /// A card or a driver that hangs blocks the thread that gives the device back in the kernel.
     ///
     /// Rows: SRV-returning.
     #[test]

@@ -1,10 +1,11 @@
-//! What others change of what an attachment has on the node, and putting it back: the node's end of its link and its leases. Its
-//! record is written anew by `lost_records`, its programs are put back by `enforcement`. What is in the pod is compared by CHECK
-//! and by looks of the agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on
-//! purpose. Nor is anything of a sandbox whose DEL has begun, even if that has failed: it is to go, and its addresses are free
+//! Detects changes that other programs make to what an attachment has on the node, and restores its state: the node's
+//! end of its link, and its leases. `lost_records` rewrites a removed record, and `enforcement` reattaches programs.
+//! CHECK and the agent's periodic checks compare what is in the pod, but nothing there is restored: for example, the
+//! network binding of a virtual machine renames the pod's interface on purpose. Nothing is restored either for a
+//! sandbox whose DEL has begun, even if that DEL failed: the sandbox is about to end, and its addresses are free
 //! already.
 //!
-//! [`differences`] decides, and is pure.
+//! [`differences`] makes the decisions, and is pure.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,21 +28,21 @@ use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, LinkMode, NetkitWays, Tie};
 use crate::step::{Brought, Interface, Output, Role, Step};
 
-/// A difference between the node's end of a link and what was made.
+/// A difference between the node's end of a link and its recorded state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Difference {
-    /// Of the bridge beneath it.
+    /// A difference of the bridge that the end is a port of.
     Bridge(Change),
     Renamed,
     Mtu(u32),
-    /// It is not in its bridge, which has this index.
+    /// The end is not a port of its bridge, which has this index.
     NotInBridge(u32),
     Hairpin,
-    /// It exchanges frames with other isolated ports.
+    /// The port exchanges frames with other isolated ports.
     Isolation,
-    /// It is in other VLANs.
+    /// The port is in other VLANs.
     Vlans,
-    /// A netkit's policies are others.
+    /// A netkit has other policies than these.
     Policies(NetkitWays),
     Down,
     /// An address or route of a routed link is gone.
@@ -73,24 +74,24 @@ impl fmt::Display for Difference {
     }
 }
 
-/// The node's end of a link of our own, as it was made.
+/// The node's end of a link that netattach created, in its recorded state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct End {
     made: Interface,
     kind: &'static str,
     group: u32,
-    /// 0: another plugin of the network may have changed it.
+    /// The MTU in bytes; 0 if another plugin of the network may have changed it.
     mtu: u32,
-    /// The bridge, and what the port is in it.
+    /// The bridge, and the port's settings.
     port: Option<(Beneath, BridgePort)>,
     /// Addresses and routes of a routed link.
     routed: Option<Addressing>,
-    /// How the ends of a netkit are connected.
+    /// The mode and policies of a netkit.
     netkit: Option<NetkitWays>,
 }
 
 impl End {
-    /// The end of an attachment; `None` if it has none, or another plugin made it.
+    /// Returns the end of an attachment; `None` if the attachment has none, or another plugin created the interface.
     fn of(attached: &Attached, attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Self> {
         let link = attachment.link()?;
         let made = outputs.iter().find_map(|output| match output {
@@ -113,7 +114,7 @@ impl End {
         })
     }
 
-    /// The link among those of the node. Its index alone does not tell: it may have been given to another one.
+    /// Finds the current link. The index alone does not suffice: the kernel may have given it to another link.
     fn find<'l>(&self, links: &'l BTreeMap<u32, LinkState>) -> Option<&'l LinkState> {
         let found = links.get(&self.made.index)?;
         (found.kind == self.kind && (found.name == self.made.name || found.group == self.group))
@@ -121,7 +122,8 @@ impl End {
     }
 }
 
-/// How the node's end of a link differs from what was made. `bridge`: that of its name. `has_addressing`: the addresses and routes of a routed link are there.
+/// Returns how the node's end of a link differs from its recorded state. `bridge`: the current bridge with the
+/// recorded name. `has_addressing`: whether a routed link has its addresses and routes.
 fn differences(
     end: &End,
     found: &LinkState,
@@ -154,7 +156,7 @@ fn differences(
     differences
 }
 
-/// How the ends of a netkit are connected, if it is one. Its mode cannot be changed, the policies can.
+/// Returns the mode and policies of a netkit. The mode cannot be changed, the policies can.
 fn ways(mode: Option<LinkMode>) -> Option<NetkitWays> {
     match mode {
         Some(LinkMode::Netkit(ways)) => Some(ways),
@@ -162,9 +164,10 @@ fn ways(mode: Option<LinkMode>) -> Option<NetkitWays> {
     }
 }
 
-/// Whether an end is in a segment, or exchanges frames within it, that it should not: it is in another bridge, or in its own and
-/// not as it should be. One that is in none reaches nobody, and out of hairpin mode a port reaches less. A bridge that others have
-/// made is not told to filter by VLAN, so nothing depends on when.
+/// Whether an end can reach links that it must not reach: it is in another bridge, or its port in its own bridge
+/// lacks isolation or is in other VLANs. An end in no bridge reaches nothing, and without hairpin mode a port reaches
+/// less. VLAN filtering is not enabled on a bridge that other programs created, so that difference does not count as
+/// urgent there.
 fn is_open(found: &LinkState, links: &BTreeMap<u32, LinkState>, differences: &[Difference]) -> bool {
     let opens = |difference: &Difference| match difference {
         Difference::NotInBridge(_) | Difference::Isolation | Difference::Vlans => true,
@@ -176,23 +179,24 @@ fn is_open(found: &LinkState, links: &BTreeMap<u32, LinkState>, differences: &[D
     found.controller.is_some() && differences.iter().any(opens)
 }
 
-/// The sandboxes whose ends on the node differ from what was made.
+/// The sandboxes whose ends on the node differ from their recorded state.
 #[derive(Debug, Default)]
 pub struct Drifted {
     /// All of them.
     pub keys: Vec<JournalKey>,
-    /// Those of them that reach meanwhile whom they should not.
+    /// Those that can meanwhile reach links that they must not reach.
     pub open: BTreeSet<JournalKey>,
-    /// Those of them whose bridges are among the links that have changed.
+    /// Those whose bridges are among the changed links.
     pub on_changed: BTreeSet<JournalKey>,
 }
 
 impl Engine {
-    /// The sandboxes whose ends on the node differ from what was made, of those whose links or bridges have changed, and of
-    /// these. Where there are any, costs one list of the node's links, and with routed ones of its addresses and routes.
+    /// Returns the sandboxes whose ends on the node differ from their recorded state, among `these` and those whose
+    /// links or bridges have changed. If there are any to check, costs one dump of the node's links and, with routed
+    /// ends, of its addresses and routes.
     ///
     /// # Errors
-    /// They cannot be listed.
+    /// The kernel objects cannot be listed.
     pub fn with_drifted_links(
         &self,
         changed: &Changed,
@@ -221,10 +225,11 @@ impl Engine {
         })
     }
 
-    /// Puts the node's ends of a sandbox back as they were made, in the container's turn. Returns what was different.
+    /// Restores the node's ends of a sandbox to their recorded state, in the container's turn. Returns the
+    /// differences that were restored.
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The kernel refuses.
     pub fn put_links_back(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
         let Some(attached) = self.registry.stays(key) else { return Ok(Vec::new()) };
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
@@ -249,7 +254,7 @@ impl Engine {
                 if let Difference::Bridge(Change::Unfiltered(bridge)) = &difference
                     && let Err(error) = filter_again(*bridge, &seen, &mut host)
                 {
-                    // The rest is put back.
+                    // Everything else is restored nevertheless.
                     unfiltered.get_or_insert(error);
                     continue;
                 }
@@ -271,8 +276,8 @@ impl Engine {
         }
     }
 
-    /// Whether the bridge of an attachment is all our own. ADD makes a bridge that is not there, and each of those that
-    /// follow finds it: so it counts who of all that are attached there has made it.
+    /// Whether netattach manages the bridge of an attachment alone. An ADD creates a missing bridge, and later ADDs
+    /// find it: so the records of all attachments to that bridge count.
     fn has_made(&self, beneath: &Beneath) -> bool {
         beneath.is_ours()
             || self.registry.all().iter().flat_map(ends).any(|end| {
@@ -300,7 +305,7 @@ impl Engine {
         })
     }
 
-    /// The record that was planned last; `None` if that cannot be told.
+    /// Returns the key of the record that was planned last; `None` if that cannot be determined.
     pub fn newest(&self, keys: &[&JournalKey]) -> Option<JournalKey> {
         let planned = |key: &JournalKey| match self.journal.peek(key) {
             Ok(Loaded::Whole(record)) => record.planned.since_boot,
@@ -310,7 +315,8 @@ impl Engine {
         times?.into_iter().max().map(|(_, key)| key.clone())
     }
 
-    /// The sandboxes that lack a lease. Costs one look at each pool; one that others are at is passed over.
+    /// Returns the sandboxes that lack a lease. Costs one read of each pool; a pool whose lock another process holds
+    /// is skipped.
     ///
     /// # Errors
     /// None: a pool that cannot be read is reported when it is needed.
@@ -337,10 +343,10 @@ impl Engine {
         Ok(without.into_iter().filter_map(|at| staying.get(at)).map(|it| it.key.clone()).collect())
     }
 
-    /// Takes the leases of a sandbox that are gone again, in the container's turn. Returns what was gone.
+    /// Restores the missing leases of a sandbox, in the container's turn. Returns descriptions of the missing leases.
     ///
     /// # Errors
-    /// Another container has an address now, or the pool cannot be read or written.
+    /// Another container has the address now, or the pool cannot be read or written.
     pub fn take_leases_back(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
         let Some(attached) = self.registry.stays(key) else { return Ok(Vec::new()) };
         let mut taken = Vec::new();
@@ -354,10 +360,10 @@ impl Engine {
     }
 }
 
-/// What sandboxes lease from a pool.
+/// The leases of sandboxes in a pool.
 #[derive(Default)]
 struct Holders {
-    /// Whose each lease is.
+    /// The index of the sandbox of each lease.
     sandboxes: Vec<usize>,
     leases: Vec<(Owner, Vec<IpAddr>)>,
 }
@@ -369,7 +375,7 @@ struct Held<'a> {
     addresses: Vec<IpAddr>,
 }
 
-/// The leases of a sandbox's record that are kept somewhere.
+/// Returns the leases in a sandbox's record that a pool keeps.
 fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
     attached.plan.steps().filter_map(|(at, attachment, step)| {
         let Step::Lease(config) = step else { return None };
@@ -389,13 +395,13 @@ fn is_on(attached: &Attached, links: &ChangedLinks) -> bool {
     attached.outputs.iter().any(|(_, output)| is_end(output)) || has_bridge_among(attached, links)
 }
 
-/// Whether the bridge beneath an end of the sandbox is one of these links.
+/// Whether a bridge that an end of the sandbox is a port of is one of these links.
 fn has_bridge_among(attached: &Attached, links: &ChangedLinks) -> bool {
     let is_of_output = |output: &Output| match output {
         Output::Bridge(bridge) => links.indices.contains(&bridge.link.index),
         _ => false,
     };
-    // One that was made again since has another index.
+    // A bridge that was recreated has another index.
     let is_of_step = |step: &Step| match step {
         Step::EnsureBridge(bridge) => links.names.contains(&bridge.name),
         _ => false,
@@ -410,16 +416,17 @@ fn ends(attached: &Arc<Attached>) -> Vec<End> {
     numbered.filter_map(|(number, it)| End::of(attached, it, attached.outputs.of(number as u16))).collect()
 }
 
-/// What the node has, as far as ends are compared with it.
+/// The state of the node with which ends are compared.
 struct Seen {
     links: BTreeMap<u32, LinkState>,
     /// Indices of the bridges.
     bridges: BTreeMap<String, u32>,
-    /// Of each port. Only with ends in VLANs.
+    /// The VLANs of each port; read only if ends have VLANs.
     vlans: BTreeMap<u32, VlanUses>,
-    /// Those of the bridges of ends in VLANs that filter by them.
+    /// Those bridges of ends in VLANs that filter by VLAN.
     filtering: BTreeSet<u32>,
-    /// Of each link. Only with routed ends and with gateways on bridges; routes only with routed ends.
+    /// Addresses of each link; read only for routed ends and gateways on bridges. Routes are read only for routed
+    /// ends.
     addresses: BTreeMap<u32, Vec<IpNet>>,
     routes: BTreeMap<u32, Vec<IpNet>>,
 }
@@ -486,7 +493,7 @@ impl Seen {
         end.find(&self.links).is_some_and(|found| is_open(found, &self.links, &self.differences(end)))
     }
 
-    /// Whether a routed end has its addresses and routes. Others have none.
+    /// Whether a routed end has its addresses and routes. Returns `true` for other ends.
     fn has_addressing(&self, end: &End) -> bool {
         let Some(wanted) = &end.routed else { return true };
         let of = |all: &BTreeMap<u32, Vec<IpNet>>| all.get(&end.made.index).cloned().unwrap_or_default();
@@ -496,7 +503,7 @@ impl Seen {
     }
 }
 
-/// Has a bridge filter by VLAN again. One that others have made is theirs to change.
+/// Enables VLAN filtering on a bridge again. A bridge that other programs created is left unchanged.
 fn filter_again(bridge: u32, seen: &Seen, host: &mut Handle) -> Result<(), AttachError> {
     let Some(link) = seen.links.get(&bridge) else { return Ok(()) };
     bridges::filter_by_vlan(host, link).map_err(|source| AttachError::PutBack {
@@ -508,9 +515,9 @@ fn filter_again(bridge: u32, seen: &Seen, host: &mut Handle) -> Result<(), Attac
 fn put_back(end: &End, difference: &Difference, host: &mut Handle) -> Result<(), netlink::Error> {
     let index = end.made.index;
     match difference {
-        // It is made again before anything else.
+        // `put_links_back` has recreated it before.
         Difference::Bridge(Change::Gone) => Ok(()),
-        // Its filtering is put back before anything else.
+        // `put_links_back` has enabled filtering before.
         Difference::Bridge(Change::Unfiltered(_)) => Ok(()),
         Difference::Bridge(Change::Down(bridge)) => host.ensure_up(*bridge),
         Difference::Bridge(Change::Gateways(bridge, gateways)) => {

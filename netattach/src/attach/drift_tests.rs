@@ -1,4 +1,4 @@
-//! What counts as drift.
+//! Tests of the differences that count as drift.
 
 use std::fs::{self, File};
 use std::time::{Duration, Instant};

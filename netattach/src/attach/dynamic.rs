@@ -71,7 +71,7 @@ impl Engine {
         }
     }
 
-    /// Rolls back everything that was attached to the sandbox while it was live, as far as its records can be read.
+    /// Rolls back all dynamic attachments of the sandbox whose records can be read.
     pub(super) fn detach_all(&self, sandbox: &JournalKey) -> Result<(), AttachError> {
         let known = self.registry.dynamic_of(sandbox);
         let lost = known.iter().map(|attached| &attached.key).filter(|key| !self.has_record(key));
@@ -82,8 +82,8 @@ impl Engine {
         if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
     }
 
-    /// Records of the attachments made while the sandbox was live, the newest first; and why records of its container, which may
-    /// be such, cannot be read.
+    /// Returns the records of the sandbox's dynamic attachments, the newest first, and the errors of unreadable
+    /// records of its container, which may be such.
     pub(super) fn dynamic_of(&self, sandbox: &JournalKey) -> (Vec<Record>, Vec<AttachError>) {
         let keys = match self.journal.keys() {
             Ok(keys) => keys,
@@ -109,7 +109,7 @@ impl Engine {
         (records, errors)
     }
 
-    /// An interface name that neither the pod nor any record of the container uses.
+    /// Returns an interface name that neither the pod nor any record of the container uses.
     fn name_for(&self, record: &Record, netns: &Netns, selection: &Selection) -> Result<String, AttachError> {
         let container = &record.key.container_id;
         let mut taken: Vec<String> = Handle::open_in(netns)?

@@ -1,4 +1,4 @@
-//! Records that others have edited: found before somebody needs them.
+//! Finds records that other programs have edited, before an operation needs them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,18 +9,19 @@ use super::engine::Engine;
 use crate::file_version::FileVersion;
 use crate::journal::{JournalKey, Loaded};
 
-/// The files of records that were as written when they were read last. Only those that have changed since are read again.
+/// The files of records that were unchanged when they were read last. Only files that have changed since are read
+/// again.
 #[derive(Debug, Default)]
 pub struct WholeRecords(BTreeMap<JournalKey, FileVersion>);
 
 impl Engine {
-    /// The attached sandboxes whose record is there and not as it was written. Costs one look at the file of each, and reads
-    /// those that have changed.
+    /// Returns the attached sandboxes whose record exists and is not as it was written. Costs one `lstat` of the file
+    /// of each, and reads the files that have changed.
     pub fn with_edited_record(&self, whole: &mut WholeRecords) -> Vec<JournalKey> {
         let (mut now, mut edited) = (BTreeMap::new(), Vec::new());
         for attached in self.registry().all() {
             let key = &attached.key;
-            // One that is gone is another matter, and one that cannot be looked at may be that.
+            // Missing records are handled elsewhere, and a record that cannot be examined may be missing.
             let path = self.journal.path(key).ok();
             let Some(file) = path.and_then(|path| fs::symlink_metadata(path).ok()) else { continue };
             let version = FileVersion::of(&file);
@@ -35,10 +36,10 @@ impl Engine {
         edited
     }
 
-    /// Refuses the record of an attached sandbox that is not as it was written. `false`: there is none.
+    /// Refuses the record of an attached sandbox that is not as it was written. `false`: there is no record.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The problem of the record.
     pub(super) fn check_record(&self, key: &JournalKey) -> Result<bool, AttachError> {
         match self.journal.load(key)? {
             Loaded::Absent => Ok(false),

@@ -1,4 +1,4 @@
-//! Registers attached sandboxes with the dataplane and verifies that they are still there.
+//! Registers attached sandboxes with the dataplane and verifies that their programs are still attached.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::step::{HookKind, Outputs, Step};
 /// What is said of an attachment whose VF has lost its end on the node.
 const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver reloaded, or its VFs recreated";
 
-/// The dataplane's view of a sandbox: one entry for each attachment that it enforces. `cookie`: that of its namespace, where it is
-/// known.
+/// Returns the dataplane's view of a sandbox: one entry for each attachment that it enforces. `cookie`: that of the
+/// sandbox's namespace, if known.
 pub(super) fn guards<'p>(
     plan: &'p Plan,
     outputs: &'p Outputs,
@@ -26,7 +26,8 @@ pub(super) fn guards<'p>(
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
         let own = result::own(&plan.sandbox.netns, attachment, outputs.of(at.0));
-        // Of one that cannot be read nobody says that the interface has no address: nothing passes that is checked.
+        // If the plugin's result cannot be read, the interface must not count as one without addresses: packets with
+        // checked sources are then dropped.
         let is_read = own.is_ok();
         let ends = result::ends(outputs.of(at.0));
         let vantage = hook_kind::of(attachment, outputs.of(at.0));
@@ -38,7 +39,7 @@ pub(super) fn guards<'p>(
     })
 }
 
-/// The missing part of one attachment's enforcement, in words.
+/// Describes the missing part of one attachment's enforcement.
 pub(super) fn difference(
     enforcer: &dyn Enforce,
     record: &Record,
@@ -52,11 +53,11 @@ pub(super) fn difference(
     }
 }
 
-/// Has the dataplane know whether a device of kind `ifb` is in the pod's namespace. Returns whether one is there by which something
-/// can go past programs on the node, and the handle if it [goes on](Handle::ifb).
+/// Tells the dataplane whether a device of kind `ifb` is in the pod's namespace. Returns whether there is one through
+/// which packets can bypass programs on the node, and the handle if it [remains usable](Handle::ifb).
 ///
 /// # Errors
-/// The kernel does not show it.
+/// The kernel does not report it.
 pub(super) fn look_for_ifb(
     enforcer: &dyn Enforce,
     plan: &Plan,
@@ -71,10 +72,10 @@ pub(super) fn look_for_ifb(
     Ok((enforcer.note_ifb(&ids, has_one), pod))
 }
 
-/// Has the dataplane look at what the pod's namespace alone shows of the attachments that are judged there.
+/// Makes the dataplane check what only the pod's namespace shows of attachments whose programs are in the pod.
 ///
 /// # Errors
-/// The kernel does not show it.
+/// The kernel does not report it.
 pub(super) fn look_into_pod(
     enforcer: &dyn Enforce,
     attached: &Attached,
@@ -95,33 +96,33 @@ pub(super) fn look_into_pod(
     Ok(())
 }
 
-/// What a look at an attachment has found.
+/// The result of the check of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Looked {
-    /// The share that its sandbox is in.
+    /// The share that its sandbox belongs to.
     pub share: usize,
-    /// The attachment, in words.
+    /// The attachment, as text.
     pub subject: String,
-    /// What it still lacks; `None`: it is enforced as it was set up.
+    /// What it still lacks; `None`: it is enforced as set up.
     pub missing: Option<String>,
 }
 
-/// Which of the attachments are looked at.
+/// The attachments to check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which<'w> {
-    /// Those of this share.
+    /// Those in this share.
     Share(usize),
     /// Those on one of these devices of the node.
     On(&'w BTreeSet<u32>),
 }
 
 impl Which<'_> {
-    /// The share of a sandbox: always the same one.
+    /// Returns the share of a sandbox: always the same one.
     fn share(container: &str, of: usize) -> usize {
         crc32fast::hash(container.as_bytes()) as usize % of.max(1)
     }
 
-    /// Whether attachments of a sandbox can be among them.
+    /// Whether attachments of a sandbox can be selected.
     fn may_have(self, attached: &Attached, share: usize) -> bool {
         match self {
             Self::Share(wanted) => share == wanted,
@@ -146,12 +147,13 @@ impl Which<'_> {
     }
 }
 
-/// Reattaches programs that were removed from their devices. Returns what is found of each attachment of these that are
-/// looked at, which are in so many shares. Attachments whose device is gone belong to pods that are being removed: they lack
-/// nothing.
+/// Reattaches programs that were removed from their devices. Returns the results for those attachments that are
+/// selected, out of `shares` shares. Attachments whose device is gone belong to pods that are being removed: they
+/// lack nothing.
 ///
 /// # Errors
-/// Beside what was found: the last failure. One that cannot be looked at keeps none of the others from it.
+/// Returned in addition to the results: the last failure. An attachment that cannot be checked does not prevent the
+/// check of others.
 pub(super) fn restore(
     enforcer: &dyn Enforce,
     attached: &[Arc<Attached>],
@@ -186,7 +188,7 @@ pub(super) fn restore(
     (looked, outcome)
 }
 
-/// Reattaches the programs of an attachment that were removed, and returns what is missing then.
+/// Reattaches removed programs of an attachment, and returns what is still missing.
 fn restored(
     enforcer: &dyn Enforce,
     guarded: &EnforcedAttachment,
@@ -194,20 +196,20 @@ fn restored(
     host: &mut Handle,
 ) -> Result<Option<String>, EnforceError> {
     if guarded.is_on_representor() && guarded.is_gone(host)? {
-        // The pod may have its VF still.
+        // The pod may still have its VF.
         return Ok(Some(NO_REPRESENTOR.to_owned()));
     }
     let unsettled = enforcer
         .settle(guarded)
         .err()
         .map(|error| format!("its programs run by filters, and have not got links yet: {}", Chain(&error)));
-    // Whether they do run is looked at all the same.
+    // Whether the programs run is checked nevertheless.
     let Some(what) = enforcer.verify_among_others(guarded, known, host)? else { return Ok(unsettled) };
     if guarded.is_gone(host)? {
         return Ok(None);
     }
     match enforcer.restore(guarded, host) {
-        // The missing part may also have appeared meanwhile.
+        // The missing part may also have reappeared meanwhile.
         Ok(_) => enforcer.verify(guarded, host),
         Err(error) => Ok(Some(format!("{what}; not restored: {}", Chain(&error)))),
     }

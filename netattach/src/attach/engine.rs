@@ -42,13 +42,13 @@ pub struct Engine {
     pub(super) own: NetnsId,
 }
 
-/// What is told of a pod that can send past programs by a device of its own, or may: the kind, which its name does not tell, and
-/// why.
+/// The message for a pod that can send past programs, or may, through a device that it has created: the kind, because
+/// its name does not tell, and the reason.
 const IFB: (&str, &str) =
     ("ifb", "a device of this kind is there, by which what the pod sends can go past programs on the node");
 
 impl Engine {
-    /// Makes an engine. The calling thread is in the node's namespace.
+    /// Makes an engine. The calling thread must be in the node's namespace.
     ///
     /// # Errors
     /// The node's namespace cannot be identified.
@@ -64,34 +64,34 @@ impl Engine {
         Ok(Self { node, journal, registry: Registry::new(limit), options, inheritance, repeated, own })
     }
 
-    /// The attached sandboxes.
+    /// Returns the attached sandboxes.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Takes over what the kernel has told of bridges and parents, which the next ADD would have to.
+    /// Processes pending notifications about bridges and parents, so that the next ADD need not.
     pub fn catch_up(&self) {
         if let Some(links) = &self.node.links {
             links.catch_up();
         }
     }
 
-    /// The directory of the records.
+    /// Returns the directory of the records.
     pub fn journal_directory(&self) -> &Path {
         self.journal.directory()
     }
 
-    /// Whether the journal has a record, whatever it says.
+    /// Whether the journal has a record with this key, whatever its content.
     pub fn has_record(&self, key: &JournalKey) -> bool {
         self.journal.path(key).is_ok_and(|path| path.exists())
     }
 
-    /// The pools that leases may have been taken from.
+    /// Returns the pools that leases may have been taken from.
     pub(super) fn noted_pools(&self) -> Vec<Pool> {
         self.journal.pools()
     }
 
-    /// The state that all attachments share.
+    /// Returns the state that all attachments share.
     pub fn node(&self) -> &Node {
         &self.node
     }
@@ -134,7 +134,7 @@ impl Engine {
                 let (result, attached) = self.repeat(&record, sandbox, request, intent, &netns)?;
                 return Ok((result, attached, false));
             }
-            // A crash left it half done, and it has not been rolled back yet.
+            // A crash has left it unfinished, and it has not been rolled back yet.
             Loaded::Whole(record) => self.roll_back(*record)?,
         }
         let mut numbers = self.registry.reserve();
@@ -150,12 +150,12 @@ impl Engine {
         needs_device(network, &self.options)
     }
 
-    /// Whether pods are those of a cluster, whose authors are not the node's administrators.
+    /// Whether pods belong to a cluster, where their authors are not the node's administrators.
     pub fn is_in_cluster(&self) -> bool {
         self.options.in_cluster
     }
 
-    /// The networks with the pools that their live attachments have.
+    /// Returns the networks with the pools of their live attachments.
     fn with_live_pools<'i>(&self, intent: &'i Intent) -> Cow<'i, Intent> {
         let live = self.registry.pools_of(intent.networks().map(|network| &network.name));
         let (intent, kept) = settle(intent, &live);
@@ -165,7 +165,7 @@ impl Engine {
         intent
     }
 
-    /// Attachment numbers are given only where there is a dataplane.
+    /// Attachment numbers are assigned only if there is a dataplane.
     pub(super) fn numbers<'a>(&self, numbers: &'a mut Reservation<'_>) -> Option<&'a mut dyn Numbers> {
         self.node.enforcer.is_some().then_some(numbers as &mut _)
     }
@@ -191,7 +191,7 @@ impl Engine {
         needs.extend(notes.then_some(Resource::Sync));
         waits::admit(&needs)?;
         numbers.claim_pools(&plan)?;
-        // Until the registry or what is left in the pools says who needs them.
+        // Until the registry, or the leases in the pools, show which pools are needed.
         let _noted = self.note_pools(&plan)?;
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
@@ -227,7 +227,8 @@ impl Engine {
         }
     }
 
-    /// Notes the pools that a plan leases from, each until it is dropped. One that is not noted yet waits for the disk.
+    /// Notes the pools that a plan leases from, each until the returned value is dropped. Noting a new pool waits for
+    /// the disk.
     fn note_pools(&self, plan: &Plan) -> Result<Vec<NotedPool<'_>>, JournalError> {
         let note = |pool: Pool| match self.journal.has_noted(&pool) {
             true => self.journal.note_pool(pool),
@@ -236,8 +237,8 @@ impl Engine {
         leased_from(plan).map(note).collect()
     }
 
-    /// The container among `of` that has the address, the port of the node or the parent that the ADD failed for, or any
-    /// address of the exhausted pool.
+    /// Returns the container among `of` that holds the address, the node's port or the parent for which the ADD
+    /// failed, or any address of the exhausted pool.
     fn holder(&self, error: &AttachError, of: &[String]) -> Option<String> {
         if let Some(container) = holder_named(error) {
             return of.iter().find(|it| *it == container).cloned();
@@ -259,7 +260,7 @@ impl Engine {
         }
     }
 
-    /// A container in words, with its pod where that is known.
+    /// Describes a container, with its pod if known.
     pub fn describe(&self, container: &str) -> String {
         let attached = self.registry.of_container(container).into_iter().next();
         let pod = attached.and_then(|it| it.plan.sandbox.pod.clone());
@@ -276,7 +277,7 @@ impl Engine {
         self.records_of(container).any(|record| record.state == RecordState::Removing)
     }
 
-    /// The records of a container, as far as they can be read: for people.
+    /// Returns the records of a container that can be read, for messages.
     fn records_of(&self, container: &str) -> impl Iterator<Item = Box<Record>> {
         let keys = self.journal.keys().unwrap_or_default();
         let own = keys.into_iter().filter(move |key| key.container_id == container);
@@ -303,7 +304,7 @@ impl Engine {
         if record.is_being_synced() {
             waits::at(&Resource::Sync, || record.wait_durable())?;
         }
-        // As late as it can still be rolled back.
+        // The latest point at which everything can still be rolled back.
         self.check_leases(&plan)?;
         record.attached(kept)?;
         crate::crash_point!("add", "attached");
@@ -323,10 +324,10 @@ impl Engine {
         })
     }
 
-    /// As [`Engine::del`], for a sandbox that is known by its record or in memory only.
+    /// Like [`Engine::del`], for a sandbox that is known only by its record or in memory.
     ///
     /// # Errors
-    /// As [`Engine::del`].
+    /// As for [`Engine::del`].
     pub fn del_recorded(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
         self.del_sandbox(key, None, || Ok(()))
     }
@@ -369,7 +370,7 @@ impl Engine {
     /// The record cannot be read.
     pub fn attached_since(&self, key: &JournalKey, then: Option<&Moment>) -> Result<bool, AttachError> {
         let (attached, is_of_earlier_boot) = match self.registry.stays(key) {
-            // Its record may be gone, or have been written anew since, with the time of that.
+            // The record may be gone, or have been rewritten with a later time.
             Some(attached) => (Moment { since_boot: attached.planned, ..self.journal.now() }, false),
             None => match self.journal.load(key)? {
                 Loaded::Whole(record) if record.state == RecordState::Attached => {
@@ -413,9 +414,10 @@ impl Engine {
         Ok(())
     }
 
-    /// What others have changed in the pod of a sandbox, in the container's turn: the first difference of each
-    /// attachment, with its interface, and devices by which the pod can send past programs, with their kind. Nothing if its
-    /// namespace is gone. What goes past an attachment's programs there lowers its level.
+    /// Returns changes that other programs have made in the pod of a sandbox, in the container's turn: the first
+    /// difference of each attachment, with its interface, and devices through which the pod can send past programs,
+    /// with their kind. Returns nothing if the namespace is gone. If traffic can bypass an attachment's programs
+    /// there, its enforcement level is lowered.
     ///
     /// # Errors
     /// The kernel's state cannot be read.
@@ -438,7 +440,8 @@ impl Engine {
             None => Ok(()),
         };
         let mut differences = match looked.and_then(|()| differences_in_pod(attached, (&netns, &mut pod))) {
-            // By a list that is too long to be read, of routes for one, the pod would keep this from being told.
+            // Otherwise a pod could suppress this message with a list that is too long to read, for example of
+            // routes.
             Err(error) if has_ifb => {
                 let container = &attached.key.container_id;
                 tracing::debug!(container, error = %Chain(&error), "cannot check its interfaces");
@@ -450,7 +453,7 @@ impl Engine {
         Ok(differences)
     }
 
-    /// The record of an attached sandbox, and its network namespace.
+    /// Returns the record of an attached sandbox, and its network namespace.
     pub(super) fn attached(&self, key: &JournalKey) -> Result<(Box<Record>, Netns), AttachError> {
         let record = match self.journal.load(key)? {
             Loaded::Whole(record) if record.state == RecordState::Attached => record,
@@ -478,7 +481,7 @@ impl Engine {
         if record.state != RecordState::Removing {
             let was_attached = is_whole(&record);
             if let Err(error) = record.removing() {
-                // A disk that takes nothing. The begun steps are known, and rolling them back frees resources.
+                // The disk accepts no writes. The begun steps are known, and rolling them back frees resources.
                 tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
                 says_attached = was_attached;
             }
@@ -499,9 +502,9 @@ impl Engine {
         crate::crash_point!("undo", "record");
         let (key, plan, cookie) = (record.key.clone(), Arc::clone(&record.plan), record.netns_cookie);
         let outputs = says_attached.then(|| record.outputs.clone());
-        // While the record exists, its DEL may be repeated and names these numbers again.
+        // While the record exists, DEL may be repeated and uses these numbers again.
         record.remove().map_err(|error| {
-            // A record that stays is to say that its devices are the node's again, or others'.
+            // A record that stays must note that its devices have gone back to the node.
             self.node.devices.stays_unwritten(&key);
             match error {
                 JournalError::Remove { path, source } if says_attached => {
@@ -511,8 +514,9 @@ impl Engine {
             }
         })?;
         if let Some(outputs) = outputs {
-            // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
-            // so that its record is written anew, as that of a removal. At once where there is room.
+            // Without a record, a repeated DEL succeeds without retrying the release. So the sandbox stays in the
+            // registry until the release has succeeded, and its record is rewritten as that of a removal;
+            // immediately, if there is space.
             release_addresses(&self.node, &plan, netns.as_ref(), &outputs)
                 .inspect_err(|_| self.write_removal_again(&key, (&plan, &outputs, cookie)))?;
         }
@@ -520,11 +524,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes down which devices of a record that stays have gone back: the next agent is to leave them to the node, or to who has
-    /// them since.
+    /// Notes in a record that stays which of its devices have gone back, so that the next agent leaves them to the
+    /// node or to their new holder.
     ///
     /// # Errors
-    /// One could not be written; all were tried.
+    /// A device could not be noted; all were tried.
     pub(super) fn note_returned(&self, record: &mut Record) -> Result<(), JournalError> {
         let mut written = Ok(());
         let plan = Arc::clone(&record.plan);
@@ -539,11 +543,12 @@ impl Engine {
         written
     }
 
-    /// The sandbox's namespace, if it is still the one that was attached. The kernel reuses inode numbers, so a
-    /// record of an earlier boot has none, and the cookie decides where there is one.
+    /// Returns the sandbox's namespace, if it is still the one that was attached. The kernel reuses inode numbers, so
+    /// a record of an earlier boot has none, and the cookie decides if there is one.
     ///
     /// # Errors
-    /// It cannot be told, without a descriptor left for one: what is in it would count as gone.
+    /// The namespace cannot be determined, for example without a free descriptor: otherwise its contents would count
+    /// as gone.
     fn netns_of(&self, record: &Record) -> Result<Option<Netns>, NetnsError> {
         let sandbox = &record.plan.sandbox;
         if record.is_of_earlier_boot() {
@@ -554,7 +559,7 @@ impl Engine {
     }
 }
 
-/// The container that an error says has what the operation failed for.
+/// Returns the container that holds the resource for which the operation failed, according to the error.
 fn holder_named(error: &AttachError) -> Option<&str> {
     let AttachError::Step { source, .. } = error else { return None };
     match &**source {
@@ -566,7 +571,7 @@ fn holder_named(error: &AttachError) -> Option<&str> {
     }
 }
 
-/// The pools that a plan leases from.
+/// Returns the pools that a plan leases from.
 pub(super) fn leased_from(plan: &Plan) -> impl Iterator<Item = Pool> {
     plan.steps().filter_map(|(_, _, step)| match step {
         Step::Lease(config) => config.pool(),
@@ -574,7 +579,7 @@ pub(super) fn leased_from(plan: &Plan) -> impl Iterator<Item = Pool> {
     })
 }
 
-/// The other plugins of a plan that make interfaces or change them, each once.
+/// Returns the other plugins of a plan that create or change interfaces, each once.
 fn executed(plan: &Plan) -> Vec<String> {
     let plugins = plan.steps().filter_map(|(_, _, step)| match step {
         Step::Delegate(delegate) if delegate.role == Role::Plugin => Some(delegate.plugin.clone()),

@@ -102,7 +102,7 @@ pub enum AttachError {
         ifname: String,
         /// Name of its network.
         network: String,
-        /// The step, in words; empty where the cause says it all.
+        /// The step, as text; empty if the cause suffices.
         step: String,
         /// The cause.
         #[source]
@@ -122,13 +122,13 @@ pub enum AttachError {
     /// Earlier plugins used all the time that one GC has.
     #[error("GC of network {0} was not called because no time was left; the next GC calls it")]
     OutOfTime(String),
-    /// Too many operations wait for the same resource: this one has had no effect and is begun anew.
+    /// Too many operations wait for the same resource: this one has had no effect and is retried.
     #[error(transparent)]
     Crowded(#[from] Crowded),
     /// Inverses failed. The record is kept, and DEL may be repeated.
     #[error("{}", join(.0))]
     Undo(Vec<AttachError>),
-    /// A record goes on to say that its sandbox is attached, as it can be neither changed nor removed.
+    /// A record still marks its sandbox as attached, because it can be neither changed nor removed.
     #[error(
         "everything is rolled back but its addresses, which stay taken: the record {path} can be neither changed nor \
          removed, and says that they are in use; repeat DEL when it can{}",
@@ -137,7 +137,7 @@ pub enum AttachError {
     AddressesStay {
         /// The record's file.
         path: PathBuf,
-        /// Plugins that have taken back what they had made, with whatever addresses they gave out themselves.
+        /// Plugins that have undone their changes, including addresses that they had leased themselves.
         plugins: Vec<String>,
         /// The kernel's error.
         #[source]
@@ -157,10 +157,10 @@ pub enum AttachError {
     /// Leases of a container whose record is torn could not be released.
     #[error("release leases of a torn record")]
     TornLease(#[source] ipam::Error),
-    /// A lease that somebody has removed could not be taken again.
+    /// A lease that another program has removed could not be restored.
     #[error("take a lease again")]
     DriftedLease(#[source] ipam::Error),
-    /// A record that somebody has removed cannot be written anew.
+    /// A record that another program has removed cannot be rewritten.
     #[error(
         "the record of container {container} was removed, and with it the configuration of plugin {plugin}: DEL does not call that plugin"
     )]
@@ -176,12 +176,12 @@ pub enum AttachError {
         /// Its name.
         bridge: String,
     },
-    /// What attachments have on the node cannot be put back.
+    /// The node's part of attachments cannot be restored.
     #[error("{what}")]
     PutBack {
-        /// What was to be done.
+        /// The action.
         what: String,
-        /// Why it was not.
+        /// The cause.
         #[source]
         source: Box<StepError>,
     },
@@ -261,7 +261,7 @@ pub enum StepError {
         /// Its holder.
         holder: Holder,
     },
-    /// The parent has an interface of that VLAN already, and the kernel makes no second one.
+    /// The parent already has a link of that VLAN, and the kernel allows only one.
     #[error(
         "{parent} has an interface of VLAN {id} already; macvlans or a bridge on that one serve several pods"
     )]
@@ -274,7 +274,7 @@ pub enum StepError {
     /// Another host on the link has the address.
     #[error("address {0} is taken: another host on the link has answered for it")]
     Duplicate(std::net::IpAddr),
-    /// The bridge does not forward by VLAN, and is not ours to change.
+    /// The bridge does not filter by VLAN, and netattach did not create it.
     #[error(
         "bridge {0} does not filter by VLAN and was not made by netattach: switch it on (vlan_filtering 1), or remove the bridge"
     )]
@@ -282,10 +282,11 @@ pub enum StepError {
     /// The node has no address in a subnet of the pod.
     #[error("key hostAccess: {0} has no address of the node in a subnet of the pod")]
     NoHostAddress(String),
-    /// The node has no address on the parent at all; one may be about to come, as by DHCP when a node starts.
+    /// The node has no address on the parent at all; one may follow, for example by DHCP when a node starts.
     #[error("key hostAccess: {0} has no address of the node yet")]
     NoAddressYet(String),
-    /// The node would drop what the pod sends to it: it receives that by the parent, and answers by another link.
+    /// The node would drop packets that the pod sends to it: it receives them on the parent, and answers through
+    /// another link.
     #[error(
         "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{0}.rp_filter to 2"
     )]
@@ -310,7 +311,7 @@ pub enum StepError {
         "the node has no network interface of device {0}: it is not there yet, has no driver, or is in another namespace"
     )]
     NoDevice(String),
-    /// A device is named by its bus that has several network interfaces there.
+    /// A device that is named by its bus address has several network interfaces.
     #[error("device {device} has several network interfaces ({interfaces}): name one by device or hwaddr")]
     SeveralInterfaces {
         /// The device.
@@ -318,28 +319,28 @@ pub enum StepError {
         /// Some of them.
         interfaces: String,
     },
-    /// The node needs the device where it is.
+    /// The node itself needs the device.
     #[error("device {device} stays on the node: {why}")]
     DeviceInUse {
         /// Its name.
         device: String,
-        /// What for.
+        /// The reason.
         why: &'static str,
     },
     /// Interfaces of pods are on the device.
     #[error("device {0} stays on the node: it carries interfaces of pods")]
     ParentOfPods(String),
-    /// Another sandbox has the device.
+    /// Another sandbox holds the device.
     #[error("device {device} is taken: {who} has it")]
     DeviceTaken {
         /// The device.
         device: String,
-        /// Its holder, in words.
+        /// Its holder, as text.
         who: String,
         /// The holder's container.
         container: String,
     },
-    /// Somebody gives a device back, and has not ended that in time.
+    /// Another thread has not given a device back in time.
     #[error(
         "device {0} is being returned to the node, which has not ended in time: its card or driver may hang (see the \
          kernel's log)"
@@ -376,7 +377,7 @@ pub enum StepError {
         "the node has no representor of VF {} of {}, whose card is in mode switchdev", .0.number, .0.physical
     )]
     NoRepresentor(crate::spec::VirtualFunction),
-    /// Nothing tells the representor of a VF from another one.
+    /// Several representors match a VF.
     #[error("VF {} of {} has several representors ({names})", .function.number, .function.physical)]
     SeveralRepresentors {
         /// The VF.
@@ -384,7 +385,8 @@ pub enum StepError {
         /// Two of them.
         names: String,
     },
-    /// A process is to drive a VF under an address that it chooses, by which its representor's programs would not know it.
+    /// A process would drive a VF with an Ethernet address that it chooses, which the programs of the representor
+    /// would not know.
     #[error("key mac: needed, as the pod drives the VF itself, and its physical function has set no address")]
     NoAddressOfVf,
     /// The card refuses a setting of a VF.
@@ -398,23 +400,23 @@ pub enum StepError {
         #[source]
         source: netlink::Error,
     },
-    /// A device does not take its MTU, in bytes.
+    /// A device refuses its MTU, in bytes.
     #[error("key mtu: device {device} does not take {mtu}")]
     DeviceMtu {
         /// The device.
         device: String,
-        /// The MTU that was asked for.
+        /// The requested MTU.
         mtu: u32,
         /// The kernel's error.
         #[source]
         source: netlink::Error,
     },
-    /// Nobody could give a device of that name its own address back.
+    /// The device with that name could not get its own address back later.
     #[error(
         "key mac: device {0} has an address other than its permanent one, which only a record of netattachd can restore; without netattachd, chain tuning"
     )]
     OwnMacLost(String),
-    /// The card has taken a setting of a VF, and shows another value.
+    /// The card has accepted a setting of a VF, but reports another value.
     #[error(
         "key {setting}: the card has accepted it for VF {} of {}, but shows another value: its driver ignores it",
         .function.number, .function.physical
@@ -425,7 +427,7 @@ pub enum StepError {
         /// The VF.
         function: crate::spec::VirtualFunction,
     },
-    /// A device does not take the address that it was given.
+    /// A device refuses the requested Ethernet address.
     #[error("device {device} does not take the address {mac}, which its physical function has set")]
     AddressNotTaken {
         /// The device.
@@ -436,7 +438,7 @@ pub enum StepError {
     /// The name that a device had on the node is another one's by now.
     #[error("cannot return the device: the node already has an interface named {0}")]
     HomeTaken(String),
-    /// A device is in no namespace that is known.
+    /// A device is in no known namespace.
     #[error(
         "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node{}",
         where_else(.elsewhere)
@@ -446,7 +448,8 @@ pub enum StepError {
         device: String,
         /// Its driver.
         driver: String,
-        /// Whether the node is not the machine, to which the kernel brings a card when the namespace ends that has it.
+        /// Whether the node's namespace is not the machine's initial one, to which the kernel moves a card when its
+        /// namespace ends.
         elsewhere: bool,
     },
     /// The programs on a device of the node cannot be listed.
@@ -458,7 +461,7 @@ pub enum StepError {
         #[source]
         source: LeftError,
     },
-    /// A program that a pod has left on a device does not go: it would see the node's packets.
+    /// A program that a pod has left on a device cannot be detached: it would see the node's packets.
     #[error(
         "device {device} stays down: program {program} ({name}), which its pod has attached, cannot be taken off"
     )]
@@ -469,7 +472,7 @@ pub enum StepError {
         program: u32,
         /// The program's name; empty: it has none, or is gone.
         name: String,
-        /// Why it stays.
+        /// The cause.
         #[source]
         source: LeftError,
     },
@@ -500,64 +503,64 @@ pub enum StepError {
     /// The attachment could not be written to libcni's result cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// Address management gave no address.
+    /// An IPAM plugin returned no address.
     #[error("IPAM plugin {0} returned missing IP config")]
     NoAddress(String),
     /// A kernel setting could not be changed.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// An interface is not to be tuned so.
+    /// A change of an interface's settings is not allowed.
     #[error(transparent)]
     Tuning(#[from] TuningError),
-    /// Routing by source without a source.
+    /// Routing by source address was requested for an interface without addresses.
     #[error("sbr: no plugin before it gave {0} an address")]
     NoSource(String),
-    /// More routes than are taken over into other tables.
+    /// An interface has more routes than are moved to other tables.
     #[error("{plugin}: {ifname} has {found} routes, and there may be {most}")]
     ManyRoutes {
         /// The plugin.
         plugin: &'static str,
         /// The interface.
         ifname: String,
-        /// How many it has.
+        /// The number of its routes.
         found: usize,
-        /// How many there may be.
+        /// The maximum number.
         most: usize,
     },
-    /// The interface that is to be in a VRF is in something else.
+    /// The interface for a VRF is already a port of another link.
     #[error("vrf: {ifname} is a port of {controller} already")]
     PortOfAnother {
         /// The interface.
         ifname: String,
-        /// What it is a port of.
+        /// The link that it is a port of.
         controller: String,
     },
-    /// The VRF that is there has another table.
+    /// The existing VRF has another table.
     #[error("key table: VRF {name} is there with table {present}, not {wanted}")]
     TableOfVrf {
         /// Name of the VRF.
         name: String,
         /// Its table.
         present: u32,
-        /// The table that is asked for.
+        /// The requested table.
         wanted: u32,
     },
-    /// A route of an interface cannot be taken into another table.
+    /// A route of an interface cannot be moved to another table.
     #[error("vrf: the route of {ifname} to {destination} has {what}, and would not be there afterwards")]
     RouteNotKept {
         /// The interface.
         ifname: String,
         /// The route's destination.
         destination: ipnet::IpNet,
-        /// What cannot be kept of it.
+        /// The attribute of the route that cannot be kept.
         what: &'static str,
     },
-    /// The table that a VRF is to have has another use.
+    /// The table for a VRF has another use.
     #[error("key table: {table} is {owner}")]
     TableTaken {
         /// The table.
         table: u32,
-        /// What it is.
+        /// Its use.
         owner: &'static str,
     },
     /// The attachment's link does not lead to the gateway.
@@ -735,7 +738,7 @@ fn lease_code(error: &ipam::Error) -> u32 {
     }
 }
 
-/// What is to be done about a card that the kernel has brought to another namespace than the node's.
+/// Returns a hint for a card that the kernel has moved to a namespace other than the node's.
 fn where_else(elsewhere: &bool) -> &'static str {
     if *elsewhere {
         "; when the pod's namespace ended, the kernel has brought it to the machine's first one, which is not the node's: move it \
@@ -890,7 +893,7 @@ fn after_colon(step: &str) -> String {
     if step.is_empty() { String::new() } else { format!(": {step}") }
 }
 
-/// What of a sandbox may be another's, though its record says that it is attached.
+/// Describes the parts of a sandbox that may belong to others, although its record marks it as attached.
 fn released(plugins: &[String]) -> String {
     match plugins {
         [] => String::new(),

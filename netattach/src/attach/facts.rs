@@ -5,11 +5,11 @@ use crate::error_chain::Chain;
 use crate::link::facts::{Facts, OnBus, Parent, Wanted, Wishes};
 use crate::netlink::{self, Handle, KnownLinks, LinkState};
 
-/// Gathers the facts that drivers ask for. A fact that the node does not have is left out: the step that needs it
+/// Gathers the facts that drivers ask for. A fact that does not exist on the node is left out: the step that needs it
 /// reports that.
 ///
 /// # Errors
-/// A netlink socket cannot be opened, or the kernel does not tell a card's mode.
+/// A netlink socket cannot be opened, or the kernel does not report a card's mode.
 pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
     let mut facts = Facts { gathered: true, ..Facts::default() };
     if wishes.is_empty() {
@@ -35,7 +35,7 @@ pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
     Ok(facts)
 }
 
-/// The link of the node with that name, if there is one.
+/// Returns the link of the node with that name, if there is one.
 pub(super) fn named(
     host: &mut Handle,
     name: &str,
@@ -47,7 +47,7 @@ pub(super) fn named(
     }
 }
 
-/// The link of that name; without a name, the interface of the node's default route.
+/// Returns the link with that name; without a name, the interface of the node's default route.
 pub(super) fn parent(host: &mut Handle, name: Option<&str>) -> Result<LinkState, netlink::Error> {
     match name {
         Some(name) => host.link(name),

@@ -1,5 +1,5 @@
-//! What the node's default network takes from the node itself: its ranges, and the network that the agent makes where
-//! there is no other.
+//! The parts of the node's default network that come from the node itself: its ranges, and the network that the agent
+//! provides if there is no other.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::npwg::NetworkRef;
 use crate::objects::Objects;
 use crate::sync::{Mutex, locked};
 
-/// How long an ADD waits for the look at the nodes that follows the first complete snapshot.
+/// How long an ADD waits for the processing of the nodes that follows the first complete snapshot.
 const LOOK_WAIT: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
@@ -23,14 +23,14 @@ const LOOK_WAIT: Duration = Duration::from_secs(1);
 pub struct FromNode {
     /// This node.
     pub this: ThisNode,
-    /// The network that the agent makes.
+    /// The settings of the network that the agent provides.
     pub settings: Settings,
     /// MTU of the device that leads out of the node; 0: there is none.
     uplink_mtu: AtomicU32,
-    /// Whether the destinations without masquerade have been said to the translation of addresses.
+    /// Whether the address translation knows the destinations without masquerade.
     is_excepted: StdMutex<bool>,
     excepted: Condvar,
-    /// The configuration that was written last, as each ADD needs it.
+    /// The configuration that was generated last, as each ADD needs it.
     written: Mutex<Option<Written>>,
 }
 
@@ -47,29 +47,29 @@ impl FromNode {
         Self { this, settings, ..Self::default() }
     }
 
-    /// Takes the MTU of the device that leads out of the node, if there is one. Attached pods keep theirs.
+    /// Sets the MTU of the device that leads out of the node, if there is one. Attached pods keep their MTU.
     pub fn set_uplink_mtu(&self, mtu: Option<u32>) {
         self.uplink_mtu.store(mtu.unwrap_or_default(), Ordering::Relaxed);
     }
 
-    /// Says that the destinations without masquerade are known to the translation of addresses. Pods that began earlier
-    /// would reach other nodes by the node's address.
+    /// Notes that the address translation knows the destinations without masquerade. Pods that were attached earlier
+    /// would reach other nodes with the node's address.
     pub fn set_excepted(&self) {
         *self.is_excepted.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.excepted.notify_all();
     }
 
-    /// Waits until [`Self::set_excepted`], for [`LOOK_WAIT`] at most; returns whether it was called.
+    /// Waits until [`Self::set_excepted`] is called, at most for [`LOOK_WAIT`]; returns whether it was called.
     fn await_excepted(&self) -> bool {
         let is_excepted = self.is_excepted.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.excepted.wait_timeout_while(is_excepted, LOOK_WAIT, |is_excepted| !*is_excepted);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// The configuration of the network that the agent makes.
+    /// Returns the configuration of the network that the agent provides.
     ///
     /// # Errors
-    /// The ranges of the node, or those of the others, are not known.
+    /// The ranges of this node, or those of the other nodes, are unknown.
     pub(super) fn builtin(&self, objects: &Objects) -> Result<Arc<NetworkList>, IntentError> {
         let ranges = self.this.pod_cidrs(objects).map_err(IntentError::NoRange)?;
         if self.settings.masquerade && !self.await_excepted() {
@@ -90,11 +90,11 @@ impl FromNode {
         Ok(list)
     }
 
-    /// Gives a definition the ranges that it takes from the node, and returns whether it takes any. `is_default`: it is the
-    /// node's default network.
+    /// Adds the ranges that a definition takes from the node, and returns whether it takes any. `is_default`: it is
+    /// the node's default network.
     ///
     /// # Errors
-    /// It is another network, or the ranges are not known.
+    /// It is another network, or the ranges are unknown.
     pub(super) fn fill(
         &self,
         list: &mut NetworkList,

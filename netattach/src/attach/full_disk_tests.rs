@@ -77,7 +77,7 @@ fn nothing() -> (Vec<String>, Vec<u32>) {
     Default::default()
 }
 
-/// What the DEL of `a` fails with.
+/// The error of the DEL of `a`.
 fn failure(engine: &Engine) -> String {
     Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string()
 }
@@ -93,7 +93,7 @@ fn a_removal_on_a_full_disk_is_finished_by_the_next_start() {
     let failed = failure(&engine);
     assert!(failed.contains("everything is rolled back, but the record"), "{failed}");
     assert_eq!(scene.held(), nothing());
-    // What has been given back is not taken again by who looks for what others have removed.
+    // Leases that were released are not restored by the check for leases that other programs have removed.
     assert_eq!(engine.without_lease().unwrap(), []);
     assert_eq!(engine.take_leases_back(&rig::key("a")).unwrap(), [""; 0]);
     drop(engine);
@@ -171,7 +171,7 @@ fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they
     assert!(!engine.has_record(&rig::key("b")));
 }
 
-/// A DEL without a record is a success, and nobody would call that plugin again.
+/// A DEL without a record succeeds, so the plugin would not be called again.
 #[test]
 fn a_record_that_went_before_addresses_which_another_plugin_keeps_is_there_for_the_next_del() {
     let scene = Scene::new();
@@ -198,7 +198,7 @@ fn what_other_plugins_have_released_is_said_where_the_record_says_that_it_is_in_
     assert!(said(&["bridge", "sbr"]).ends_with(released));
 }
 
-/// Nobody would finish it otherwise: a DEL without a record is a success.
+/// Otherwise the DEL would never be completed: a DEL without a record succeeds.
 #[test]
 fn a_record_that_is_lost_after_its_del_has_failed_is_written_anew_as_that_of_a_removal() {
     let scene = Scene::new();
@@ -232,7 +232,7 @@ fn a_del_of_a_sandbox_whose_record_was_removed_takes_back_what_is_known_of_it() 
     assert!(!scene.record().exists());
 }
 
-/// Nobody asks for its DEL: the agent collects it, which without a record would do nothing, again and again.
+/// No runtime sends its DEL: the agent collects the sandbox, which without a record would do nothing each time.
 #[test]
 fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it() {
     let scene = Scene::new();
@@ -264,7 +264,7 @@ fn a_detach_request_for_an_earlier_container_of_the_id_is_told_by_what_memory_kn
     assert_eq!(since(), [false, false], "what has begun to go goes on");
 }
 
-/// Of another plugin nothing is known without it. Nobody would repeat the DEL for what is.
+/// Without the record nothing is known of the other plugin. No later DEL would undo the known rest.
 #[test]
 fn what_is_known_of_a_sandbox_is_taken_back_where_the_configuration_of_a_plugin_is_lost() {
     let scene = Scene::new();

@@ -1,9 +1,10 @@
-//! GC: rolls back the sandboxes that the runtime no longer knows, then has every pool and every other plugin release
-//! what belongs to no remaining sandbox.
+//! GC: rolls back the sandboxes that the runtime no longer knows, then makes every pool and every other plugin
+//! release the resources that belong to no remaining sandbox.
 //!
-//! GC runs beside other operations. A container that another operation has touched since the request came is in use;
-//! the others are rolled back, each in its own turn. A pool or a plugin is called while no other operation uses it,
-//! and gets the list of attachments in use only then: every holder of one of its resources has a record by that time.
+//! GC runs concurrently with other operations. A container that another operation has worked on since the request
+//! arrived is in use; the others are rolled back, each in its own turn. A pool or a plugin is called while no other
+//! operation uses it, and gets the list of attachments in use only then: every holder of one of its resources has a
+//! record at that time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -25,7 +26,7 @@ use crate::step::Delegate;
 /// The outcome of GC. Everything that could be rolled back is gone, even if other parts failed.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// What was rolled back.
+    /// The attachments that were rolled back.
     pub detached: Vec<Arc<Attached>>,
     /// The failures.
     pub errors: Vec<AttachError>,
@@ -144,8 +145,8 @@ impl Engine {
         collected
     }
 
-    /// Every pool and every other plugin, of the `defined` or attached networks, that has to release what belongs to
-    /// no remaining sandbox. The list is empty if a record cannot be read: resources in use by it would look stale.
+    /// Returns every pool and every other plugin, of the `defined` or attached networks, that must release resources
+    /// of no remaining sandbox. Empty if a record cannot be read: resources that its sandbox uses would look stale.
     pub fn holders(&self, census: &Census, defined: &[Defined]) -> Vec<Holder> {
         if !census.complete {
             return Vec::new();
@@ -169,7 +170,7 @@ impl Engine {
         holders
     }
 
-    /// Has one pool or plugin release everything that is not in use, before `until`. No other operation may use it
+    /// Makes one pool or plugin release everything that is not in use, before `until`. No other operation may use it
     /// meanwhile. `busy` are the containers that other operations have worked on since the census: their records are
     /// read again, as are newer records.
     pub fn release_others(
@@ -187,7 +188,7 @@ impl Engine {
                 plans.push(record.plan);
             }
         }
-        // What another plugin has attached to a live sandbox is in no record: that one has a record since it was taken over.
+        // No record contains the attachments that another plugin has made for a sandbox before it was taken over.
         let has_taken_over = plans.iter().any(|plan| plan.is_taken_over());
         if has_taken_over && !holder.default && matches!(holder.place, Place::Plugin(_)) {
             let why = "it is not known which interfaces pods that were taken over have on this network";
@@ -208,7 +209,8 @@ impl Engine {
         self.release_at(request, holder, (&ids, containers), left)
     }
 
-    /// Has one pool or plugin release everything that is not `in_use`, within `left`; a pool nothing of these `containers`.
+    /// Makes one pool or plugin release everything that is not `in_use`, within `left`; a pool keeps everything of
+    /// these `containers`.
     fn release_at(
         &self,
         request: &cni::Request,

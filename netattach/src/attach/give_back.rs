@@ -1,5 +1,5 @@
-//! Gives a device back to the node as it was: what its physical function had set first, as some cards take no changes of a
-//! VF afterwards, then the device itself.
+//! Gives a device back to the node in the state that it had before: first the settings made by its physical function,
+//! because some cards accept no changes of a VF afterwards, then the device itself.
 
 use std::os::fd::AsFd;
 
@@ -17,27 +17,28 @@ use crate::spec::{Conduct, Device, OWN_GROUPS, VfSettings};
 use crate::step::{Claim, Home};
 use crate::sysctl;
 
-/// Where the pod's end of a device may be.
+/// The namespace in which the pod's end of a device may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum PodEnd<'a> {
     /// In a namespace.
     In {
-        /// That one.
+        /// The pod's namespace.
         netns: &'a Netns,
-        /// The index there, if the device was moved.
+        /// The device's index in that namespace, if the device was moved.
         made: Option<u32>,
-        /// The other devices of the node that the pod has.
+        /// The other devices of the node that the pod holds.
         others: &'a [Other],
     },
-    /// The namespace is gone: the kernel has brought the device home, or deleted it if it is no card.
+    /// The namespace is gone: the kernel has moved the device back to the node if it is a card, and deleted it
+    /// otherwise.
     Gone,
 }
 
-/// Gives a device back. What is as it was already is left alone, so that it can be repeated.
+/// Gives a device back. Leaves alone what already has its former state, so that the call can be repeated.
 ///
 /// # Errors
-/// Its name is taken on the node, the card refuses, the device is in no namespace that is known, or a program of the pod
-/// stays on it: then it is on the node and down.
+/// The device's name is taken on the node, the card refuses, the device is in no known namespace, or a program of the
+/// pod remains attached to the device: then the device is on the node and down.
 pub(super) fn give_back(
     host: &mut Handle,
     device: &Device,
@@ -48,21 +49,22 @@ pub(super) fn give_back(
     give_back_by(host, device, claim, pod, Ways { between, take_off: left_programs::take_off })
 }
 
-/// How a device goes back.
+/// The operations by which a device goes back.
 struct Ways<B, T> {
-    /// Makes [the namespace](namespace_between) by which it goes, if it goes by one.
+    /// Creates [the intermediate namespace](namespace_between) that a VF passes through, if it uses one.
     between: B,
-    /// Takes the pod's programs off it, once it is on the node. Can be repeated.
+    /// Detaches the pod's programs from the device, once the device is on the node. Can be repeated.
     take_off: T,
 }
 
-/// A namespace that nobody else has, in which a VF gets its settings back on its way home: a pod never has it without its
-/// VLAN, and the node never with it. If the agent ends meanwhile, that namespace does as well, and the kernel brings the VF to
-/// the machine's first one.
+/// Creates an intermediate namespace that no other process uses, in which a VF gets its former settings on its way
+/// back. So the pod never holds the VF without the pod's VLAN, and the node never holds the VF with that VLAN. If the
+/// agent ends meanwhile, this namespace ends too, and the kernel moves the VF to the machine's initial namespace.
 ///
-/// `None`: where that is not the node's, the VF would be lost; or there can be no more namespaces. Then it goes straight home
-/// and gets its settings there, down, as does one whose pod's namespace has ended. Only the node's administrator could set it
-/// up before; in the pod the pod itself could, and send by the card without its VLAN.
+/// Returns `None` if the initial namespace is not the node's, where the VF would be lost, or if no more namespaces
+/// can be created. Then the VF moves directly to the node and gets its settings there while it is down, like a VF
+/// whose pod's namespace has ended. On the node, only the administrator could set the VF up before that; in the pod,
+/// the pod itself could, and send through the card without its VLAN.
 fn namespace_between(
     device: &Device,
     is_first: bool,
@@ -94,12 +96,12 @@ fn give_back_by(
     if let (PodEnd::Gone, Some(home)) = (pod, &claim.home)
         && find_home(host, home)?.is_none()
     {
-        // Processes may have the namespace still.
+        // Processes may still keep the namespace alive.
         check_it_is_nowhere(claim, home)?;
     }
     let Some(home) = &claim.home else { return settle_function(host, device, claim) };
     if matches!(pod, PodEnd::Gone) && !claim.outlives_namespace() {
-        // It ended with the namespace: what has its name now is another device.
+        // The device ended with the namespace: a device on the node with its name is another one.
         return settle_function(host, device, claim);
     }
     let mut in_pod = None;
@@ -113,7 +115,8 @@ fn give_back_by(
     let found = match in_pod {
         Some((mut inside, mut found)) => {
             if let Some(error) = restore_properties(&mut inside, home, &found)? {
-                // Its pod's programs may forbid it. It is set once more at home, where they are taken off.
+                // A program of the pod may forbid this MTU. The MTU is set again on the node, after the pod's
+                // programs have been detached.
                 tracing::debug!(
                     device = home.name, error = %Chain(&error),
                     "the device does not get its MTU in the pod"
@@ -131,7 +134,7 @@ fn give_back_by(
                 crate::crash_point!("give-back", "settled");
             }
             move_as_at_home(host, &mut inside, (&found, home), &Netns::current()?)?;
-            // Its other end may be elsewhere by now.
+            // Looked up by name alone: the device's other end may have moved to another namespace meanwhile.
             host.devices()?.into_iter().find(|it| it.link.name == home.name)
         }
         None => find_home(host, home)?,
@@ -146,7 +149,7 @@ fn give_back_by(
             PodEnd::In { netns, others, .. } => take_off(host, at_home, (netns, others), ways.take_off),
             PodEnd::Gone => (ways.take_off)(host, home, found.link.index),
         };
-        // With the settings of its pod, or programs of it, it is up for nobody.
+        // With settings or programs of the pod, the device must not be up.
         let up = home.up && settled.is_ok() && taken_off.is_ok();
         restore_at_home(host, (home, up), &found)?;
         taken_off?;
@@ -154,7 +157,8 @@ fn give_back_by(
     settled
 }
 
-/// Takes the pod's programs off a device that is home. Where that fails, what the pod has on it still may be in the way.
+/// Detaches the pod's programs from a device that is back on the node. If that fails, removes the pod's links that
+/// are still on top of the device, and retries.
 fn take_off(
     host: &mut Handle,
     (home, index): (&Home, u32),
@@ -170,40 +174,42 @@ fn take_off(
     })
 }
 
-/// What is asked for of a device of which there is no record.
+/// A device to give back that has no record.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Unrecorded<'a> {
     /// The container, and the device's name in it.
     pub of: (&'a str, &'a str),
-    /// The devices of the node that the pod has by other records.
+    /// The other devices of the node that the pod holds according to records.
     pub others: &'a [Other],
-    /// Only a card.
+    /// Whether only a card is accepted.
     pub card: bool,
-    /// It was given an Ethernet address.
+    /// Whether the device was given an Ethernet address.
     pub has_mac: bool,
-    /// How it was on the node, if the plugin has kept that.
+    /// The device's state on the node before the move, if the plugin has stored it.
     pub home: Option<&'a Home>,
-    /// The link group that the plugin has given it, if it had the default one.
+    /// The link group that the plugin has given the device, if the device had the default group.
     pub group: u32,
 }
 
-/// A device in its pod, with a handle there, and how it was on the node, if that was kept.
+/// A device in its pod, with a handle in the pod's namespace, and the device's former state on the node, if stored.
 type InPod<'k> = (Handle, DeviceState, Option<&'k Home>);
 
 impl Unrecorded<'_> {
-    /// The alias of the device on the node until all is as it was, with programs of its pod or without: nothing else tells a
-    /// later DEL of it. The words are those by which earlier versions find it.
+    /// Returns the alias that marks the device on the node until it has its former state, with or without programs of
+    /// its pod. Only this alias identifies the device to a later DEL. Earlier versions find the device by the same
+    /// wording.
     fn mark(&self) -> String {
         let (container, name) = self.of;
         // An alias has 255 bytes at most.
         format!("netattach: has programs of {name} of {}", container.get(..128).unwrap_or(container))
     }
 
-    /// The device in its pod, with a handle there, and how it was on the node, if that was kept: of this one, as the pod may have
-    /// put another in its place.
+    /// Returns the device in its pod, with a handle there, and the stored former state if that state belongs to this
+    /// device: the pod may have replaced the device.
     fn in_pod(&self, host: &mut Handle, netns: &Netns) -> Result<Option<InPod<'_>>, StepError> {
         let Self { of: (_, pod_name), others, card, home, group, .. } = *self;
-        // By its other record it goes with its settings and under its own name, which its alias need not be any more.
+        // A device with another record goes back by that record, with its settings and under its own name, which its
+        // current alias need not contain.
         let is_of_another = |found: &DeviceState| {
             let found = std::slice::from_ref(found);
             let is_it = |Other { home, made }: &Other| {
@@ -214,7 +220,7 @@ impl Unrecorded<'_> {
         if let Some(home) = home
             && let Some((inside, found)) = find_in_pod(host, netns, (home, None), pod_name)?
         {
-            // It is another container's by now, at the same path.
+            // The device at this path may belong to another container now.
             let is_taken = found.link.group & OWN_GROUPS != 0 && found.link.group != group;
             if !is_taken && !is_of_another(&found) {
                 return Ok(Some((inside, found, Some(home))));
@@ -234,16 +240,18 @@ impl Unrecorded<'_> {
     }
 }
 
-/// Gives back a device of which nothing is known but what was written to it when it was moved: by the plugin without an
-/// agent, or by the reference plugin; or by an agent whose record has lost it. For the last, it has to be a `card`: a pod can
-/// make any other device, and would have it on the node.
+/// Gives back a device that has no record, using what was written to the device when it was moved: by the plugin
+/// without an agent, by the reference plugin, or by an agent whose record has lost the device. In the last case the
+/// device must be a `card`: any other device may have been created by the pod, which would thereby place it on the
+/// node.
 ///
-/// Where the plugin has kept how it was on the node, it is so again, but down. Else nothing tells which programs were on it
-/// before: all go.
+/// If the plugin has stored the former state, the device gets that state again, but stays down. Otherwise nothing
+/// tells which programs were attached before, so all programs are detached.
 ///
 /// # Errors
-/// A program stays on it on the node, or it does not send and receive as before. It is down there then, as it is when this is
-/// killed behind the move, and found by its alias the next time.
+/// A program stays attached on the node, or the device's former way to send and receive cannot be restored. The
+/// device is then down on the node, as it is if this process is killed after the move; a later call finds the device
+/// by its alias.
 pub(super) fn give_back_by_alias(
     host: &mut Handle,
     unrecorded: Unrecorded<'_>,
@@ -252,7 +260,7 @@ pub(super) fn give_back_by_alias(
     give_back_unrecorded(host, unrecorded, netns, left_programs::take_off)
 }
 
-/// `by`: takes the pod's programs off it, once it is on the node.
+/// Like [`give_back_by_alias`]. `by` detaches the pod's programs from the device, once the device is on the node.
 fn give_back_unrecorded(
     host: &mut Handle,
     unrecorded: Unrecorded<'_>,
@@ -261,7 +269,7 @@ fn give_back_unrecorded(
 ) -> Result<(), StepError> {
     let Unrecorded { others, has_mac, home: kept, group, .. } = unrecorded;
     let in_pod = netns.map(|netns| unrecorded.in_pod(host, netns)).transpose()?.flatten();
-    // It has the mark until all is as it was.
+    // The device keeps the mark until it has its former state.
     let mark = Some(unrecorded.mark());
     let (home, kept, back) = match in_pod {
         Some((mut inside, found, kept)) => {
@@ -277,7 +285,7 @@ fn give_back_unrecorded(
                 );
             }
             above::remove(&mut inside, &found, others)?;
-            // In one request of the kernel with the mark.
+            // Moves the device and sets the mark in one netlink request.
             move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
             let back = host.device_named(&home.name)?;
             (home, kept, back)
@@ -285,7 +293,8 @@ fn give_back_unrecorded(
         None => {
             let devices = host.devices()?;
             let marked = devices.iter().find(|it| it.alias == mark);
-            // Any other that the kernel has brought home stays as it is: an alias of the pod's does not tell it from the node's own.
+            // Any other device that the kernel has moved back stays as it is: an alias given by the pod cannot be
+            // told from the node's own.
             let back = marked.or_else(|| came_home(kept?, &devices, group));
             let Some(back) = back.cloned() else { return Ok(()) };
             let name = match kept {
@@ -306,13 +315,13 @@ fn give_back_unrecorded(
         Some(netns) => take_off(host, (&home, index), (netns, others), by),
         None => by(host, &home, index),
     };
-    // What has stayed is the more important of two errors.
+    // Of two errors, that of a program that stays attached is reported.
     taken_off.and(restored)?;
     let alias = kept.and_then(|kept| kept.alias.as_deref());
     Ok(host.set_alias(index, alias.unwrap_or_default())?)
 }
 
-/// What can be told of how a device was on the node of which nobody has kept it.
+/// Returns what can be derived of a device's former state on the node if that state was not stored.
 fn unknown(found: &DeviceState) -> Home {
     Home {
         name: found.alias.clone().unwrap_or_default(),
@@ -334,9 +343,9 @@ fn unknown(found: &DeviceState) -> Home {
     }
 }
 
-/// A card that the kernel has brought home, as its namespace has ended, and that nobody has touched since: it has the group that
-/// marks its container, or its name on the node as its alias if it had a group of its own. Any other device has ended with its
-/// namespace.
+/// Returns the card that the kernel has moved back because its namespace has ended, if its marks are unchanged since:
+/// it has the group that marks its container or, if it had a group of its own, its name on the node as its alias. Any
+/// device other than a card has ended with its namespace.
 fn came_home<'d>(home: &Home, devices: &'d [DeviceState], group: u32) -> Option<&'d DeviceState> {
     let is_card = home.parent.is_some() || home.permanent.is_some();
     let found = identity::at_home(home, devices).filter(|_| is_card)?;
@@ -347,14 +356,14 @@ fn came_home<'d>(home: &Home, devices: &'d [DeviceState], group: u32) -> Option<
     is_as_moved.then_some(found)
 }
 
-/// Has a device of which nobody has kept how it was on the node send and receive as its kind does, by the address that it was made
-/// with if it was given another.
+/// Makes a device whose former state was not stored send and receive as its kind does by default, and restores the
+/// permanent Ethernet address if the device was given another one.
 fn restore_usual(
     host: &mut Handle,
     (home, has_mac): (&Home, bool),
     found: &DeviceState,
 ) -> Result<(), StepError> {
-    // One that it was not made with is not given to a device without a record.
+    // A device without a record gets no address other than its permanent one.
     if let Some(own) = lost_address(found).filter(|_| has_mac)
         && let Err(error) = host.set_mac(found.link.index, own)
     {
@@ -366,10 +375,11 @@ fn restore_usual(
     restore_conduct(host, home, found)
 }
 
-/// The name that a device gets on the node by its alias. Its pod may have made that one what is no name or another device's: it
-/// must not keep the device by it, nor have the kernel choose the name and nobody find the device again.
+/// Returns the device's name on the node according to its alias. The pod may have changed the alias to an invalid
+/// name or to another device's name: this must neither prevent the move, nor make the kernel choose a name under
+/// which the device cannot be found again.
 fn name_by_alias(host: &mut Handle, alias: &str) -> Result<String, StepError> {
-    // The kernel puts a number for `%d`.
+    // The kernel replaces `%d` by a number.
     let is_name = check_link_name(alias).is_ok() && !alias.contains('%');
     if is_name && host.find_link(alias)?.is_none() {
         return Ok(alias.to_owned());
@@ -379,7 +389,7 @@ fn name_by_alias(host: &mut Handle, alias: &str) -> Result<String, StepError> {
     Ok(name)
 }
 
-/// The first name of those that the kernel gives devices which are in the way, see [`make_way`], that no device has.
+/// Returns the first free name of the form that the kernel gives to devices in [`make_way`].
 fn free_name(present: &[DeviceState]) -> String {
     let is_taken =
         |name: &String| present.iter().any(|it| it.link.name == *name || it.other_names.contains(name));
@@ -387,17 +397,18 @@ fn free_name(present: &[DeviceState]) -> String {
     free.next().unwrap_or_default()
 }
 
-/// The address that a device was made with, if it has another one.
+/// Returns a device's permanent address, if its current address is another one.
 fn lost_address(found: &DeviceState) -> Option<Mac> {
     found.permanent.filter(|own| found.link.mac != Some(*own))
 }
 
-/// The device on the node.
+/// Returns the device on the node.
 pub(super) fn find_home(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
     Ok(identity::at_home(home, &host.devices()?).cloned())
 }
 
-/// The device in the pod, whatever that calls it, with a handle there. `made`: its index there, if it was moved.
+/// Returns the device in the pod, whatever its name there, with a handle there. `made`: its index there, if it was
+/// moved.
 fn find_in_pod(
     host: &mut Handle,
     netns: &Netns,
@@ -406,7 +417,8 @@ fn find_in_pod(
 ) -> Result<Option<(Handle, DeviceState)>, StepError> {
     let mut pod = Handle::open_in(netns)?;
     let devices = match pod.devices() {
-        // Whoever administrates the pod has made them. It is looked for as what it was moved.
+        // The pod's administrator has created too many devices. The device is looked up by the index and the name
+        // with which it was moved.
         Err(error) if error.is_too_many() => {
             tracing::warn!(device = home.name, error = %Chain(&error), "not all devices of the pod are checked");
             pod = Handle::open_in(netns)?;
@@ -418,11 +430,12 @@ fn find_in_pod(
         Some(Err(netlink::Error::NoSuchLink(_))) | None => false,
         Some(shown) => shown.map(|_| true)?,
     };
-    // Afterwards: the node's namespace gets its number when a device that leads there is shown.
+    // Asked after the dump: the node's namespace gets an id in the pod's namespace only when the kernel reports a
+    // device that refers to it.
     let node = if leads_home { pod.number_of(Netns::current()?.as_fd())? } else { None };
     let found = identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned();
     let Some(found) = found else { return Ok(None) };
-    // The node could not list its links with it. It ends with its namespace.
+    // The node could not list its links with this device among them. The device ends with its namespace.
     if pod.is_blurred(found.link.index)? {
         tracing::warn!(
             device = home.name,
@@ -433,7 +446,7 @@ fn find_in_pod(
     Ok(Some((pod, found)))
 }
 
-/// The devices of a pod that have the index or the name as which one was moved there.
+/// Returns the devices of a pod that have the index or the name with which a device was moved there.
 fn as_moved(pod: &mut Handle, made: Option<u32>, name: &str) -> Result<Vec<DeviceState>, StepError> {
     let mut devices = Vec::from_iter(if_told(pod.device_named(name))?);
     if let Some(index) = made
@@ -444,8 +457,8 @@ fn as_moved(pod: &mut Handle, made: Option<u32>, name: &str) -> Result<Vec<Devic
     Ok(devices)
 }
 
-/// A device in a pod, if the kernel tells of it. Of a card it does, whatever its pod has made of that; any other may be one of
-/// the pod's own under the name that is looked for.
+/// Returns a device in a pod, if the kernel can report it. The kernel always reports a card, whatever the pod
+/// changed; any other device may be one that the pod created under the name that is looked up.
 fn if_told(
     found: Result<Option<DeviceState>, netlink::Error>,
 ) -> Result<Option<DeviceState>, netlink::Error> {
@@ -455,31 +468,31 @@ fn if_told(
     }
 }
 
-/// Takes names of other devices off one that the kernel has brought home from a pod: they are in the way of those whose
-/// names they are. It gets its own back when it is given back.
+/// Removes names of other devices from a device that the kernel has moved back from a pod, as those devices need
+/// their names. The device gets its own name when it is given back.
 pub(super) fn make_way(host: &mut Handle, home: &Home) -> Result<(), StepError> {
     let Some(found) = find_home(host, home)? else { return Ok(()) };
     let index = found.link.index;
     remove_strange_names(host, home, &found)?;
     if found.link.name != home.name {
-        // The kernel puts the first number there that is free, as it does itself for a name that is taken.
+        // The kernel inserts the first free number, as it does itself if a name is taken.
         host.rename(index, "dev%d")?;
     }
     Ok(())
 }
 
-/// Removes the other names that the pod has given to the device.
+/// Removes the alternative names that the pod has given to the device.
 fn remove_strange_names(host: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
     let strange: Vec<String> =
         found.other_names.iter().filter(|it| !home.other_names.contains(it)).cloned().collect();
     Ok(host.remove_other_names(found.link.index, &strange)?)
 }
 
-/// What the physical function has set, as it was before.
+/// Restores the settings of a VF that its physical function makes.
 fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<(), StepError> {
     let (Some(function), Some(before)) = (&device.function, &claim.settings) else { return Ok(()) };
     let Some((index, present)) = physical(host, function)? else {
-        // The card is gone, or has fewer functions now; or its interface is elsewhere for a time.
+        // The card is gone, or has fewer functions now, or its interface is in another namespace temporarily.
         return match bus::find(&claim.device) {
             Some(found) if found.function.as_ref() == Some(function) => {
                 Err(StepError::NoPhysicalFunction(function.physical.clone()))
@@ -501,7 +514,7 @@ fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<
     failed.map_or(Ok(()), Err)
 }
 
-/// Gives a VF its address back, in the best way that its card knows.
+/// Restores a VF's address, with the first value that its card accepts.
 fn release_address(
     host: &mut Handle,
     (index, number): (u32, u32),
@@ -518,9 +531,10 @@ fn release_address(
     set
 }
 
-/// The addresses that a physical function may give a VF back, the best first. None: the VF chooses again, as most cards show
-/// none or the VF's own before. The one that was shown before. Its own on the node: some cards take no other than a real one
-/// (`qede_set_vf_mac`), and have shown none.
+/// Returns the addresses that a physical function may restore for a VF, in order of preference. First zero, so that
+/// the VF chooses its address again, as most cards reported zero or the VF's own address before. Then the address
+/// reported before. Last the VF's own address on the node: some cards accept only a valid address
+/// (`qede_set_vf_mac`), and had reported none.
 fn ways_back(before: Mac, own: Option<Mac>) -> Vec<Mac> {
     let mut ways = vec![Mac([0; 6])];
     for way in std::iter::once(before).chain(own) {
@@ -531,8 +545,9 @@ fn ways_back(before: Mac, own: Option<Mac>) -> Vec<Mac> {
     ways
 }
 
-/// What the pod may have changed of the device, while the device is still there. Returns why it does not get its MTU, if it
-/// does not: its card, the device beneath it or a program on it may not allow that one any more.
+/// Restores properties of the device that the pod may have changed, while the device is still in its current
+/// namespace. Returns why the MTU could not be restored, if so: the card, the device beneath or a program may not
+/// allow this MTU any more.
 fn restore_properties(
     namespace: &mut Handle,
     home: &Home,
@@ -550,18 +565,18 @@ fn restore_properties(
     Ok(refused)
 }
 
-/// Moves a device to another namespace, with the name, the alias, the link group and no other names, as it is to be on
-/// the node.
+/// Moves a device to another namespace with the name, the alias and the link group that it has on the node, and
+/// without alternative names.
 ///
 /// # Errors
-/// Its name is taken on the node or there.
+/// The name is taken on the node or in the target namespace.
 fn move_as_at_home(
     host: &mut Handle,
     inside: &mut Handle,
     (found, home): (&DeviceState, &Home),
     to: &Netns,
 ) -> Result<(), StepError> {
-    // The kernel would move it, and refuse the name only then.
+    // The kernel would refuse the name only after the move.
     if host.find_link(&home.name)?.is_some() {
         return Err(StepError::HomeTaken(home.name.clone()));
     }
@@ -576,7 +591,7 @@ fn move_as_at_home(
     })
 }
 
-/// The rest, on the node; all of it for a device that the kernel has brought home.
+/// Restores the remaining state, on the node; all of it for a device that the kernel has moved back.
 fn restore_at_home(
     host: &mut Handle,
     (home, up): (&Home, bool),
@@ -606,7 +621,7 @@ fn restore_at_home(
         host.set_group(index, home.group)?;
     }
     if let Some(mac) = home.mac.filter(|mac| found.link.mac != Some(*mac)) {
-        // A card may insist on the address that its physical function has given; what matters is done.
+        // A card may insist on the address that its physical function has set; the settings that matter are restored.
         if let Err(error) = host.set_mac(index, mac) {
             tracing::warn!(
                 device = home.name, %mac, error = %Chain(&error),
@@ -626,15 +641,15 @@ fn restore_at_home(
     if !up {
         return Ok(host.set_down(index)?);
     }
-    // As a VLAN where the device beneath it is down by now.
+    // For example a VLAN whose parent is down now.
     if let Err(error) = host.ensure_up(index) {
         tracing::warn!(device = home.name, error = %Chain(&error), "the device is back on the node, but cannot be set up");
     }
     Ok(())
 }
 
-/// How a device is to send and receive on the node. Where nobody has looked how it did, as the kernel makes devices with Ethernet
-/// addresses; those of other kinds stay as they are.
+/// Returns how a device sends and receives on the node. If that was not stored, returns the kernel's defaults for
+/// devices with Ethernet addresses; devices of other kinds keep their settings.
 fn conduct_at_home(home: &Home, found: &DeviceState) -> Conduct {
     let is_usual = matches!(&*found.link.kind, "" | "veth" | "macvlan" | "macvtap" | "vlan");
     match home.conduct {
@@ -647,7 +662,8 @@ fn conduct_at_home(home: &Home, found: &DeviceState) -> Conduct {
     }
 }
 
-/// Has a device on the node send and receive as it did: a pod may have had it ask a single station for all addresses, or nobody.
+/// Restores how a device on the node sends and receives: a pod may have changed its broadcast address or disabled
+/// ARP.
 fn restore_conduct(host: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
     let (index, wanted) = (found.link.index, conduct_at_home(home, found));
     if (Conduct { queue: wanted.queue, ..found.conduct }) != wanted {
@@ -664,8 +680,8 @@ fn restore_conduct(host: &mut Handle, home: &Home, found: &DeviceState) -> Resul
     Ok(())
 }
 
-/// A virtual device ends with its namespace, and a card may have been pulled or handed to a process; anything else is lost
-/// and has to be found.
+/// Checks that a device that was not found need not be found: a virtual device ends with its namespace, and a card
+/// may have been unplugged or bound to a userspace driver. Any other device is lost and must be found.
 fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
     let Some(parent) = &home.parent else { return Ok(()) };
     let Some(on_bus) = bus::find(parent) else { return Ok(()) };
@@ -1067,7 +1083,7 @@ mod tests {
         let is_it = |kept: &Home, found| came_home(kept, std::slice::from_ref(&found), group).is_some();
         let kept = home(port(4, "eth1", mac(1)), false);
         assert!(is_it(&kept, shown(group, None)));
-        // It was not moved, or somebody has given it back; another container had it.
+        // It was not moved, or was given back already; or another container held it.
         assert!(!is_it(&kept, shown(0, Some("eth1"))) && !is_it(&kept, shown(OWN_GROUPS | 8, None)));
         let of_group = Home { group: 5, ..kept };
         assert!(is_it(&of_group, shown(5, Some("eth1"))) && !is_it(&of_group, shown(5, None)));

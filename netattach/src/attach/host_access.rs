@@ -1,14 +1,16 @@
-//! `hostAccess`: the node and a pod with a macvlan or an ipvlan on a parent of the node reach each other, which the drivers keep
-//! apart.
+//! `hostAccess`: lets the node and a pod with a macvlan or an ipvlan on a parent of the node reach each other, which
+//! the drivers prevent by default.
 //!
-//! The node gets a link of its own on the parent, of the kind of its pods' links, and a route over it to each of the pod's
-//! addresses. Neither side asks for the other's Ethernet address: both are entered, so that the link answers nobody, and other
-//! stations never learn of it. What stations send to groups does not come in by it. The link comes with the first pod and goes
-//! with the last, which the routes over it tell: nothing else has to be remembered.
+//! The node gets a link of its own on the parent, of the same kind as its pods' links, and a route over that link to
+//! each of the pod's addresses. Both sides get static neighbour entries instead of resolving addresses, so the link
+//! answers no requests, and other stations never learn its address. The link receives no frames that stations send to
+//! group addresses. It is created for the first pod and deleted after the last, which its routes show, so no other
+//! state is needed.
 //!
-//! All ipvlans have their parent's Ethernet address. What a pod sends there and is no ipvlan's the driver hands to the node as
-//! received by the parent (`ipvlan_xmit_mode_l2` in `drivers/net/ipvlan/ipvlan_core.c`); what the parent sends goes to the wire
-//! alone. So the node sends by its link and receives by the parent, which a strict `rp_filter` does not let pass.
+//! All ipvlans have their parent's Ethernet address. If a pod sends to that address and the destination is not
+//! another ipvlan, the driver delivers the packet to the node as received on the parent (`ipvlan_xmit_mode_l2` in
+//! `drivers/net/ipvlan/ipvlan_core.c`); what the parent sends goes only to the wire. So the node sends through its
+//! link and receives through the parent, which a strict `rp_filter` drops.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -30,7 +32,7 @@ use crate::spec::{self, MacvlanMode, Route};
 use crate::step::{HostAccess, Interface, Reached};
 use crate::sysctl;
 
-/// `rtm_protocol` of the routes: by it they are known to be pods'. 111 is in nobody's list (`/etc/iproute2/rt_protos`).
+/// `rtm_protocol` of the routes, which marks them as routes to pods. 111 is not assigned (`/etc/iproute2/rt_protos`).
 const PROTOCOL: u8 = 111;
 
 /// No reply for any address of the node (`arp_ignore`).
@@ -43,7 +45,7 @@ const NO_ADDRESS: &str = "1";
 const MACVLAN: &str = "macvlan";
 const IPVLAN: &str = "ipvlan";
 
-/// The right to make the node's links on parents, and to remove them.
+/// Lock for creating and deleting the node's links on parents.
 #[derive(Debug, Default)]
 pub struct HostAccesses {
     turn: Mutex<()>,
@@ -51,15 +53,15 @@ pub struct HostAccesses {
 
 impl HostAccesses {
     fn turn(&self) -> MutexGuard<'_, ()> {
-        // What was left half done is done by the next that has the turn.
+        // The next holder of the lock completes what was left unfinished.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Chooses what leads from the node to the pod and back. Changes nothing.
+/// Chooses the link and the routes between the node and the pod. Changes nothing.
 ///
 /// # Errors
-/// The node has no address in the pod's subnets, or would drop what the pod sends to it.
+/// The node has no address in the pod's subnets, or would drop packets that the pod sends to it.
 pub(super) fn choose(
     host: &mut Handle,
     (link, parent): (&spec::Link, &Interface),
@@ -68,7 +70,7 @@ pub(super) fn choose(
     let of_node = host.addresses(parent.index)?;
     let reached = host_access::reached(&leased.addresses, &of_node);
     if reached.is_empty() {
-        // An IPv6 link has an address of its own that no server gives.
+        // An interface has an IPv6 link-local address without any server.
         let is_local = |net: &IpNet| matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
         let device = parent.name.clone();
         return Err(match of_node.iter().all(is_local) {
@@ -85,17 +87,17 @@ pub(super) fn choose(
     Ok(HostAccess { device: host_access::device(parent.index), reached })
 }
 
-/// Whether the node drops what it receives by a device that is not the one by which it would answer: the larger of the
-/// device's own setting and that of all counts (`Documentation/networking/ip-sysctl.rst`).
+/// Whether the node drops packets that it receives on a device other than the one by which it would answer: the
+/// larger of the device's own setting and that of `all` applies (`Documentation/networking/ip-sysctl.rst`).
 fn is_strict(device: &str) -> bool {
     let is = |value| ["all", device].iter().any(|of| sysctl::is(&format!("ipv4/conf/{of}/rp_filter"), value));
     is("1") && !is("2")
 }
 
-/// Has the node and the pod reach each other as chosen.
+/// Makes the node and the pod reach each other as chosen.
 ///
 /// # Errors
-/// The kernel refuses, another link has the name, or the node has a route to the pod's address that leads elsewhere.
+/// The kernel refuses, another link has the name, or the node has another route to the pod's address.
 pub(super) fn give(
     node: &Node,
     (host, pod): (&mut Handle, &mut Handle),
@@ -115,7 +117,8 @@ pub(super) fn give(
     Ok(pod.ensure_neighbours(made.index, &nodes)?)
 }
 
-/// Adds the node's routes to the pod's addresses. One that leads elsewhere stands, whatever its metric: it is another's.
+/// Adds the node's routes to the pod's addresses. An existing route through another device is kept, whatever its
+/// metric, and causes an error.
 fn add_routes(host: &mut Handle, own: u32, reached: &[Reached]) -> Result<(), StepError> {
     let taken =
         |ip, holder| StepError::AddressTaken { address: Address::Ip(ip), holder: Holder::Route(holder) };
@@ -132,7 +135,7 @@ fn add_routes(host: &mut Handle, own: u32, reached: &[Reached]) -> Result<(), St
         let route =
             Route { source: Some(*node), protocol: Some(PROTOCOL), ..Route::on_link(IpNet::from(*pod)) };
         match host.add_route(own, &route) {
-            // It has come since.
+            // The route was added meanwhile.
             Err(error) if error.already_exists() => return Err(taken(*pod, None)),
             other => other?,
         }
@@ -140,12 +143,12 @@ fn add_routes(host: &mut Handle, own: u32, reached: &[Reached]) -> Result<(), St
     Ok(())
 }
 
-/// Whether a route of the node is one that leads to a pod over the node's link of that index.
+/// Whether a route of the node leads to a pod over the node's link with index `own`.
 fn is_ours(route: &RouteState, own: u32) -> bool {
     route.interface == Some(own) && route.protocol == PROTOCOL
 }
 
-/// The node's link on the parent beside a pod's, which is made if it is not there.
+/// Returns the node's link on the parent of a pod's link; creates it if it does not exist.
 fn ensure_link(
     node: &Node,
     host: &mut Handle,
@@ -173,8 +176,9 @@ fn ensure_link(
     Ok(found)
 }
 
-/// The error for a link that the kernel does not bring up: no two macvlans of a parent that are up have one address
-/// (`macvlan_open` in `drivers/net/macvlan.c`), and a pod may have given its own the node's.
+/// Returns the error for a link that the kernel does not bring up: two macvlans of a parent that are up cannot have
+/// the same address (`macvlan_open` in `drivers/net/macvlan.c`), and a pod may have given its own macvlan the node's
+/// address.
 fn not_up(error: netlink::Error, own: &LinkState, parent: &LinkState) -> StepError {
     match (error.errno(), own.mac) {
         (Some(rustix::io::Errno::ADDRINUSE), Some(mac)) => {
@@ -185,7 +189,8 @@ fn not_up(error: netlink::Error, own: &LinkState, parent: &LinkState) -> StepErr
     }
 }
 
-/// Has the node neither answer for an address of its own by a device, nor get a link-local one or routes there.
+/// Prevents the node from answering for its addresses on a device, from getting a link-local address there, and from
+/// accepting router advertisements.
 ///
 /// # Errors
 /// The kernel refuses a setting.
@@ -195,7 +200,7 @@ pub(super) fn be_no_neighbour(name: &str) -> Result<(), StepError> {
     ensure_if_present(&format!("ipv6/conf/{name}/addr_gen_mode"), NO_ADDRESS)
 }
 
-/// Makes it, down; `None`: somebody else has.
+/// Creates the link, down; `None`: another process has created it.
 fn create(
     host: &mut Handle,
     (link, parent): (&spec::Link, &LinkState),
@@ -203,7 +208,7 @@ fn create(
 ) -> Result<Option<LinkState>, StepError> {
     let (pod_name, of_parent) = (name.to_owned(), Some(parent.name.clone()));
     let made = match link {
-        // The parent has one mode for all.
+        // All ipvlans of a parent have one mode.
         spec::Link::Ipvlan(spec::Ipvlan { mode, .. }) => {
             let (mode, mtu, group, in_pod) = (*mode, None, 0, false);
             let wanted = spec::Ipvlan { pod_name, parent: of_parent, mode, mtu, group, in_pod };
@@ -232,7 +237,8 @@ fn create(
     }
 }
 
-/// The Ethernet address of the node's macvlan: always the same for one parent, as pods know it.
+/// Returns the Ethernet address of the node's macvlan: always the same for one parent, because pods have static
+/// entries for it.
 fn mac_beside(parent: Mac) -> Mac {
     let digest = Sha256::new().chain_update("hostAccess").chain_update(parent.0).finalize();
     let mut address = [0x02; 6];
@@ -240,13 +246,13 @@ fn mac_beside(parent: Mac) -> Mac {
     Mac(address)
 }
 
-/// The name of the node's link on a parent if the address is that link's, whether it is there already or comes with the
-/// next pod.
+/// Returns the name of the node's link on a parent if `mac` is the address of that link, whether the link exists
+/// already or is created for the next pod.
 pub(super) fn taken_beside(parent: &LinkState, mac: Mac) -> Option<String> {
     (parent.mac.map(mac_beside) == Some(mac)).then(|| host_access::device(parent.index))
 }
 
-/// Takes back what leads from the node to the pod, and the node's link with the last. Idempotent.
+/// Removes the routes from the node to the pod, and the node's link with the last of them. Idempotent.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -267,12 +273,12 @@ pub(super) fn forget(node: &Node, chosen: &HostAccess) -> Result<(), StepError> 
     Ok(host.ensure_neighbours_absent(own.index, &pods)?)
 }
 
-/// Whether a link of the node is one that netattach has made for pods to reach it.
+/// Whether a link of the node is one that netattach created for `hostAccess`.
 pub fn is_host_link(link: &LinkState) -> bool {
     [MACVLAN, IPVLAN].contains(&&*link.kind) && host_access::is_device(&link.name)
 }
 
-/// What is missing of what leads from the node to the pod and back, in words. `made`: the pod's end.
+/// Describes what is missing between the node and the pod. `made`: the pod's end.
 ///
 /// # Errors
 /// The kernel's state cannot be read.
@@ -302,7 +308,7 @@ pub(super) fn difference(
     }
     let Some(made) = made else { return Ok(None) };
     for Reached { pod: of_pod, node: of_node } in &chosen.reached {
-        // All ipvlans follow a new address of their parent, and the kernel forgets what was entered.
+        // All ipvlans take over a new Ethernet address of their parent, and the kernel then drops static entries.
         for (handle, index, who, whose, address, mac) in [
             (&mut *host, own.index, "node", "pod's", of_pod, made.mac),
             (&mut *pod, made.index, "pod", "node's", of_node, own.mac),

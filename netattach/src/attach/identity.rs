@@ -1,31 +1,32 @@
-//! How a claimed device is told from all others, in whichever namespace it is. Pure.
+//! Identifies a claimed device among all others, in whichever namespace it is. Pure.
 //!
-//! A pod that administrates its network chooses names, aliases and Ethernet addresses, those that its devices had on the
-//! node included: none of them says which device it is. A card is known by its parent device and its permanent address,
-//! which the kernel keeps. Any other device has neither: it is known by its index, and by its other end or the device
-//! beneath it on the node. A pod makes links there by the number that the node's namespace has in its own if it has
-//! CAP_NET_ADMIN in the node's user namespace, that is, none of its own: it can have another link go home in such a device's place.
+//! A pod that administrates its network can choose names, aliases and Ethernet addresses, including those that its
+//! devices had on the node, so none of these identifies a device. A card is identified by its parent device and its
+//! permanent address, which the kernel keeps. Any other device has neither: it is identified by its index, and by its
+//! peer or the device beneath it on the node. A pod can create links with a peer or parent on the node, using the id
+//! of the node's namespace in the pod's, if it has CAP_NET_ADMIN in the node's user namespace, that is, if it has no
+//! user namespace of its own: such a pod can have another link moved to the node in place of such a device.
 
 use crate::netlink::DeviceState;
 use crate::step::Home;
 
-/// What is known of a device in a pod beside how it was on the node.
+/// What is known of a device in a pod beyond its former state on the node.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Inside {
-    /// Its index there; `None`: it may have been moved, and the agent was killed before it could write down as what.
+    /// Its index there; `None`: it may have been moved, and the agent was killed before it recorded the index.
     pub index: Option<u32>,
-    /// Whether its other end is still on the node.
+    /// Whether its peer or the device beneath is still on the node.
     pub leads_home: bool,
-    /// The number that the node's namespace has in the pod's, if it has one.
+    /// The id of the node's namespace in the pod's namespace, if it has one.
     pub node: Option<i32>,
 }
 
-/// Whether the kernel keeps what the device is known by.
+/// Whether the kernel keeps what identifies the device.
 fn is_card(home: &Home) -> bool {
     home.parent.is_some() || home.permanent.is_some()
 }
 
-/// The device among those of the node's namespace.
+/// Returns the device among those of the node's namespace.
 pub(super) fn at_home<'d>(home: &Home, devices: &'d [DeviceState]) -> Option<&'d DeviceState> {
     if is_card(home) {
         return card(home, devices);
@@ -38,7 +39,7 @@ pub(super) fn at_home<'d>(home: &Home, devices: &'d [DeviceState]) -> Option<&'d
     }))
 }
 
-/// The device among those of a pod.
+/// Returns the device among those of a pod.
 pub(super) fn in_pod<'d>(home: &Home, devices: &'d [DeviceState], inside: Inside) -> Option<&'d DeviceState> {
     if is_card(home) {
         return card(home, devices);
@@ -55,8 +56,9 @@ pub(super) fn in_pod<'d>(home: &Home, devices: &'d [DeviceState], inside: Inside
     }))
 }
 
-/// A card: by its permanent address, of those with its parent. Some drivers take the address that they were given last for
-/// the permanent one: then it is the only one that its parent has, if it was when it was claimed.
+/// Finds a card by its permanent address, among the devices with its parent. Some drivers report the last configured
+/// address as the permanent one: then the card is identified as the only device of its parent, if it was the only one
+/// when it was claimed.
 fn card<'d>(home: &Home, devices: &'d [DeviceState]) -> Option<&'d DeviceState> {
     let (parent, permanent) = (&home.parent, home.permanent);
     let related = || devices.iter().filter(|it| it.parent == *parent && it.link.kind == home.kind);
@@ -68,12 +70,12 @@ fn card<'d>(home: &Home, devices: &'d [DeviceState]) -> Option<&'d DeviceState> 
     }
 }
 
-/// Whether a device is of the kind of one that is no card.
+/// Whether a device has the kind of a claimed device that is not a card.
 fn is_of_its_kind(home: &Home, found: &DeviceState) -> bool {
     found.parent.is_none() && found.permanent.is_none() && found.link.kind == home.kind
 }
 
-/// Of several nobody knows which one it is.
+/// Returns the only match; several matches identify no device.
 fn only<'d>(mut found: impl Iterator<Item = &'d DeviceState>) -> Option<&'d DeviceState> {
     found.next().filter(|_| found.next().is_none())
 }
@@ -173,7 +175,7 @@ pub(super) mod tests {
         let made = end(7, "net1", 5, 0);
         let look = |devices: &[DeviceState], inside| index(in_pod(&card, devices, inside));
         assert_eq!(look(&[end(8, "net1", 6, 0), end(7, "net2", 5, 0)], inside), Some(7));
-        // What the pod has made in its place.
+        // A link that the pod has created in its place.
         for forged in [
             end(8, "net1", 5, 0),
             end(7, "net1", 6, 0),
@@ -190,7 +192,7 @@ pub(super) mod tests {
         assert_eq!(look(&[aliased.clone(), made.clone()], unknown), Some(7));
         let other = DeviceState { alias: Some("card0".to_owned()), ..end(8, "net2", 6, 0) };
         assert_eq!(look(&[aliased, other], unknown), Some(7));
-        // Its other end is elsewhere by now.
+        // Its other end is in another namespace now.
         let elsewhere = Inside { index: Some(7), ..Inside::default() };
         assert_eq!(look(&[end(7, "net1", 3, 2)], elsewhere), Some(7));
     }

@@ -1,4 +1,4 @@
-//! From a request to the networks that the pod wants: follows every reference and decides nothing.
+//! Determines the networks that a pod wants from a request: follows every reference and makes no decisions.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,7 +32,8 @@ use crate::source::{NotSynced, Source, WantedPod};
 use crate::step::ENFORCE_ANNOTATION;
 use crate::step::EnforceWhen;
 
-/// How long an ADD waits for the definition of a network that its pod names. One that is never made is waited for as long.
+/// How long an ADD waits for the definition of a network that its pod names. A definition that is never created costs
+/// this wait at each ADD.
 const DEFINITION_LAG: Duration = Duration::from_millis(500);
 
 /// Most unusable files of a directory that are reported.
@@ -48,18 +49,18 @@ pub struct IntentReader {
     pub default: DefaultNetwork,
     /// Namespace of default networks that are named without one.
     pub default_namespace: String,
-    /// What the default network takes from the node.
+    /// The parts of the default network that come from the node.
     pub from_node: Arc<FromNode>,
     /// Which namespaces may use which networks.
     pub restrictions: Restrictions,
     /// CNI configurations for definitions that have none of their own.
     pub conf_dir: PathBuf,
-    /// Attach the default network only when the annotation is invalid, as the standard's text has it, instead
-    /// of failing.
+    /// Attach only the default network when the annotation is invalid, as the standard's text says, instead of
+    /// failing.
     pub ignore_invalid: bool,
-    /// Definitions of one name in two namespaces have pools of their own: see [`pools::separate`].
+    /// Whether definitions with the same name in two namespaces have separate pools: see [`pools::separate`].
     pub separate_pools: bool,
-    /// Networks as their definitions were read last.
+    /// The networks that were read last.
     pub known: ReadNetworks,
 }
 
@@ -69,7 +70,7 @@ pub enum IntentError {
     /// The source has not read all objects yet.
     #[error("source")]
     Source(#[source] NotSynced),
-    /// The source does not know the pod, or not yet.
+    /// The source does not have the pod (yet).
     #[error("pod {0} is not known yet")]
     UnknownPod(PodRef),
     /// The source has another pod of the same name.
@@ -77,9 +78,9 @@ pub enum IntentError {
     OtherPod {
         /// The pod.
         pod: PodRef,
-        /// The uid in the source.
+        /// The UID in the source.
         known: String,
-        /// The uid in `CNI_ARGS`.
+        /// The UID in `CNI_ARGS`.
         asked: String,
     },
     /// An annotation is invalid.
@@ -93,28 +94,28 @@ pub enum IntentError {
         #[source]
         source: Box<SelectionError>,
     },
-    /// The pod chooses a default network, and has one when netattach is called.
+    /// The pod chooses a default network, but already has one when netattach is called.
     #[error(
         "pod {0}: annotation {DEFAULT_NETWORK_ANNOTATION}: defaultNetwork is chained, so a plugin before netattach has made the pod's interface already"
     )]
     ChosenBehind(PodRef),
-    /// A plugin before netattach has made the interface that netattach is to make.
+    /// A plugin earlier in the list has created the interface that netattach is to create.
     #[error(
         "key prevResult: a plugin before netattach in the runtime's list has made the pod's interface, and defaultNetwork names a network that netattach would attach as well: set defaultNetwork to chained, or let netattach be the first plugin of the list"
     )]
     MadeTwice,
-    /// No plugin before netattach has made the pod's interface.
+    /// No plugin earlier in the list has created the pod's interface.
     #[error(
         "key prevResult: missing, and defaultNetwork is chained: netattach comes behind the plugin that makes the pod's interface, in the runtime's list; where it is to be the first, defaultNetwork names the network"
     )]
     NotMade,
-    /// What the plugin before netattach has made cannot be read.
+    /// The result of the plugin earlier in the list cannot be read.
     #[error("key prevResult")]
     MadeBefore(#[source] CniError),
-    /// The entry of the runtime's list that calls netattach is no configuration of a plugin.
+    /// The entry of the runtime's list that calls netattach is not a valid plugin configuration.
     #[error("the entry of the runtime's list")]
     Entry(#[source] ConfigError),
-    /// The request for one more network is invalid.
+    /// The request for a further network is invalid.
     #[error("selection")]
     Selection(#[source] SelectionError),
     /// The request does not give the namespace in which the network is defined.
@@ -123,19 +124,19 @@ pub enum IntentError {
     /// A network is not defined.
     #[error("network {0} is not defined")]
     UnknownNetwork(NetworkRef),
-    /// The node's default network cannot be attached at present. The pod is not at fault, so the ADD is tried again.
+    /// The node's default network cannot be attached at present. The pod is not at fault, so the ADD is retried.
     #[error("the node's default network is not ready")]
     DefaultNotReady(#[source] Box<IntentError>),
     /// The pod's namespace may not use a network.
     #[error(transparent)]
     Forbidden(#[from] Forbidden),
-    /// A network's plugin is netattach itself, which would call itself without end.
+    /// A network's plugin is netattach itself, which would call itself recursively.
     #[error("network {network}: plugin type {OWN_TYPE} is netattach itself")]
     Itself {
         /// Its name.
         network: NetworkName,
     },
-    /// The default network's plugin is another one that attaches pods to several networks.
+    /// The default network's plugin is another one that attaches pods to multiple networks.
     #[error(
         "network {network} calls {product}, which attaches the pod's other networks too: name the network that it has as its own default"
     )]
@@ -154,13 +155,13 @@ pub enum IntentError {
         #[source]
         source: ConfigError,
     },
-    /// The network that the agent makes has no range.
+    /// The network that the agent provides has no range.
     #[error("defaultNetwork builtin")]
     NoRange(#[source] NoRange),
-    /// The network that the agent makes is no configuration: a fault of the agent.
+    /// The network that the agent provides is not a valid configuration: a bug of the agent.
     #[error("defaultNetwork builtin")]
     Builtin(#[source] ConfigError),
-    /// A definition takes its range from the node, which has none for it.
+    /// A definition takes its range from the node, which has no range for it.
     #[error("network {network}: usePodCidr")]
     NoRangeFor {
         /// The network.
@@ -195,7 +196,7 @@ pub enum IntentError {
         #[source]
         source: InvalidEthertypes,
     },
-    /// A definition has no configuration, and the disk has none for it either.
+    /// A definition contains no configuration, and there is none on disk either.
     #[error("network {network} has no spec.config, and {directory}")]
     NotOnDisk {
         /// The network.
@@ -235,7 +236,7 @@ pub enum IntentError {
         #[source]
         source: Box<LoadError>,
     },
-    /// Cilium has put the default network's file away.
+    /// Cilium has renamed the default network's file.
     #[error(
         "default network {path} is gone and {to} is there: Cilium renames the configurations of others unless its cni.exclusive is false"
     )]
@@ -295,9 +296,9 @@ impl From<IntentError> for CniError {
 }
 
 impl IntentReader {
-    /// The pod that the runtime named, and its intended attachments.
+    /// Returns the pod that the runtime named, and its intended attachments.
     ///
-    /// A runtime that names no pod (podman, for one) gets the default network only.
+    /// A runtime that names no pod (for example podman) gets only the default network.
     ///
     /// # Errors
     /// See [`IntentError`]; nothing has been changed then.
@@ -342,7 +343,8 @@ impl IntentReader {
         Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings, cluster }))
     }
 
-    /// The ranges that the cluster knows of. Where the agent makes the network between nodes, it follows all of them.
+    /// Returns the address ranges of the cluster that are known. If the agent provides the network between nodes, it
+    /// knows all of them.
     fn cluster(&self, objects: &Objects) -> Option<Known> {
         let ranges = objects.cluster_ranges.as_ref()?;
         let nodes = objects.nodes.values().flat_map(|node| node.ranges());
@@ -353,7 +355,7 @@ impl IntentReader {
         })
     }
 
-    /// Checks that the networks of a pod can be determined, without a request for it.
+    /// Checks that the networks of a pod can be determined, without a CNI request.
     ///
     /// # Errors
     /// See [`IntentError`].
@@ -370,11 +372,12 @@ impl IntentReader {
     }
 
     /// Waits for the pod that the runtime named, for at most [`IntentReader::pod_wait`], if the source does not have
-    /// it yet, and then for a moment for the definitions of its networks. [`IntentReader::read`] then reports whether they have
-    /// come. The pod with the networks that it names; `None`: no pod is named, or it is not known.
+    /// it yet, and then briefly for the definitions of its networks. [`IntentReader::read`] then reports what is
+    /// still missing. Returns the pod with the networks that it names; `None`: no pod is named, or the pod is
+    /// unknown.
     pub async fn await_pod(&self, request: &cni::Request) -> Option<(PodRef, Vec<NetworkRef>)> {
         let pod = pod_of(request)?;
-        // `read` refuses the request at once.
+        // `read` refuses the request immediately.
         self.objects().ok()?;
         let wanted = WantedPod { name: pod.name.clone(), uid: pod.uid.clone() };
         let deadline = Instant::now() + self.pod_wait;
@@ -385,12 +388,12 @@ impl IntentReader {
         Some((pod, networks))
     }
 
-    /// Waits until all networks are defined. Kinds are watched one by one: a pod may be there before the definition that was
-    /// made before it.
+    /// Waits until all networks are defined. Each kind has its own watch, so a pod may arrive before a definition
+    /// that was created earlier.
     async fn await_definitions(&self, networks: &[NetworkRef], deadline: Instant) {
         let mut changes = self.source.changes();
         loop {
-            // Marked as seen before the snapshot is read: the next may come meanwhile.
+            // Marked as seen before the snapshot is read: the next change may come meanwhile.
             changes.borrow_and_update();
             let objects = self.source.snapshot();
             let are_defined = networks.iter().all(|network| objects.definitions.get(network).is_some());
@@ -401,7 +404,7 @@ impl IntentReader {
         }
     }
 
-    /// The newest snapshot, if it is complete.
+    /// Returns the newest snapshot, if it is complete.
     fn objects(&self) -> Result<Arc<Objects>, IntentError> {
         match self.source.synced() {
             Err(error @ NotSynced::Incomplete(_)) => Err(IntentError::Source(error)),
@@ -409,7 +412,7 @@ impl IntentReader {
         }
     }
 
-    /// The network requested for a live pod, as an element of its annotation would select it.
+    /// Returns the network requested for a live pod, as an element of its annotation would select it.
     ///
     /// # Errors
     /// See [`IntentError`].
@@ -436,7 +439,7 @@ impl IntentReader {
         Ok((selection, network))
     }
 
-    /// The node's default network as it would be attached now.
+    /// Returns the node's default network as it would be attached now.
     ///
     /// # Errors
     /// The reason why it cannot be attached.
@@ -444,7 +447,7 @@ impl IntentReader {
         self.node_default(&self.source.snapshot())
     }
 
-    /// The files on disk that should describe networks but cannot be used, by path. They do not affect other
+    /// Returns the files on disk that should describe networks but cannot be used, by path. They do not affect other
     /// networks.
     pub fn unusable_files(&self) -> Vec<(PathBuf, ConfigError)> {
         let default = match &self.default {
@@ -461,7 +464,7 @@ impl IntentReader {
         unusable
     }
 
-    /// The directories whose files decide what the default network is, without those that hold definitions.
+    /// Returns the directories whose files determine the default network, without those that contain definitions.
     pub fn default_directories(&self) -> Vec<PathBuf> {
         match &self.default {
             DefaultNetwork::Path(path) => default_network::directories(path).collect(),
@@ -470,8 +473,8 @@ impl IntentReader {
         }
     }
 
-    /// Every network whose configuration can be read now, the default network first. Networks that cannot be read are
-    /// left out; the checks of definitions and of the default network report them.
+    /// Returns every network whose configuration can be read now, the default network first. Networks that cannot be
+    /// read are left out; the checks of definitions and of the default network report them.
     pub fn defined(&self) -> Vec<Defined> {
         let objects = self.source.snapshot();
         let default = self.node_default(&objects);
@@ -489,7 +492,7 @@ impl IntentReader {
         readable.collect()
     }
 
-    /// A network for pods of a namespace.
+    /// Returns a network for pods of a namespace.
     ///
     /// # Errors
     /// The namespace may not use the network, the network does not exist, or its configuration is unusable.
@@ -504,7 +507,7 @@ impl IntentReader {
         self.known_network(objects, reference)
     }
 
-    /// As [`Self::network`], which is not asked again for a definition that has not changed.
+    /// Like [`Self::network`], but uses the stored network if its definition has not changed.
     fn known_network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
         let definition = objects.definitions.get(reference);
         if let Some(known) = definition.and_then(|definition| self.known.of(definition)) {
@@ -517,7 +520,7 @@ impl IntentReader {
         Ok(network)
     }
 
-    /// The networks that the pod selects in addition to the default network.
+    /// Returns the networks that the pod selects in addition to the default network.
     fn selections(
         &self,
         pod: &PodRef,
@@ -536,7 +539,7 @@ impl IntentReader {
         Ok(parsed.selections)
     }
 
-    /// The default network that the pod chooses for itself.
+    /// Returns the default network that the pod chooses for itself.
     fn chosen_default(
         &self,
         pod: &PodRef,
@@ -555,7 +558,7 @@ impl IntentReader {
         Ok(parsed.selections.pop())
     }
 
-    /// The selections of an annotation; none, with a warning, for an invalid annotation that is to be ignored.
+    /// Returns the selections of an annotation; none, with a warning, for an invalid annotation if such are ignored.
     fn usable(
         &self,
         pod: &PodRef,
@@ -618,7 +621,7 @@ impl IntentReader {
         not_itself(network)
     }
 
-    /// A network, without a check of who may use it.
+    /// Returns a network, without checking which namespaces may use it.
     ///
     /// # Errors
     /// The network does not exist, or its configuration is unusable.
@@ -626,7 +629,8 @@ impl IntentReader {
         self.read_network(objects, reference).map(|(network, _)| network)
     }
 
-    /// As [`Self::network`], and whether all of it is in the definition: nothing is from the node or from a disk.
+    /// Like [`Self::network`]; also returns whether the definition contains the whole network, without parts from the
+    /// node or a disk.
     fn read_network(
         &self,
         objects: &Objects,
@@ -706,7 +710,7 @@ fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentEr
     }
 }
 
-/// The pod that the runtime names in `CNI_ARGS`.
+/// Returns the pod that the runtime names in `CNI_ARGS`.
 pub fn pod_of(request: &cni::Request) -> Option<PodRef> {
     let arg = |key| request.args.get(key).filter(|value| !value.is_empty()).map(str::to_owned);
     let name = ObjectName { namespace: arg("K8S_POD_NAMESPACE")?, name: arg("K8S_POD_NAME")? };

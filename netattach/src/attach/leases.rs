@@ -1,4 +1,4 @@
-//! Leases that the agent renews: of containers without a record, and those that cannot be extended.
+//! DHCP leases that the agent renews: those of containers without a record, and those with problems.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::ipam::{self, Owner, dhcp};
 use crate::plan::Plan;
 use crate::step::Step;
 
-/// What is said of a file that cannot be read, by the reason, and what to do about it.
+/// Returns the message for a file that cannot be read, with the reason and a remedy.
 fn no_lease(why: &str) -> String {
     clipped(format!(
         "cannot be read ({why}): its lease is neither renewed nor given back, and the pod has the address until its time is \
@@ -20,11 +20,11 @@ fn no_lease(why: &str) -> String {
 }
 
 impl Engine {
-    /// Gives back the leases of `dhcp` whose containers have no record of any kind: a power failure took the record with it.
-    /// Called once, before anything is attached.
+    /// Releases the `dhcp` leases of containers without any record: a power failure has destroyed the record. Called
+    /// once, before anything is attached.
     ///
     /// # Errors
-    /// The journal cannot be listed. A lease that cannot be given back is named in the log, and tried at the next start.
+    /// The journal cannot be listed. A lease that cannot be released is logged, and retried at the next start.
     pub fn give_back_unknown_leases(&self) -> Result<(), AttachError> {
         let Some(leases) = self.node().leases.dhcp() else { return Ok(()) };
         let known: BTreeSet<String> = self.journal.keys()?.into_iter().map(|key| key.container_id).collect();
@@ -42,11 +42,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Verifies that no lease of a plan that is carried out was lost meanwhile: nobody has taken back what was configured by it
-    /// since.
+    /// Verifies that no lease of a plan was lost while the plan was carried out, because what was configured with it
+    /// has not been removed then.
     ///
     /// # Errors
-    /// The first that is lost. All is to be rolled back.
+    /// The first lost lease. Everything must be rolled back.
     pub(super) fn check_leases(&self, plan: &Plan) -> Result<(), AttachError> {
         for (_, attachment, step) in plan.steps() {
             let Step::Lease(config) = step else { continue };
@@ -58,8 +58,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the node lead nobody to an address whose lease was lost after [`Engine::check_leases`], and before the sandbox was known
-    /// to who is told of that.
+    /// Removes the node's routes and rules for an address whose lease was lost after [`Engine::check_leases`], but
+    /// before the sandbox was in the registry, which the callback for lost leases uses.
     pub(super) fn withdraw_lost(&self, attached: &Attached) {
         let Plan { sandbox, .. } = &attached.plan;
         for (_, attachment, step) in attached.plan.steps() {
@@ -71,8 +71,8 @@ impl Engine {
         }
     }
 
-    /// The attachments whose leases could not be extended, are lost or are not known, and the files of leases that cannot be
-    /// read, each with what is the matter.
+    /// Returns the attachments whose leases could not be renewed, are lost or are unknown, and the lease files that
+    /// cannot be read, each with the problem.
     pub fn troubled_leases(&self) -> impl Iterator<Item = (String, String)> {
         let leases = self.node().leases.dhcp();
         let troubles = leases.map(dhcp::Leases::troubles).unwrap_or_default();
@@ -87,14 +87,15 @@ impl Engine {
             .chain(unreadable.map(|(file, why)| (format!("lease by dhcp {}", file.display()), no_lease(why))))
     }
 
-    /// The attachments that have an address of `dhcp` and no lease: its file could not be read at the start, or was not there.
+    /// Returns the attachments that have an address of `dhcp` but no lease: the lease's file could not be read at the
+    /// start, or was missing.
     fn with_unknown_lease(&self, leases: &dhcp::Leases) -> Vec<dhcp::Trouble> {
         let mut troubles = Vec::new();
         for attached in self.registry().staying() {
             for (_, attachment, step) in attached.plan.steps() {
                 let Step::Lease(ipam::Config::Dhcp(config)) = step else { continue };
                 let owner = owner(&attached.plan.sandbox, attachment);
-                // A DEL that has begun meanwhile gives it back.
+                // A DEL that has begun meanwhile releases the lease.
                 if leases.is_known(&owner) || self.registry().stays(&attached.key).is_none() {
                     continue;
                 }
@@ -109,7 +110,8 @@ impl Engine {
         troubles
     }
 
-    /// Has the node lead nobody to an address whose lease is lost, now and from each start on.
+    /// Removes the node's routes and rules for addresses whose leases are lost: for future losses, and for leases
+    /// that were lost under an earlier agent.
     pub fn withdraw_lost_leases(self: &Arc<Self>) {
         let Some(leases) = self.node().leases.dhcp() else { return };
         let engine = Arc::downgrade(self);
@@ -118,14 +120,14 @@ impl Engine {
                 engine.withdraw(owner);
             }
         });
-        // Those of an earlier agent; the dataplane and the tables have been adopted with them.
+        // Leases lost under an earlier agent; the dataplane and the tables have been adopted with their addresses.
         for owner in leases.lost() {
             self.withdraw(&owner);
         }
     }
 
-    /// Takes back what leads from the node to the address of a lease that is lost, which may be another host's by now: routes of
-    /// `hostAccess`, ports of the node, and what is forwarded.
+    /// Removes the node's routes and rules for the address of a lost lease, which another host may have now: routes
+    /// of `hostAccess`, port mappings, and admitted forwarding.
     fn withdraw(&self, owner: &Owner) {
         for attached in self.registry().of_container(&owner.container_id) {
             let attachments = (0..).zip(&attached.plan.attachments);

@@ -1,7 +1,7 @@
-//! The programs that a pod has left on a device which comes home: they would see what the node sends and receives by it.
+//! The programs that a pod has left on a device that goes back to the node: they would see the node's traffic on it.
 //!
-//! Programs of XDP, of tcx and of a netkit pair stay on a device that goes to another namespace. Queueing disciplines do not,
-//! with whatever filters they have: the kernel shuts them down with each move.
+//! XDP programs, tcx programs and those of a netkit pair stay attached when a device moves to another namespace.
+//! Queueing disciplines and their filters do not: the kernel shuts them down with each move.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,29 +24,29 @@ pub enum LeftError {
     /// The kernel refuses a request.
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
-    /// A link holds an XDP program, and none of the machine's is it.
+    /// A link (`bpf_link`) holds an XDP program, but none of the machine's links is that link.
     #[error("the link that holds it is not found")]
     NoLink,
 }
 
-/// A program on a device.
+/// A program attached to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct OnDevice {
-    /// Kernel's id.
+    /// The kernel's id of the program.
     program: u32,
     place: Place,
 }
 
-/// Where a program is on a device.
+/// Where a program is attached to a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// On that hook, by the link of that id if one holds it.
+    /// On that hook; through the link with that id if a link holds the program.
     Hook(SharedHook, Option<u32>),
     Xdp(XdpPlace),
 }
 
-/// Kernel's ids of the programs that are on a device and would go with it to a pod. The device is one of the calling thread's
-/// namespace; the XDP programs are those that it was found with.
+/// Returns the kernel ids of the programs on a device that would go with it to a pod. The device must be in the
+/// calling thread's namespace; its XDP programs are those in `found`.
 ///
 /// # Errors
 /// The kernel does not list them.
@@ -59,15 +59,16 @@ pub(super) fn running(found: &DeviceState) -> Result<Vec<u32>, StepError> {
     Ok(on_hooks.chain(found.xdp.iter().map(|(_, program)| *program)).collect())
 }
 
-/// Takes everything off a device of the node that was not there before a pod had it, the programs that judged the pod among
-/// it. Where nobody looked what was there, what was loaded before the claim stays, and what nothing is known of goes. The handle
-/// is that of the calling thread's namespace. Idempotent; every program is tried even if another one stays.
+/// Detaches all programs from a device of the node that were not attached before a pod had the device, including the
+/// programs that enforced the pod's policies. If the attached programs were not recorded at the claim, keeps programs
+/// that were loaded before the claim, and detaches programs of unknown age. `host` must be a handle in the calling
+/// thread's namespace. Idempotent; every program is tried even if another one stays.
 ///
-/// Here and not in the pod, whose processes could attach the next one. A program that another agent of the node attaches in
-/// the moment before counts as the pod's: nothing tells the two apart.
+/// This happens on the node and not in the pod, whose processes could attach another program. A program that another
+/// agent of the node attaches immediately before this call counts as the pod's: nothing distinguishes the two.
 ///
 /// # Errors
-/// One stays; it is named.
+/// A program stays attached; the error names it.
 pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(), StepError> {
     let mut failed = None;
     let was_seen = |it: &OnDevice| home.programs.as_ref().is_some_and(|seen| seen.contains(&it.program));
@@ -75,7 +76,7 @@ pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(),
         let (device, program) = (&home.name, found.program);
         let loaded = sys::loaded_program(found.program).ok().flatten();
         let origin = origin(home, loaded.as_ref());
-        // One that is gone meanwhile has no name.
+        // A program that was unloaded meanwhile has no name.
         let name = loaded.map(|it| it.name).unwrap_or_default();
         if origin == Origin::Before {
             tracing::info!(device, program, name, "loaded before a pod was given the device; stays on it");
@@ -103,22 +104,23 @@ pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(),
     failed.map_or(Ok(()), Err)
 }
 
-/// Since when a program is on a device.
+/// Whether a program was on a device before a pod had it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// Since before the pod had the device.
+    /// It was attached before the pod had the device.
     Before,
-    /// Since the pod had it: the pod's, or one that judged it.
+    /// It was attached since: by the pod, or by netattach to enforce the pod's policies.
     Since,
-    /// Nothing tells.
+    /// Unknown.
     Unknown,
 }
 
-/// Since when a program is on a device that was not seen there when the device was claimed. `loaded`: what the kernel tells of
-/// it; `None`: nothing.
+/// Returns the origin of a program that was not recorded when the device was claimed. `loaded`: the kernel's
+/// information about the program; `None`: none.
 ///
-/// One that was loaded before the claim is the node's administrator's where nobody looked then: none of the pod's processes was
-/// there to load it. Ours are loaded once, and judge pods only.
+/// If the programs were not recorded at the claim, a program that was loaded before the claim belongs to the node's
+/// administrator: no process of the pod existed then. netattach's own programs are loaded only once, and are attached
+/// only for pods.
 fn origin(home: &Home, loaded: Option<&LoadedProgram>) -> Origin {
     if home.programs.is_some() || loaded.is_some_and(|it| Program::is_one(&it.name)) {
         return Origin::Since;
@@ -150,8 +152,9 @@ fn on_hooks(index: u32) -> io::Result<Vec<OnDevice>> {
     Ok(found)
 }
 
-/// None where this process may not ask, as in a user namespace, from which no program is put on a device either. No agent is
-/// there; a plugin without one may be, and has to give devices and get them back there too.
+/// Returns no programs if this process lacks permission, as in a user namespace, from which no program can be
+/// attached to a device either. No agent runs there, but a plugin without an agent may, and must be able to move
+/// devices and give them back.
 fn as_far_as_told(asked: io::Result<Vec<OnHook>>) -> io::Result<Vec<OnHook>> {
     match asked {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -171,7 +174,7 @@ fn remove(host: &mut Handle, index: u32, found: OnDevice) -> Result<(), LeftErro
         Place::Hook(hook, None) => {
             let Some(program) = sys::program_by_id(found.program)? else { return Ok(()) };
             match sys::detach_program(program.as_fd(), index, hook) {
-                // Somebody else was quicker.
+                // Another process has detached it already.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 done => Ok(done?),
             }
@@ -185,11 +188,11 @@ fn remove(host: &mut Handle, index: u32, found: OnDevice) -> Result<(), LeftErro
     }
 }
 
-/// Detaches the link that holds an XDP program on a device. A link tells the index of its device and not in which namespace
-/// that counts (`bpf_xdp_link_fill_link_info`), and a device its program and not the link (`rtnl_xdp_fill`): of several that it
-/// may be, one after another goes until the program has, the newest first.
+/// Detaches the link that holds an XDP program on a device. A link reports the index of its device but not the
+/// device's namespace (`bpf_xdp_link_fill_link_info`), and a device reports its program but not the link
+/// (`rtnl_xdp_fill`). So of several candidates, the newest first, links are detached until the program is gone.
 fn detach_xdp_link(host: &mut Handle, index: u32, on_link: (XdpPlace, u32)) -> Result<(), LeftError> {
-    // Ids and not descriptors: a pod may have made as many as it has namespaces.
+    // Collects ids, not descriptors: a pod may have created as many such links as it has namespaces.
     let (mut links, mut last) = (Vec::new(), 0);
     while let Some(id) = sys::next_link(last)? {
         last = id;
@@ -210,7 +213,8 @@ fn detach_xdp_link(host: &mut Handle, index: u32, on_link: (XdpPlace, u32)) -> R
     if is_there { Err(LeftError::NoLink) } else { Ok(()) }
 }
 
-/// The link with that id, if it runs this XDP program on a device with that index. One that is gone meanwhile does not.
+/// Returns the link with that id, if it runs this XDP program on a device with that index. A link that is gone
+/// meanwhile does not.
 fn xdp_link(id: u32, (index, program): (u32, u32)) -> Option<OwnedFd> {
     let link = sys::link_by_id(id).ok()??;
     let info = sys::link_info(link.as_fd()).ok()?;
@@ -242,7 +246,7 @@ mod tests {
         for (home, loaded, expected) in table {
             assert_eq!(origin(home, loaded.as_ref()), expected, "{loaded:?}");
         }
-        // Whoever looked knows better than the time.
+        // Programs recorded at the claim count more than the time.
         let seen = Home { programs: Some(vec![7]), ..old };
         assert_eq!(origin(&seen, Some(&program("guard", Some(99)))), Origin::Since);
     }

@@ -1,5 +1,5 @@
-//! Records that are gone although their sandboxes are attached: they are written anew from what is known in memory, at the
-//! latest when somebody needs them. Also that of a sandbox whose DEL has begun, as what has to be finished.
+//! Rewrites records that are gone although their sandboxes are attached, from the state in memory, at the latest when
+//! an operation needs them. Includes the record of a sandbox whose DEL has begun, so that the DEL can be completed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::plan::{Plan, Sandbox, result};
 use crate::step::{Outputs, Step};
 
 impl Engine {
-    /// The sandboxes that have no record any more. Costs one list of the journal.
+    /// Returns the sandboxes whose record is gone. Costs one listing of the journal.
     ///
     /// # Errors
     /// The journal cannot be listed.
@@ -28,12 +28,14 @@ impl Engine {
         Ok(keys)
     }
 
-    /// Writes the record of a sandbox anew, in the container's turn, and returns whether there was none. What is kept of
-    /// it in memory is enough to roll it back, unless another plugin made a part of it. If its DEL has failed, the record is one
-    /// of a removal that is to go on: a DEL without a record is a success, and nobody would finish it.
+    /// Rewrites the record of a sandbox, in the container's turn, and returns whether it was missing. The state in
+    /// memory suffices to roll the sandbox back, unless another plugin made a part of it. If its DEL has failed, the
+    /// new record is one of a removal to be continued: without a record, a DEL succeeds without completing the
+    /// removal.
     ///
     /// # Errors
-    /// It is there and was edited; it cannot be written; or it needs the configuration of another plugin, which is lost with it.
+    /// The record exists and was edited; the record cannot be written; or it needs the configuration of another
+    /// plugin, which is lost.
     pub fn write_record_anew(&self, key: &JournalKey) -> Result<bool, AttachError> {
         let Some(attached) = self.registry.get(key) else { return Ok(false) };
         if self.check_record(key)? {
@@ -53,11 +55,11 @@ impl Engine {
         Ok(true)
     }
 
-    /// As [`Engine::write_record_anew`] where that cannot, of a sandbox whose removal begins: without the calls of other plugins,
-    /// so that all else is taken back.
+    /// Writes a record of a sandbox whose removal begins, when [`Engine::write_record_anew`] cannot: without the
+    /// calls of other plugins, so that everything else is undone.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// The record cannot be written.
     pub(super) fn write_removal_without_plugins(&self, key: &JournalKey) -> Result<(), AttachError> {
         let Some(attached) = self.registry.get(key) else { return Ok(()) };
         let (plan, outputs) = without_plugins(&attached.plan, &attached.outputs);
@@ -66,9 +68,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes the record of a removal again that went before the addresses which it names, as these could not be given back: by it
-    /// the next DEL goes on. With what configuration another plugin is to be called nothing else says.
-    /// `of`: its plan, what the steps have come to, and the cookie of its namespace.
+    /// Rewrites the record of a removal whose addresses could not be released after the record was removed, so that
+    /// the next DEL continues. Only this record contains the configurations for calls of other plugins. `of`: the
+    /// plan, the outputs of its steps, and the cookie of the namespace.
     pub(super) fn write_removal_again(&self, key: &JournalKey, of: (&Plan, &Outputs, Option<u64>)) {
         if let Err(error) = self.write_whole(key, of, None) {
             let container = &key.container_id;
@@ -76,7 +78,8 @@ impl Engine {
         }
     }
 
-    /// Writes a record with all that a sandbox has come to. `result`: what the runtime has received; `None`: it is being removed.
+    /// Writes a record with the whole progress of a sandbox. `result`: the result that the runtime received; `None`:
+    /// the sandbox is being removed.
     fn write_whole(
         &self,
         key: &JournalKey,
@@ -85,7 +88,7 @@ impl Engine {
     ) -> Result<(), AttachError> {
         let progress = Progress { netns_cookie: cookie_of(&plan.sandbox, cookie)?, outputs, result };
         let mut record = self.journal.create_whole(key.clone(), plan.clone(), progress)?;
-        // What is kept in memory says what was claimed.
+        // The outputs in memory contain the claims.
         if let Err(error) = self.note_returned(&mut record) {
             tracing::debug!(error = %Chain(&error), "the return of a device is recorded later");
             self.node.devices.stays_unwritten(key);
@@ -93,11 +96,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The record of a sandbox. Where it is gone although the sandbox is attached, as far as is known in memory, it is written
-    /// anew first: without one a DEL would be a success that releases nothing, and an ADD take the sandbox for its own failure.
+    /// Loads the record of a sandbox. If the record is gone although the sandbox is attached according to memory,
+    /// rewrites it first: without a record, a DEL would succeed without releasing anything, and an ADD would fail
+    /// because of what it finds.
     ///
     /// # Errors
-    /// The record cannot be read, and those of [`Engine::write_record_anew`].
+    /// The record cannot be read, or [`Engine::write_record_anew`] fails.
     pub(super) fn load_known(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
         let loaded = self.journal.load(key)?;
         if matches!(loaded, Loaded::Absent) && self.write_record_anew(key)? {
@@ -106,8 +110,8 @@ impl Engine {
         Ok(loaded)
     }
 
-    /// As [`Engine::load_known`], for a DEL: what only the record knew of other plugins is lost, and to fail for it would bring
-    /// nothing back. All else is known, and nobody would repeat the DEL for it.
+    /// Like [`Engine::load_known`], for a DEL: what only the record contained about other plugins is lost, and an
+    /// error would not restore it. Everything else is known and is undone, as no later DEL may come.
     pub(super) fn load_to_release(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
         match self.load_known(key) {
             Err(error @ AttachError::RecordLost { .. }) => {
@@ -120,7 +124,8 @@ impl Engine {
         }
     }
 
-    /// As [`Engine::load_known`], for an ADD. What is lost of an earlier namespace keeps nobody from attaching another.
+    /// Like [`Engine::load_known`], for an ADD. Data lost about an earlier namespace does not prevent attaching
+    /// another one.
     pub(super) fn load_to_attach(&self, key: &JournalKey, netns: &Netns) -> Result<Loaded, AttachError> {
         let is_elsewhere = |attached: Arc<Attached>| attached.plan.sandbox.netns_id != netns.id();
         match self.load_known(key) {
@@ -132,7 +137,7 @@ impl Engine {
     }
 }
 
-/// The result that the runtime has received, in the newest version.
+/// Returns the result that the runtime received, in the newest version.
 fn result_of(attached: &Attached) -> Result<cni::Value, cni::CniError> {
     let Attached { plan, outputs, .. } = attached;
     let first = plan.attachments.first();
@@ -140,8 +145,8 @@ fn result_of(attached: &Attached) -> Result<cni::Value, cni::CniError> {
     cni::result::in_version(&result.unwrap_or_default(), cni::Version::LATEST)
 }
 
-/// The cookie of a sandbox's namespace; 0: it is gone, and what is left of the sandbox is on the node. `known`: what it was, which
-/// the namespace of another pod by now does not have.
+/// Returns the cookie of a sandbox's namespace; 0: the namespace is gone, and only node objects are left of the
+/// sandbox. `known`: the former cookie, which distinguishes the namespace from another pod's.
 fn cookie_of(sandbox: &Sandbox, known: Option<u64>) -> Result<u64, AttachError> {
     match Netns::of(&sandbox.netns, sandbox.netns_id, known)? {
         Some(netns) => Ok(Handle::open_in(&netns)?.netns_cookie()),

@@ -1,5 +1,5 @@
-//! The pod's default network where the runtime's list has another plugin before netattach, which has made it
-//! (`defaultNetwork: chained`).
+//! The pod's default network if a plugin earlier in the runtime's list has created its interface (`defaultNetwork:
+//! chained`).
 
 use super::default_network::{CHAINED, DefaultNetwork};
 use super::intent::{IntentError, IntentReader, Network};
@@ -9,10 +9,11 @@ use crate::cni::{self, NetworkList, Version};
 const PREV_RESULT: &str = "prevResult";
 
 impl IntentReader {
-    /// The default network that a plugin before netattach has made for the pod of an ADD; `None`: netattach makes it.
+    /// Returns the default network whose interface an earlier plugin has created for the pod of an ADD; `None`:
+    /// netattach creates it.
     ///
     /// # Errors
-    /// Both are to make it, or neither; or what was made cannot be read.
+    /// Both would create the interface, or neither; or the earlier plugin's result cannot be read.
     pub(super) fn made_before(&self, request: &cni::Request) -> Result<Option<Network>, IntentError> {
         let made = request.prev_result().map_err(IntentError::MadeBefore)?;
         match (self.default == DefaultNetwork::Chained, made.is_some()) {
@@ -21,7 +22,7 @@ impl IntentReader {
             (true, false) => Err(IntentError::NotMade),
             (true, true) => {
                 let mut entry = request.config.clone();
-                // The plan has it from the request.
+                // The plan takes it from the request.
                 entry.shift_remove(PREV_RESULT);
                 let list = NetworkList::from_map(entry).map_err(IntentError::Entry)?;
                 Ok(Some(Network::of_configuration(&request.name, list.into())))
@@ -30,7 +31,8 @@ impl IntentReader {
     }
 }
 
-/// Stands for what the plugin before netattach makes, where no pod is asked about: only the runtime knows its network.
+/// Returns a placeholder for the earlier plugin's network when there is no request: only the runtime knows that
+/// network.
 pub(super) fn any() -> Result<Network, IntentError> {
     let entry = [("cniVersion", Version::LATEST.as_str()), ("name", CHAINED), ("type", OWN_TYPE)];
     let entry = entry.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();

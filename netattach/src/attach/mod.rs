@@ -1,26 +1,26 @@
 //! Carries out plans, and rolls them back.
 //!
-//! [`Engine`] has one function per CNI verb. Every change it makes to the machine is a step of a plan ([`apply`]) or
-//! its inverse ([`undo`]), written to the journal before it happens; DEL and CHECK need nothing else. `plan` has made
-//! all choices; this module only carries them out in order.
+//! [`Engine`] has one function per CNI verb. Every change that it makes to the machine is a step of a plan
+//! ([`apply`]) or its inverse ([`undo`]), written to the journal before the change; DEL and CHECK need nothing else.
+//! `plan` makes all decisions; this module only carries them out in order.
 //!
 //! | module | what it does |
 //! |---|---|
 //! | `weight` | estimates the memory that an ADD takes, before it begins |
-//! | `intent`, `read_networks`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
+//! | `intent`, `read_networks`, `default_network`, `made_before`, [`conf_dir`], `from_node` | derive the networks that the pod wants from a request |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
-//! | `adopt` | what earlier agents have left |
+//! | `adopt` | takes over the state that earlier agents have left |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `admit`, `bridges`, `bridge_stack`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
-//! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
-//! | `announce_late` | what neighbours are told once an ADD has been answered |
-//! | [`undo`], `delete_links`, `plugin_del`, `needs` | inverses of steps, those of links, and DEL of other plugins; what DELs may wait for |
-//! | `devices`, `which_device`, `take_device`, `card`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
-//! | `representor` | the node's ends of VFs of cards in mode switchdev |
-//! | `sriov_cni` | the files by which sriov-cni knows which VF is whose |
+//! | [`host_access`] | the node's own links on parents, through which the node and pods reach each other |
+//! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
+//! | [`undo`], `delete_links`, `plugin_del`, `needs` | inverses of steps, those of links, and DEL of other plugins; resources that a DEL may wait for |
+//! | `devices`, `which_device`, `take_device`, `card`, `give_back`, `above`, `left_programs`, `identity`, `bus` | devices of the node: which attachment holds one; how a device is named, moved, given back, freed of the pod's links and programs, and identified |
+//! | `representor` | representors of VFs of cards in switchdev mode |
+//! | `sriov_cni` | the files in which sriov-cni records the holder of each VF |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
-//! | `survey`, `leases` | how full pools of addresses are; leases by DHCP, taken and given back |
-//! | `departed`, `drift`, `edited`, `lost_records` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
+//! | `survey`, `leases` | use of address pools; DHCP leases, taken and released |
+//! | `departed`, `drift`, `edited`, `lost_records` | sandboxes that no runtime will detach; changes that other programs make to attachments and to their records |
 //! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
@@ -137,38 +137,38 @@ pub struct Node {
     pub delegate: delegate::Delegate,
     /// The cache in which other programs look up attachments.
     pub cache: delegate::ResultCache,
-    /// The bridges that are about to be used.
+    /// The locks for bridges that are about to be used.
     pub bridges: Bridges,
-    /// Bridges and parents as they were last; absent in the plain CNI executables, which ask once.
+    /// Last known state of bridges and parents; absent in the plain CNI executables, which ask the kernel once.
     pub links: Option<KnownLinks>,
-    /// Whether the node forwards.
+    /// The node's forwarding settings.
     pub forwarding: Forwarding,
     /// The holders of addresses.
     pub occupied: Occupied,
     /// The node's own links on parents of pods.
     pub host_accesses: HostAccesses,
-    /// The devices that pods have.
+    /// The devices that pods hold.
     pub devices: Devices,
-    /// The node's translation of addresses; absent in the plain CNI executables, which share a table.
+    /// The node's address translation; absent in the plain CNI executables, which share an nftables table.
     pub nat: Option<Nat>,
-    /// What the node forwards for pods past a filter that drops; absent in the plain CNI executables, which write rules of
-    /// their own.
+    /// Lets the node forward packets of pods past a filter that drops; absent in the plain CNI executables, which
+    /// write their own rules.
     pub firewall: Option<Firewall>,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
-    /// Whether IPv4 addresses are announced to neighbours by [`Engine::announce`], after the ADD, in place of when the link comes
-    /// up.
+    /// Whether [`Engine::announce`] announces IPv4 addresses to neighbours after the ADD, instead of the kernel when
+    /// the link comes up.
     pub announces_late: bool,
-    /// Who is told of attachments that end.
+    /// The receiver of notifications about attachments that end.
     pub departures: Option<Arc<dyn Departures>>,
 }
 
-/// The settings by which the node forwards packets.
+/// The sysctls that enable forwarding.
 #[derive(Debug)]
 pub struct Forwarding {
-    /// Of IPv4.
+    /// For IPv4.
     pub v4: sysctl::Kept,
-    /// Of IPv6.
+    /// For IPv6.
     pub v6: sysctl::Kept,
 }
 
@@ -178,14 +178,14 @@ impl Default for Forwarding {
     }
 }
 
-/// Somebody who is told of an attachment whose link is gone, before the dataplane forgets it with what it has counted:
-/// whoever asked for its end.
+/// Receives a notification when an attachment's link is gone, before the dataplane removes the attachment with its
+/// counters.
 pub trait Departures: std::fmt::Debug + Send + Sync {
-    /// The attachment of that number in the record ends; it is `id` in the dataplane.
+    /// Called when attachment `number` of the record ends; `id` is its number in the dataplane.
     fn ends(&self, record: &JournalKey, number: u16, of: &AttachmentPlan, id: u32);
 }
 
-/// The progress of a plan.
+/// The recorded progress of a plan.
 pub trait Progress {
     /// Call this before the effects of steps that have an inverse.
     ///
@@ -213,7 +213,8 @@ pub trait Progress {
     fn netns_cookie(&self) -> Option<u64>;
     /// The outputs of the finished steps.
     fn outputs(&self) -> &Outputs;
-    /// How a device was on the node that may have been moved, where no output says so.
+    /// The state of a device on the node before the move, if the device may have been moved and no output contains
+    /// that state.
     fn home(&self) -> Option<&Home> {
         None
     }

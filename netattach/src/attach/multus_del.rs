@@ -1,11 +1,11 @@
-//! DEL of pods that Multus, or another plugin, attached before netattach took its place on the node.
+//! DEL of pods that Multus, or another plugin, attached before netattach replaced it on the node.
 //!
 //! Multus keeps the configurations with which it called plugins, and libcni keeps their results. From these, every
 //! plugin gets the DEL that Multus would have sent, in reverse order. The files are removed only after all plugins
 //! have succeeded, so that a DEL that failed or was interrupted can be sent again: plugins allow DEL to be repeated.
 //!
 //! For a container that Multus does not know either, the container runtime's own libcni may have cached configuration
-//! and result of the plugin that was there before: its DEL is carried out from these.
+//! and result of the previous plugin: its DEL uses these.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -83,8 +83,8 @@ pub enum InheritanceError {
     },
 }
 
-/// Plugin types whose attachments are not taken back from libcni's cache: what they attached is known elsewhere, and
-/// one of them is netattach itself.
+/// Plugin types whose attachments are not removed by libcni's cache: their attachments are recorded elsewhere, and
+/// one of the plugins is netattach itself.
 const META: [&str; 3] = ["netattach", "multus", "multus-shim"];
 
 /// One attachment and the parameters of its ADD.
@@ -117,9 +117,9 @@ impl Inheritance {
         remembered.into_iter().map(|attachment| self.with_result(libcni, request, attachment)).collect()
     }
 
-    /// The attachment of the container and interface that libcni has cached for the plugin that was there before.
+    /// Returns the attachment of the container and interface that libcni has cached for the previous plugin.
     ///
-    /// netattach writes to the same cache, but only for containers that the journal knows; these are not asked for.
+    /// netattach writes to the same cache, but only for containers in the journal, which are not looked up here.
     fn of_libcni(
         &self,
         libcni: &ResultCache,
@@ -131,7 +131,7 @@ impl Inheritance {
         let end = format!("-{}-{}", request.container_id, request.ifname);
         let is_other = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            // The name of a network of netattach's is that of the request.
+            // netattach's own entry has the request's network name.
             name.ends_with(&end) && name != own
         };
         if let Some(error) = unreadable.into_iter().find(|error| error.path().is_some_and(is_other)) {
@@ -180,7 +180,7 @@ impl Inheritance {
         attachment: Attachment,
     ) -> Result<Inherited, InheritanceError> {
         let key = key(request, &attachment);
-        // Multus 3 kept them where libcni keeps its own.
+        // Multus 3 stored them in libcni's directory.
         let entry = match self.results.read(&key)? {
             None => libcni.read(&key)?,
             found => found,
@@ -192,7 +192,7 @@ impl Inheritance {
                 result: entry.result,
                 attachment,
             },
-            // The ADD failed or never ran; DEL is due nevertheless.
+            // The ADD failed or never ran; DEL is needed nevertheless.
             None => Inherited {
                 args: request.args.raw().to_owned(),
                 capabilities: attachment.requests.clone(),
@@ -231,7 +231,7 @@ impl Inheritance {
 }
 
 impl Inherited {
-    /// What libcni has cached.
+    /// Makes an entry from libcni's cache.
     fn cached(list: NetworkList, entry: Entry) -> Self {
         let attachment = Attachment {
             network: list.name.clone(),
@@ -315,7 +315,7 @@ impl Engine {
         let request = cni::Request {
             command: Command::Del,
             container_id: request.container_id.clone(),
-            // Some plugins would take a path that is no longer a namespace for a namespace.
+            // Some plugins would use a path that is no longer a namespace.
             netns: request.netns.clone().filter(|path| Netns::open(path).is_ok()),
             ifname: attachment.ifname.clone(),
             args: CniArgs::parse(args).unwrap_or_else(|_| CniArgs::unread(args)),

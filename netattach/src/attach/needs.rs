@@ -1,4 +1,4 @@
-//! What DELs of containers may wait for: for who has more of them to carry out than there is room for at a time.
+//! The resources that DELs of containers may wait for, for a caller with more DELs than can run at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,9 @@ use crate::journal::{JournalKey, Loaded};
 use crate::waits::{Footprint, footprint};
 
 impl Engine {
-    /// What rolling these containers back may wait for, as far as it is known: of a record that cannot be read, or of none, nothing
-    /// is. Reads the records of those that are not attached, as are those which an earlier agent has begun to detach.
+    /// Returns the resources that rolling these containers back may wait for, as far as known: none for a record that
+    /// is missing or cannot be read. Reads the records of containers that are not attached, for example those that an
+    /// earlier agent has begun to detach.
     pub fn needs_of(&self, containers: &BTreeSet<&str>) -> BTreeMap<String, Footprint> {
         let attached = self.registry.all();
         let recorded = self.journal.keys().unwrap_or_default();

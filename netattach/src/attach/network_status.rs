@@ -8,14 +8,14 @@ use crate::npwg::status::{self, Form, StatusEntry};
 use crate::plan::{AttachmentPlan, PodRef, hook_kind, result, routing};
 use crate::step::Brought;
 
-/// The status of a pod's sandbox: the attachments of its ADD and those made later. `None` if nothing is attached or
-/// the pod is not known.
+/// Returns the status of a pod's sandbox: the attachments of its ADD and those made later. `None` if nothing is
+/// attached or the pod is unknown.
 pub fn network_status(attached: &[Arc<Attached>], form: Form) -> Option<(PodRef, Vec<StatusEntry>)> {
     let pod = attached.first()?.plan.sandbox.pod.clone()?;
     Some((pod, attached.iter().flat_map(|attached| entries(attached, form)).collect()))
 }
 
-/// The entries of the attachments, in order.
+/// Returns the entries of the attachments, in order.
 fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
     let mut entries = Vec::new();
     let dynamic = attached.plan.dynamic.as_ref().map(|dynamic| status::Dynamic { by: dynamic.by.clone() });
@@ -39,7 +39,8 @@ fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
     entries
 }
 
-/// The gateways of the default routes that were moved to the attachment, as the kernel showed them afterwards.
+/// Returns the gateways of the default routes that were moved to the attachment, as the kernel showed them
+/// afterwards.
 fn default_route(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Vec<IpAddr>> {
     attachment.yields_to.filter(|at| at.0 == outputs.attachment())?;
     let moved = routing::moved(attachment.yields_to, outputs.all());

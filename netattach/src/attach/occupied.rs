@@ -1,7 +1,7 @@
 //! Keeps track of address holders: an address that a request chooses must not be in use elsewhere on the segment.
 //!
-//! The addresses of attachments are kept here, because the kernel forgets a pod that is silent; for other holders the
-//! kernel is asked.
+//! This module stores the addresses of attachments, because the kernel forgets a pod that is silent; for other
+//! holders it asks the kernel.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -31,8 +31,8 @@ pub enum Address {
     Ip(IpAddr),
 }
 
-/// Where an address is used: index of the bridge, of the macvlans' parent, or of the interface of a VF's card; 0 for
-/// addresses that the node routes to.
+/// Where an address is used: the index of the bridge, of the macvlans' parent, or of the physical function's
+/// interface of a VF; 0 for addresses that the node routes to.
 pub(super) type Segment = u32;
 
 /// The segment of all addresses that the node routes to.
@@ -45,27 +45,29 @@ pub enum Holder {
     Attachment {
         /// Its container.
         container: String,
-        /// The holder, in words.
+        /// The holder as text for messages.
         who: String,
     },
     /// A device of the node, by its name.
     Node(String),
-    /// A VF of a card: whoever has that.
+    /// A VF of a card, whatever its user.
     Function(VirtualFunction),
-    /// A macvlan on the parent of that name: whoever has that.
+    /// A macvlan on the parent with this name, whatever its user.
     Sibling(String),
-    /// The node itself, or all stations on one of its links.
+    /// The node itself, or a broadcast or multicast address of one of its links.
     Own,
-    /// A router that the node sends packets to.
+    /// A next hop of one of the node's routes.
     NextHop,
-    /// Whoever is behind a route of the node to that address alone; by the name of its device, if it has one.
+    /// The destination of a host route of the node to that address; with the name of the route's device, if it has
+    /// one.
     Route(Option<String>),
-    /// Whoever is behind a route of the node to a network with the address; by the name of its device, if it has one.
+    /// The destination of a network route of the node that contains the address; with the name of the route's device,
+    /// if it has one.
     Within(IpNet, Option<String>),
-    /// A station with a permanent entry in a bridge, behind the port of that name.
+    /// A station with a permanent FDB entry in a bridge, behind the port with this name.
     Entered(String),
-    /// A station that a bridge has learned behind the port of that name; the bridge forgets it when it is silent for
-    /// a while.
+    /// A station that a bridge has learned behind the port with this name; the FDB entry expires when the station is
+    /// silent for a while.
     Seen(String),
 }
 
@@ -123,16 +125,16 @@ pub struct Occupied {
 struct Inner {
     held: BTreeMap<(Segment, Address), Held>,
     parents: BTreeMap<Segment, Shared>,
-    /// What each owner has of both: beside a thousand others nobody is looked for.
+    /// The claims of each owner, so that a release does not search the claims of all others.
     of: HashMap<Owner, Claims>,
 }
 
-/// How the links of a parent share it.
+/// How the attached links share a parent.
 #[derive(Debug, Default)]
 struct Shared {
-    /// [`Link::sharing`] of each owner's; `None`: beside links of any kind.
+    /// [`Link::sharing`] of each owner's link; `None`: beside links of any kind.
     ways: BTreeMap<Owner, Option<&'static str>>,
-    /// Number of owners by it.
+    /// Number of owners for each way of sharing.
     counts: BTreeMap<&'static str, usize>,
 }
 
@@ -146,23 +148,23 @@ struct Claims {
 #[derive(Debug, Clone)]
 struct Held {
     owner: Owner,
-    /// The owner, in words.
+    /// The owner as text for messages.
     who: String,
-    /// Whether a pool has given it: nobody has chosen it.
+    /// Whether a pool leased the address, as opposed to an address that the pod or the network's author chose.
     is_of_pool: bool,
 }
 
 impl Shared {
-    /// How another owner's link shares it that excludes links of this kind, and that owner.
+    /// Returns another owner whose link excludes links that share the parent in the way `how`, and that link's way.
     fn excludes(&self, owner: &Owner, how: Option<&'static str>) -> Option<(&Owner, &'static str)> {
         let how = how?;
-        // Nearly always there is none, and nobody is looked through.
+        // The usual case, without a search of all owners.
         self.counts.keys().find(|way| **way != how)?;
         let known = self.ways.iter().filter_map(|(of, way)| Some((of, (*way)?)));
         known.filter(|(of, _)| *of != owner).find(|(_, way)| *way != how)
     }
 
-    /// Returns whether the owner was none yet.
+    /// Returns whether the owner is new.
     fn add(&mut self, owner: &Owner, how: Option<&'static str>) -> bool {
         if self.ways.contains_key(owner) {
             return false;
@@ -186,13 +188,14 @@ impl Shared {
 }
 
 impl Occupied {
-    /// Whether attachments share the device with that index as their parent.
+    /// Whether attachments use the device with this index as their parent.
     pub(super) fn is_parent(&self, index: Segment) -> bool {
         self.lock().parents.contains_key(&index)
     }
 
-    /// Claims the address for the attachment until [`Occupied::release`]. Two pools may give one address: each answers for what it
-    /// gives, and networks that share a link may have the same ranges. The first one's claim stays.
+    /// Claims the address for the attachment until [`Occupied::release`]. Two pools may lease the same address: each
+    /// avoids conflicts within itself, and networks that share a link may have the same ranges. The first claim
+    /// stays.
     ///
     /// # Errors
     /// The address has another holder.
@@ -229,15 +232,16 @@ impl Occupied {
         }
     }
 
-    /// Whether another owner than this one has chosen the address, which no pool has given.
+    /// Whether an owner other than this one has claimed the address as a chosen one, not leased by a pool.
     pub(super) fn is_chosen_by_another(&self, segment: Segment, ip: IpAddr, owner: &Owner) -> bool {
         let inner = self.lock();
         let held = inner.held.get(&(segment, Address::Ip(ip)));
         held.is_some_and(|held| !held.is_of_pool && held.owner != *owner)
     }
 
-    /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]; `None`: beside
-    /// links of any kind. The kernel would let a later ipvlan change the mode of all existing ones.
+    /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]; `None`:
+    /// beside links of any kind. Without this check, the kernel would let a later ipvlan change the mode of all
+    /// existing ones.
     ///
     /// # Errors
     /// The parent carries links that share it in another way; the error names them, and the container of one.
@@ -271,7 +275,7 @@ impl Occupied {
             let number = number as u16;
             if let Some(parent) = result::ends(outputs.of(number)).and_then(|ends| ends.parent) {
                 let how = attachment.link().and_then(Link::sharing);
-                // The kernel has accepted both of two links that exclude each other.
+                // An error is ignored: the kernel has accepted both of two links that exclude each other.
                 let _ = self.share(parent.device.index, how, &plan.sandbox, attachment);
             }
             let outputs = outputs.of(number);
@@ -325,12 +329,12 @@ impl Occupied {
     }
 }
 
-/// Whether a pool gives the attachment's IP addresses, and nobody chooses them.
+/// Whether the attachment's IP addresses are leased by a pool instead of being chosen.
 fn is_of_pool(attachment: &AttachmentPlan) -> bool {
     attachment.steps.iter().any(|step| matches!(step, Step::Lease(config) if !config.is_chosen()))
 }
 
-/// The segment where an attachment's addresses are used, as far as its steps have shown.
+/// Returns the segment of an attachment's addresses, as far as the outputs of its steps determine it.
 pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Segment> {
     match attachment.link()?.tie() {
         Tie::NodeEnd { port: Some(_), .. } => outputs.iter().find_map(|output| match output {
@@ -345,8 +349,8 @@ pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Opti
     }
 }
 
-/// The card by whose switch an attachment's VF is reached, and so are macvlans of that card. Its IP addresses may be
-/// others' in another VLAN.
+/// Returns the physical function of an attachment's VF. Its embedded switch also connects the macvlans on that card,
+/// so Ethernet addresses must be unique there. IP addresses may be used again in another VLAN.
 fn card(outputs: Brought<'_>) -> Option<Segment> {
     outputs.iter().find_map(|output| match output {
         Output::Claimed(claim) if !claim.is_back => claim.physical,
@@ -354,7 +358,7 @@ fn card(outputs: Brought<'_>) -> Option<Segment> {
     })
 }
 
-/// The Ethernet address of the pod's interface; of a device that a process drives, the one that was asked for.
+/// Returns the Ethernet address of the pod's interface; for a device that a process drives, the requested address.
 fn mac(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Mac> {
     let made = result::ends(outputs).and_then(|ends| ends.pod.mac);
     made.or_else(|| asked_mac(&attachment.steps))
@@ -389,14 +393,15 @@ pub(super) fn check_mac_is_free(
     Ok(())
 }
 
-/// Whether the node is to have a route to an address.
+/// Whether the node gets a route to an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Routed {
-    /// It is not.
+    /// No route.
     No,
-    /// It is. The network's author or a pool has named the address, or the node's own subnets bound what may be asked for.
+    /// A route. The network's author or a pool has determined the address, or requests are limited to subnets of the
+    /// node.
     Named,
-    /// It is, by the device with this index, and nobody but the pod or its runtime has named the address.
+    /// A route through the device with this index, and only the pod or its runtime has chosen the address.
     Asked(u32),
 }
 
@@ -417,7 +422,7 @@ pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: Routed) ->
         return taken(Holder::NextHop);
     }
     let Routed::Asked(own) = routed else { return Ok(()) };
-    // Rules may lead to other tables, and routes that refuse packets are those of the main table alone.
+    // Rules may select other tables, and routes that reject packets are reported only for the main table.
     let by_rules = host.matching_route(ip)?;
     match leading_elsewhere(routes.iter().chain(&by_rules), ip, own) {
         Some(route) => taken(behind(host, route)),
@@ -425,8 +430,8 @@ pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: Routed) ->
     }
 }
 
-/// The longest of the routes to an address by another device than the one with that index. A default route leads to everything
-/// that nothing is known of.
+/// Returns the most specific route to an address through a device other than the one with index `own`. Default routes
+/// do not count: they cover all addresses that the node has no route for.
 fn leading_elsewhere<'r>(
     routes: impl Iterator<Item = &'r RouteState>,
     ip: IpAddr,
@@ -438,7 +443,7 @@ fn leading_elsewhere<'r>(
 
 fn behind(host: &mut Handle, route: &RouteState) -> Holder {
     let RouteState { destination, interface, .. } = route;
-    // One that has just gone has no name.
+    // A device that has just been deleted has no name.
     let device = interface.and_then(|index| host.link_by_index(index).ok()).map(|link| link.name);
     match destination.prefix_len() == destination.max_prefix_len() {
         true => Holder::Route(device),

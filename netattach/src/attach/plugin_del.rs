@@ -2,7 +2,7 @@
 //! the pod has deleted.
 //!
 //! The specification requires DEL to succeed even if something is missing. Plugins that look up their device first
-//! fail instead, at every repetition, and the pod could not terminate.
+//! fail instead, at every retry, so that the pod could never terminate.
 
 use std::path::Path;
 
@@ -33,8 +33,8 @@ pub(super) struct PluginDel<'a> {
 }
 
 impl PluginDel<'_> {
-    /// Calls the plugin. If the plugin made the interface and fails while its device is gone, calls it again for the
-    /// cleanup that needs no device.
+    /// Calls the plugin. If the plugin created the interface and fails because its device is gone, calls it again for
+    /// the cleanup that needs no device.
     pub(super) fn run(&self) -> Result<(), StepError> {
         let prev_result = self.prev_result()?;
         let netns = self.netns.map(|_| self.plan.sandbox.netns.as_str());
@@ -46,8 +46,8 @@ impl PluginDel<'_> {
         }
     }
 
-    /// Releases the addresses, because the plugin may have failed before it did, and calls the plugin the way a
-    /// runtime does whose sandbox is gone: for the cleanup that needs no sandbox.
+    /// Releases the addresses, because the plugin may have failed before that, and calls the plugin as a runtime does
+    /// whose sandbox is gone: for the cleanup that needs no sandbox.
     fn without_device(&self, refused: DelegateError, prev_result: Option<Value>) -> Result<(), StepError> {
         let gone = pci_address(&self.delegate.config).filter(|address| is_gone(address));
         if gone.is_none() && !self.has_left_the_pod()? {
@@ -69,7 +69,7 @@ impl PluginDel<'_> {
             None => Err(refused),
         };
         match repeated {
-            // The plugin has nothing left to give back.
+            // The plugin has nothing left to release.
             Err(error) if gone.is_some() && error.is_by_the_plugin() => Ok(()),
             other => Ok(other?),
         }
@@ -84,15 +84,15 @@ impl PluginDel<'_> {
             return Ok(false);
         };
         match Handle::open_in(netns)?.find_link(&self.attachment.ifname) {
-            // It is there, whatever the pod has made of it.
+            // The interface exists, whatever the pod has changed of it.
             Err(error) if error.is_untold() => Ok(false),
             found => Ok(found?.is_none()),
         }
     }
 
-    /// The `prevResult` of the DEL. Every plugin of a list gets the final result and passes it to its address
-    /// management; if no step has an output, there is no result. A plain executable's configuration holds the result
-    /// that came in.
+    /// Returns the `prevResult` of the DEL. Every plugin of a list gets the final result and passes it to its IPAM
+    /// plugin; if no step has an output, there is no result. A plain executable's configuration contains the
+    /// `prevResult` that it received.
     fn prev_result(&self) -> Result<Option<Value>, StepError> {
         let Self { plan, at, attachment, delegate, outputs, .. } = self;
         let known = !delegate.config.contains_key("prevResult")

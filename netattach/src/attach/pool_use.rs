@@ -1,4 +1,4 @@
-//! Which pools attachments have, by network: two attachments of one network never have different pools.
+//! The pools that attachments use, by network: two attachments of one network never have different pools.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::npwg::NetworkName;
 use crate::plan::Plan;
 use crate::plan::pools::{self, Live};
 
-/// The pools of every plan that is carried out, is in force, or could not be rolled back.
+/// The pools of every plan that is being carried out, is in force, or could not be rolled back.
 #[derive(Debug, Default)]
 pub(super) struct PoolUse {
     of_plans: BTreeMap<JournalKey, Box<[(NetworkName, Pool)]>>,
-    /// How many plans have each pool.
+    /// How many plans use each pool.
     users: BTreeMap<NetworkName, BTreeMap<Pool, u32>>,
 }
 
@@ -67,14 +67,14 @@ impl PoolUse {
         }
     }
 
-    /// The pools of these networks.
+    /// Returns the pools of these networks.
     pub(super) fn of<'n>(&self, networks: impl Iterator<Item = &'n NetworkName>) -> Live {
         let of_network =
             |name: &NetworkName| Some((name.clone(), self.users.get(name)?.keys().cloned().collect()));
         networks.filter_map(of_network).collect()
     }
 
-    /// All of them.
+    /// Returns the pools of all networks.
     pub(super) fn all(&self) -> Live {
         self.of(self.users.keys())
     }

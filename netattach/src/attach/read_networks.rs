@@ -1,4 +1,4 @@
-//! Networks as their definitions were read last: each ADD of a network needs the same.
+//! The networks that were read last, as successive ADDs of a network need the same.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -9,8 +9,8 @@ use crate::sync::{Mutex, locked};
 
 /// Most networks that are kept. A node's pods have a handful in common.
 const MOST: usize = 16;
-/// Longest configuration that is kept, in bytes of text: most are shorter. Of nothing but values it takes some 256 KiB, 4 MiB for
-/// all that are kept.
+/// Longest configuration that is kept, in bytes of text: most are shorter. A configuration full of small values takes
+/// about 256 KiB, so all that are kept take 4 MiB at most.
 const LONGEST: usize = 1 << 10;
 
 /// The networks that were read last, by the object that they were read from: a changed definition is another object.
@@ -18,7 +18,7 @@ const LONGEST: usize = 1 << 10;
 pub struct ReadNetworks(Mutex<VecDeque<(Weak<Definition>, Network)>>);
 
 impl ReadNetworks {
-    /// What was read from this object.
+    /// Returns the network that was read from this object, if kept.
     pub(super) fn of(&self, definition: &Arc<Definition>) -> Option<Network> {
         let networks = locked(&self.0);
         let is_read =
@@ -26,13 +26,13 @@ impl ReadNetworks {
         networks.iter().find(is_read).map(|(_, network)| network.clone())
     }
 
-    /// Keeps what was read from this object, which has all of it: nothing is from the node or from a disk.
+    /// Keeps a network that was read entirely from this object, without parts from the node or a disk.
     pub(super) fn keep(&self, definition: &Arc<Definition>, network: &Network) {
         if definition.config.as_ref().is_none_or(|config| config.len() > LONGEST) {
             return;
         }
         let mut networks = locked(&self.0);
-        // The address of an object is not another's as long as it is referred to, if weakly.
+        // While a weak reference exists, no other object can have this address.
         networks.retain(|(from, _)| from.strong_count() > 0);
         if networks.len() >= MOST {
             networks.pop_front();

@@ -25,8 +25,8 @@ pub struct Attached {
     pub outputs: Outputs,
     /// The cookie of its namespace, if the record has it: see [`Netns::cookie`](crate::netns::Netns::cookie).
     pub netns_cookie: Option<u64>,
-    /// When its plan was made, in nanoseconds since the node's boot, if the record has it. A record that was written anew says
-    /// when that was.
+    /// When its plan was made, in nanoseconds since the node's boot, if the record has it. A rewritten record
+    /// contains the time of rewriting.
     pub planned: Option<u64>,
 }
 
@@ -46,13 +46,13 @@ impl From<Record> for Attached {
 }
 
 impl Attached {
-    /// Whether this was attached to the live sandbox of that record.
+    /// Whether this was attached dynamically to the live sandbox of that record.
     pub fn belongs_to(&self, sandbox: &JournalKey) -> bool {
         self.key.container_id == sandbox.container_id
             && self.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
     }
 
-    /// The live sandbox that this was attached to; `None`: it is one itself.
+    /// Returns the live sandbox that this was attached to; `None`: this is a sandbox itself.
     pub fn sandbox(&self) -> Option<JournalKey> {
         let dynamic = self.plan.dynamic.as_ref()?;
         Some(JournalKey { container_id: self.key.container_id.clone(), ifname: dynamic.sandbox.clone() })
@@ -70,13 +70,14 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Inner {
     sandboxes: BTreeMap<JournalKey, Arc<Attached>>,
-    /// Those of which something may have been taken back.
+    /// The sandboxes of which a part may have been undone.
     leaving: BTreeSet<JournalKey>,
-    /// Counts the changes of them.
+    /// Counts the changes of `sandboxes`.
     revision: u64,
     attachments: BTreeSet<u32>,
-    /// The attachment number from which on a free one is looked for. They are given out in turn: one that an attachment
-    /// has just left has to be waited for, until no packet can be counted for that any more.
+    /// The attachment number at which the search for a free one starts. Numbers are assigned in turn, because a
+    /// number that was just freed must not be reused until no packet can be counted for its former attachment any
+    /// more.
     next: u32,
     /// The number of each network, and its count of users.
     networks: BTreeMap<NetworkName, (u32, u32)>,
@@ -99,23 +100,23 @@ impl Registry {
     }
 
     /// Marks the numbers of a plan that could not be rolled back as used, until [`Registry::remove`]: its inverses
-    /// will name them again.
+    /// will use them again.
     pub fn hold(&self, plan: &Plan) {
         self.lock().hold(plan);
     }
 
-    /// Marks attachment numbers as used whose plan cannot be read.
+    /// Marks the attachment numbers of an unreadable plan as used.
     pub fn hold_numbers(&self, ids: impl IntoIterator<Item = u32>) {
         self.lock().attachments.extend(ids);
     }
 
-    /// Notes that a sandbox is about to be taken back, until [`Registry::remove`]: nothing of it is put back from now on, even
-    /// if its DEL fails.
+    /// Notes that a sandbox is about to be detached, until [`Registry::remove`]: from now on nothing of it is
+    /// restored, even if its DEL fails.
     pub fn leaves(&self, key: &JournalKey) {
         self.lock().leaving.insert(key.clone());
     }
 
-    /// Forgets a sandbox and frees the numbers of `plan`.
+    /// Removes a sandbox and frees the numbers of `plan`.
     pub fn remove(&self, key: &JournalKey, plan: &Plan) {
         let mut inner = self.lock();
         inner.leaving.remove(key);
@@ -127,58 +128,58 @@ impl Registry {
         }
     }
 
-    /// The sandbox of that record, if it is attached.
+    /// Returns the sandbox of that record, if it is attached.
     pub fn get(&self, key: &JournalKey) -> Option<Arc<Attached>> {
         self.lock().sandboxes.get(key).cloned()
     }
 
-    /// The sandbox of that record, if it is attached, with the attachments made while it was live.
+    /// Returns the sandbox of that record, if it is attached, with its dynamic attachments.
     pub fn with_dynamic(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
         let inner = self.lock();
         let Some(sandbox) = inner.sandboxes.get(key) else { return Vec::new() };
         [sandbox].into_iter().chain(inner.dynamic_of(key)).cloned().collect()
     }
 
-    /// The attachments made while the sandbox of that record was live, whether it is still attached or not.
+    /// Returns the dynamic attachments of that record's sandbox, whether or not the sandbox is still attached.
     pub fn dynamic_of(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
         self.lock().dynamic_of(key).cloned().collect()
     }
 
-    /// What is attached of a container, by interface.
+    /// Returns the attachments of a container, by interface.
     pub fn of_container(&self, container: &str) -> Vec<Arc<Attached>> {
         self.lock().of_container(container).cloned().collect()
     }
 
-    /// Whether nothing else takes that with it: an attachment made while its sandbox was live goes with the sandbox, unless it
-    /// could not be detached then.
+    /// Whether no other DEL removes this: a dynamic attachment is removed with its sandbox, unless it could not be
+    /// detached then.
     pub fn goes_by_itself(&self, attached: &Attached) -> bool {
         attached.sandbox().is_none_or(|sandbox| self.get(&sandbox).is_none())
     }
 
-    /// All sandboxes, by container and interface.
+    /// Returns all sandboxes, by container and interface.
     pub fn all(&self) -> Vec<Arc<Attached>> {
         self.lock().sandboxes.values().cloned().collect()
     }
 
-    /// All sandboxes of which nothing has been taken back.
+    /// Returns all sandboxes of which nothing has been undone.
     pub fn staying(&self) -> Vec<Arc<Attached>> {
         let inner = self.lock();
         let staying = inner.sandboxes.iter().filter(|(key, _)| !inner.leaving.contains(*key));
         staying.map(|(_, attached)| Arc::clone(attached)).collect()
     }
 
-    /// The sandbox of that record, if it is attached and nothing of it has been taken back.
+    /// Returns the sandbox of that record, if it is attached and nothing of it has been undone.
     pub fn stays(&self, key: &JournalKey) -> Option<Arc<Attached>> {
         let inner = self.lock();
         inner.sandboxes.get(key).filter(|_| !inner.leaving.contains(key)).cloned()
     }
 
-    /// Another number after each change of what is attached.
+    /// Returns a number that changes with the set of attached sandboxes.
     pub fn revision(&self) -> u64 {
         self.lock().revision
     }
 
-    /// How many sandboxes are attached.
+    /// Returns the number of attached sandboxes.
     pub fn len(&self) -> usize {
         self.lock().sandboxes.len()
     }
@@ -198,12 +199,12 @@ impl Registry {
         Reservation { registry: self, taken: Vec::new(), pending: None, claimed: None, held }
     }
 
-    /// The pools of attachments of these networks, also of those that are being made.
+    /// Returns the pools of attachments of these networks, including those that are being made.
     pub fn pools_of<'n>(&self, networks: impl Iterator<Item = &'n NetworkName>) -> Live {
         self.lock().pools.of(networks)
     }
 
-    /// The pools of all attachments.
+    /// Returns the pools of all attachments.
     pub fn pools(&self) -> Live {
         self.lock().pools.all()
     }
@@ -218,7 +219,7 @@ impl Inner {
         self.of_container(&key.container_id).filter(|attached| attached.belongs_to(key))
     }
 
-    /// Of thousands nobody else's is looked at.
+    /// Searches only the entries of this container.
     fn of_container<'i>(&'i self, container: &'i str) -> impl Iterator<Item = &'i Arc<Attached>> {
         let first = JournalKey { container_id: container.to_owned(), ifname: String::new() };
         let from_there = self.sandboxes.range(first..).map(|(_, attached)| attached);
@@ -255,12 +256,12 @@ pub struct Reservation<'a> {
     pending: Option<u32>,
     /// The plan whose pools are claimed.
     claimed: Option<JournalKey>,
-    /// How many numbers the same pod holds already.
+    /// How many numbers the pod already has.
     held: usize,
 }
 
 impl Reservation<'_> {
-    /// How many numbers one pod may take: half of all.
+    /// Returns how many numbers one pod may have: half of all.
     fn share(&self) -> usize {
         self.registry.limit.div_ceil(2) as usize
     }
@@ -275,7 +276,7 @@ impl Reservation<'_> {
         Ok(())
     }
 
-    /// The numbers and pools belong to the plan from here on; [`Registry::remove`] frees them.
+    /// Assigns the numbers and pools to the plan; [`Registry::remove`] frees them.
     pub fn keep(mut self) {
         self.claimed = None;
         self.taken.clear();
@@ -284,7 +285,7 @@ impl Reservation<'_> {
 
 impl Numbers for Reservation<'_> {
     fn attachment(&mut self) -> Result<u32, CniError> {
-        // Some numbers must be left for other pods.
+        // Some numbers are reserved for other pods.
         let most = Budget { most: budget::ATTACHMENTS.most.min(self.share()), ..budget::ATTACHMENTS };
         most.check(self.held + self.taken.len() + 1)?;
         let mut inner = self.registry.lock();
@@ -329,7 +330,7 @@ impl Drop for Reservation<'_> {
     }
 }
 
-/// The dataplane's part of a plan: the network name and the numbers of each attachment.
+/// Returns the dataplane's part of a plan: the network name and the settings of each attachment.
 pub(super) fn protected(plan: &Plan) -> impl Iterator<Item = (&NetworkName, &Protect)> {
     plan.steps().filter_map(|(_, attachment, step)| match step {
         Step::Protect(protect) => Some((&attachment.network, protect)),

@@ -51,13 +51,13 @@ impl Engine {
         }
         self.check_sandbox(record, netns)
             .map_err(|source| AttachError::AttachedAndChanged { key, source: Box::new(source) })?;
-        // A sandbox is marked attached when its result is written.
+        // A sandbox counts as attached once its result is written.
         let result = record.result.clone().unwrap_or_default();
         Ok((cni::result::in_version(&result, request.version)?, Arc::new(Attached::from(record))))
     }
 }
 
-/// Hands out the numbers of a recorded plan in the same order. A plan that wants more gets 0, which belongs to no
+/// Returns the numbers of a recorded plan in the same order. A plan that needs more gets 0, which belongs to no
 /// attachment.
 struct Recorded {
     numbers: std::vec::IntoIter<(u32, u32)>,

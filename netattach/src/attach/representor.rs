@@ -1,6 +1,7 @@
-//! The representor of a VF: the node's end of what the VF sends and receives while its card is in mode switchdev. It belongs to
-//! the card and to whoever administrates the card's switch: it is found, not made, and is as it was when the pod has ended.
-//! Which bridge or other controller it is a port of is neither looked at nor changed.
+//! The representor of a VF: the node's end for the VF's traffic while its card is in switchdev mode. The representor
+//! belongs to the card and to the administrator of the card's switch: netattach finds it instead of creating it, and
+//! restores its state when the pod ends. netattach neither reads nor changes the bridge or other controller that the
+//! representor is a port of.
 
 use super::apply::ensure_if_present;
 use super::take_device::asked_mac;
@@ -16,23 +17,23 @@ use crate::sysctl;
 /// The bus of cards with VFs.
 const BUS: &str = "pci";
 
-/// The values of the settings that are noted: the most has `arp_ignore` (`Documentation/networking/ip-sysctl.rst`).
+/// The possible values of the stored settings; `arp_ignore` has the most (`Documentation/networking/ip-sysctl.rst`).
 const VALUES: std::ops::RangeInclusive<u8> = 0..=8;
 
-/// Whether the card of a VF is in mode switchdev; a device that is no VF has none.
+/// Whether the card of a VF is in switchdev mode; `false` for a device that is not a VF.
 ///
 /// # Errors
-/// The kernel does not tell.
+/// The kernel does not report the mode.
 pub(super) fn is_switchdev(function: Option<&VirtualFunction>) -> Result<bool, netlink::Error> {
     function.map_or(Ok(false), |function| devlink::is_switchdev(BUS, &function.physical))
 }
 
-/// Finds the representor of a device that is claimed, and notes how it is; `None`: its card is in mode legacy, or it is no VF.
-/// `steps`: those of its attachment; `home`: its interface, if no process drives it.
+/// Finds the representor of a claimed device, and stores its state; `None`: the card is in legacy mode, or the device
+/// is not a VF. `steps`: those of its attachment; `home`: its interface, unless a process drives it.
 ///
 /// # Errors
-/// The card's mode is another than when the attachment was planned; there is no representor (yet), or more than one; or
-/// nobody says which address the frames of a device have that a process drives.
+/// The card's mode differs from the mode at planning; there is no representor (yet), or more than one; or a process
+/// drives the device and its Ethernet address is unknown.
 pub(super) fn find(
     host: &mut Handle,
     device: &Device,
@@ -58,7 +59,7 @@ pub(super) fn find(
     Ok(Some(noted(found, of_vf, driven)))
 }
 
-/// The MTU that a VF is to have, if one is asked for.
+/// Returns the requested MTU of a VF, if there is one.
 fn asked_mtu(steps: &[Step]) -> Option<u32> {
     steps.iter().find_map(|step| match step {
         Step::SetDevice(SetDevice { mtu, .. }) => *mtu,
@@ -66,7 +67,8 @@ fn asked_mtu(steps: &[Step]) -> Option<u32> {
     })
 }
 
-/// A representor as it is, and is to be beside a VF with that MTU: frames of the VF are not to be larger than it takes.
+/// Returns a representor's state, with an MTU that is at least the VF's MTU: the representor must accept the VF's
+/// frames.
 fn noted(found: LinkState, of_vf: Option<u32>, driven: Option<Interface>) -> Representor {
     let [accept_ra, addr_gen_mode, arp_ignore] = settings(&found.name)
         .map(|key| VALUES.into_iter().find(|value| sysctl::is(&key, &value.to_string())));
@@ -75,13 +77,13 @@ fn noted(found: LinkState, of_vf: Option<u32>, driven: Option<Interface>) -> Rep
     Representor { device, mtu, up, accept_ra, addr_gen_mode, arp_ignore, driven }
 }
 
-/// The settings that are noted and given back: `accept_ra`, `addr_gen_mode` and `arp_ignore`.
+/// The settings that are stored and restored: `accept_ra`, `addr_gen_mode` and `arp_ignore`.
 fn settings(name: &str) -> [String; 3] {
     [("ipv6", "accept_ra"), ("ipv6", "addr_gen_mode"), ("ipv4", "arp_ignore")]
         .map(|(family, setting)| format!("{family}/conf/{name}/{setting}"))
 }
 
-/// The one representor that was found.
+/// Returns the only representor, if exactly one was found.
 fn only(function: &VirtualFunction, found: Vec<LinkState>) -> Result<LinkState, StepError> {
     let function = function.clone();
     let mut names = found.iter().map(|link| &*link.name);
@@ -97,16 +99,17 @@ fn only(function: &VirtualFunction, found: Vec<LinkState>) -> Result<LinkState, 
     }
 }
 
-/// The address that a process is to use that drives a VF: what is asked for, else what the physical function has set.
+/// Returns the Ethernet address that a process which drives a VF has to use: the requested one, or else the one that
+/// the physical function has set.
 fn address(steps: &[Step], settings: Option<&VfSettings>) -> Option<Mac> {
     asked_mac(steps).or(settings?.mac).filter(|mac| mac.0 != [0; 6])
 }
 
-/// Brings a representor up, once its programs run. The node is no neighbour of the pod by it, nor takes routes from what that
-/// announces.
+/// Brings a representor up, once its programs are attached. Prevents the node from becoming a neighbour of the pod
+/// through the representor, and from accepting router advertisements there.
 ///
 /// # Errors
-/// It is gone, or the card refuses its MTU.
+/// The representor is gone, or the card refuses its MTU.
 pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), StepError> {
     let device = &representor.device;
     host_access::be_no_neighbour(&device.name)?;
@@ -116,9 +119,9 @@ pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), 
     Ok(host.ensure_up(device.index)?)
 }
 
-/// Takes the programs of an attachment off its representor, and sets that as it was; once the VF has left the pod. What is done
-/// already is left alone, so that it can be repeated; a representor that is gone, with its card's mode, has nothing left, and
-/// what has another name or address than it is not known to be the representor, and is left alone.
+/// Detaches an attachment's programs from its representor and restores the representor's state, after the VF has left
+/// the pod. Can be repeated. A representor that is gone because its card's mode has changed needs nothing. A device
+/// with another name or address may not be the representor, and is left alone.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -131,11 +134,12 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
         Err(error) if error.not_found() => return Ok(()),
         found => found?,
     };
-    // The kernel gives the index of one that is gone to another device, once it has counted through.
+    // The kernel reuses indices once the counter wraps around.
     if found.name != device.name || found.mac != device.mac {
         return Ok(());
     }
-    // The maps may have lost the number by which the programs were found: those of an ADD that an agent was killed at, say.
+    // The maps may have lost the number by which the programs are found, for example if the agent was killed during
+    // the ADD.
     if let Some(filtered) = host.filtered(&found, &names_on_node_ends())? {
         host.ensure_unfiltered(&filtered, false)?;
     }
@@ -145,24 +149,24 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
             ensure_if_present(key, &before.to_string())?;
         }
     }
-    // After the settings: a link-local address that they give it goes with that.
+    // After the settings: setting the link down removes a link-local address that they cause.
     if found.up && !representor.up {
         host.set_down(device.index)?;
     }
-    // What somebody has changed since stays as they have set it.
+    // Values that another program has changed since are left.
     if found.mtu == device.mtu
         && found.mtu != representor.mtu
         && let Err(error) = host.set_mtu(device.index, representor.mtu)
     {
-        // Its card may not allow it any more; the VF goes home all the same.
+        // The card may not allow this MTU any more; the VF is given back nevertheless.
         let mtu = representor.mtu;
         tracing::warn!(device = device.name, mtu, error = %Chain(&error), "the representor does not get its MTU back");
     }
     Ok(())
 }
 
-/// Takes the programs of an attachment off its representor, if it has one: also where the VF is another's by now, whose frames
-/// they would drop. Can be repeated.
+/// Detaches an attachment's programs from its representor, if it has one: also if another attachment holds the VF
+/// now, whose frames they would drop. Can be repeated.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -173,9 +177,9 @@ pub(super) fn leave_programs(node: &Node, attachment: Option<u32>, claim: &Claim
     }
 }
 
-/// Takes programs off representors that no record claims, all of which are known. Of an attachment whose record is lost, they
-/// would drop what the VF sends and receives for whoever has it next; who has it now the kernel does not show. An end on the node
-/// that goes with its pod keeps them, and passes nothing.
+/// Detaches programs from representors that no record claims; all records must be loaded. If an attachment's record
+/// is lost, its programs would drop the traffic of the VF's next holder; the kernel does not show the current holder.
+/// A node end that is deleted with its pod keeps its programs, and passes no traffic.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -193,7 +197,7 @@ pub(super) fn sweep(node: &Node) -> Result<(), StepError> {
     Ok(())
 }
 
-/// How the node's end of a VF is another than the one that ADD found, in words.
+/// Describes how the representor of a VF differs from the one that ADD found.
 pub(super) fn difference(
     host: &mut Handle,
     device: &Device,
@@ -257,7 +261,7 @@ mod tests {
         assert_eq!(address(&[], None), None);
     }
 
-    /// What the VF sends passes its card only then. There is nobody who leases: it ends there.
+    /// Only then does the card forward the VF's frames. No DHCP server answers, so the test ends there.
     ///
     /// Rows: SRV-switchdev.
     #[test]
@@ -369,7 +373,7 @@ mod tests {
                 let found = host.find_filters(made.index, TcHook::Ingress).unwrap();
                 found.into_iter().filter_map(|filter| filter.name).collect::<Vec<_>>()
             };
-            // Another device by now.
+            // Another device has the index now.
             for other in [
                 Interface { name: "rep2".to_owned(), ..representor.device.clone() },
                 Interface { mac: Some(mac(9)), ..representor.device.clone() },
@@ -388,7 +392,7 @@ mod tests {
                 assert!(are(settings_before));
                 assert_eq!(filters(&mut host), ["other"]);
             }
-            // Somebody has set it otherwise since.
+            // Another program has changed it since.
             host.set_mtu(made.index, 1400).unwrap();
             leave(&engine.node, Some(1), &claim).unwrap();
             assert_eq!(host.link(name).unwrap().mtu, 1400);

@@ -1,4 +1,4 @@
-//! `macspoofchk` of a plain executable: by which Ethernet address a pod may send, in the node's packet filter.
+//! `macspoofchk` of a plain executable: limits a pod to its Ethernet source address in the node's packet filter.
 
 use super::StepError;
 use crate::firewall::senders::{self, Whose};
@@ -10,7 +10,7 @@ fn whose<'a>(sandbox: &'a Sandbox, attachment: &'a AttachmentPlan) -> Whose<'a> 
     Whose { network: &attachment.config_name, container: &sandbox.container_id, ifname: &attachment.ifname }
 }
 
-/// Restricts the interface that the steps before have made.
+/// Restricts the interface that earlier steps have created.
 pub(super) fn attach(
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     outputs: Brought<'_>,
@@ -21,12 +21,12 @@ pub(super) fn attach(
     Ok(senders::attach(&whose(sandbox, attachment), &host.name, mac)?)
 }
 
-/// Takes back what restricts an interface, whether or not there is anything.
+/// Removes the restriction of an interface, whether or not it exists.
 pub(super) fn detach(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
     Ok(senders::detach(&whose(sandbox, attachment))?)
 }
 
-/// What the node lacks of it, in words.
+/// Describes what the node lacks of the restriction.
 pub(super) fn difference(
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     want: &Expected,

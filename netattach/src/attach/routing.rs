@@ -23,7 +23,8 @@ pub(super) fn move_default_routes(
     let before = default_routes(pod)?;
     let own = before.iter().filter(|route| route.interface == Some(index)).map(described);
     let wanted: Vec<Route> = if wanted.is_empty() { own.collect() } else { wanted.to_vec() };
-    // What is there is not sent again: it may lead to a gateway that is only on the link because that was said when it was made.
+    // Existing routes are not sent again: such a route may have a gateway that was only accepted as on-link when the
+    // route was created.
     let is_here =
         |route: &&Route| before.iter().any(|found| found.interface == Some(index) && is(found, route));
     for route in wanted.iter().filter(|route| !is_here(route)) {
@@ -45,7 +46,7 @@ pub(super) fn move_default_routes(
     }
 }
 
-/// Makes traffic from the addresses of each of these interfaces leave through that interface.
+/// Makes packets from the addresses of each of these interfaces leave through that interface.
 pub(super) fn route_by_source(pod: &mut Handle, interfaces: &[SourceRouting]) -> Result<(), StepError> {
     for interface in interfaces {
         pod.ensure_routes(interface.index, &interface.routes)?;
@@ -60,7 +61,7 @@ pub(super) fn forget_gone(pod: &mut Handle, interfaces: &[SourceRouting]) -> Res
     for interface in interfaces {
         match pod.link_by_index(interface.index) {
             Err(netlink::Error::NoSuchLink(_)) => gone.extend(rules(interface)),
-            // It is there, whatever its pod has made of it.
+            // The interface exists, whatever the pod has changed of it.
             Err(error) if error.is_untold() => {}
             found => drop(found?),
         }
@@ -68,8 +69,8 @@ pub(super) fn forget_gone(pod: &mut Handle, interfaces: &[SourceRouting]) -> Res
     Ok(pod.ensure_rules_absent(&gone)?)
 }
 
-/// The same for all interfaces that the pod's rules name. In a pod that has made more links or rules than are read they
-/// stay: they lead nowhere, and go with its namespace.
+/// Does the same for all interfaces that the pod's rules name. In a pod with more links or rules than are read, the
+/// rules stay: they have no effect, and end with the pod's namespace.
 pub(super) fn forget_all_gone(pod: &mut Handle) -> Result<(), StepError> {
     let listed = pod.links().and_then(|links| Ok((links, pod.rules()?)));
     let (links, mut rules) = match listed {
@@ -86,7 +87,7 @@ pub(super) fn forget_all_gone(pod: &mut Handle) -> Result<(), StepError> {
     Ok(pod.ensure_rules_absent(&rules)?)
 }
 
-/// The first difference between the pod's routing and the configured one, in words.
+/// Describes the first difference between the pod's routing and the configured one.
 pub(super) fn compare(want: &Expected, pod: &mut Handle) -> Result<Option<String>, StepError> {
     if let Some((ifname, routes)) = &want.default_routes {
         let index = pod.find_link(ifname)?.map(|link| link.index);
@@ -165,7 +166,7 @@ fn through(gateway: Option<IpAddr>) -> String {
     gateway.map_or_else(|| "the link".into(), |gateway| gateway.to_string())
 }
 
-/// Recognises the three errors, depending on family and kernel version, that say that no link leads to a gateway.
+/// Recognises the three errors, depending on family and kernel version, for an unreachable gateway.
 fn unreachable(route: &Route, source: crate::netlink::Error) -> StepError {
     let refused = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::INVAL].map(Some);
     match route.gateway {

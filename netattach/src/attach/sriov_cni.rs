@@ -1,8 +1,9 @@
-//! The files by which sriov-cni knows which VF is whose, so that neither plugin takes what the other has given out
-//! (`pkg/utils/pci_allocator.go` there): for each VF `pci/ADDRESS`, which holds the path of its pod's namespace, and the lock
-//! `pci/vf_lock/ADDRESS.lock`, which whoever attaches or detaches the VF holds. A namespace that is gone has none.
+//! The files in which sriov-cni records the holder of each VF, so that neither plugin takes a VF that the other has
+//! given to a pod (`pkg/utils/pci_allocator.go` there). For each VF, `pci/ADDRESS` contains the path of its pod's
+//! namespace, and a process that attaches or detaches the VF holds the lock `pci/vf_lock/ADDRESS.lock`. If the
+//! namespace is gone, the VF has no holder.
 //!
-//! On a node without sriov-cni's directory nothing is looked at, and nothing made.
+//! On a node without sriov-cni's directory, nothing is read and nothing is created.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -17,10 +18,10 @@ use crate::spec::{Device, DeviceId};
 use crate::waits::{self, Resource};
 use crate::{bounded, durable, flock};
 
-/// Where sriov-cni keeps its state.
+/// The directory of sriov-cni's state.
 const ROOT: &str = "/var/lib/cni/sriov";
 
-/// How long sriov-cni may hold the lock of a VF while an operation waits: it does for all of an ADD.
+/// How long an operation waits for sriov-cni to release the lock of a VF, which it holds during a whole ADD.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The longest path of a namespace, in bytes (`PATH_MAX`).
@@ -38,22 +39,22 @@ impl Default for SriovCni {
     }
 }
 
-/// A VF that sriov-cni neither attaches nor detaches while this exists.
+/// A VF whose lock this process holds, so that sriov-cni neither attaches nor detaches it.
 #[derive(Debug)]
 pub(super) struct LockedVf {
     address: String,
-    /// The file that says whose it is.
+    /// The file that names the holder's namespace.
     mark: PathBuf,
-    /// `None`: nobody can lock it, sriov-cni neither.
+    /// `None`: the lock file is unusable, for sriov-cni too.
     _lock: Option<File>,
 }
 
 impl SriovCni {
-    /// Locks a device. `None`: sriov-cni is not on the node, or it is no VF. `waits_at`: where an operation is while it waits for
-    /// sriov-cni; without it, it does not wait.
+    /// Locks a device. `None`: sriov-cni is not on the node, or the device is not a VF. `waits_at`: the resource that
+    /// the operation waits at while sriov-cni holds the lock; without it, this function does not wait.
     ///
     /// # Errors
-    /// sriov-cni is at it, for all of [`PATIENCE`] where that is waited for, or its files cannot be used.
+    /// sriov-cni holds the lock (for all of [`PATIENCE`], if this waits), or its files cannot be used.
     pub(super) fn lock(
         &self,
         device: &Device,
@@ -76,7 +77,7 @@ impl SriovCni {
         let lock = options.open(&path).and_then(regular).map_err(failed(&path))?;
         let try_for = |patience| flock::lock(&lock, patience).map_err(failed(&path));
         let is_locked = match waits_at {
-            // As a rule nobody has it, and no place to work in is given up.
+            // Usually the lock is free, and the operation need not give up its slot.
             Some(resource) => try_for(Duration::ZERO)? || waits::at(resource, || try_for(PATIENCE))?,
             None => try_for(Duration::ZERO)?,
         };
@@ -86,7 +87,7 @@ impl SriovCni {
         }
     }
 
-    /// A device, not locked. `None`: as for [`SriovCni::lock`].
+    /// Returns a device without locking it. `None`: as for [`SriovCni::lock`].
     fn unlocked(&self, device: &Device) -> Option<LockedVf> {
         let (Some(_), DeviceId::Bus(address)) = (&device.function, &device.id) else { return None };
         let is_there = self.root.is_dir();
@@ -97,12 +98,13 @@ impl SriovCni {
         self.root.join("pci")
     }
 
-    /// Calls `act`, unless sriov-cni has given the device to a pod other than the one whose namespace is or was at `netns`, to
-    /// which it was given before. Where sriov-cni's lock cannot be used, as something else has its name, nobody has it, and
-    /// `act` is called all the same: a device has to go home some time.
+    /// Calls `act`, unless sriov-cni has given the device to a pod other than the previous holder, whose namespace is
+    /// or was at `netns`. If sriov-cni's lock file is unusable, for example because another kind of file has its
+    /// name, no process holds the lock, and `act` is called nevertheless: a device must go back to the node
+    /// eventually.
     ///
     /// # Errors
-    /// Those of [`SriovCni::lock`], or sriov-cni's file of the device cannot be read; those of `act`.
+    /// [`SriovCni::lock`] fails, sriov-cni's file of the device cannot be read, or `act` fails.
     pub(super) fn unless_anothers(
         &self,
         (device, netns): (&Device, &str),
@@ -132,7 +134,8 @@ impl SriovCni {
         act(locked.as_ref())
     }
 
-    /// Gives a device back by `act` and unmarks it, unless it is another's: see [`SriovCni::unless_anothers`].
+    /// Calls `act` to give a device back and unmarks it, unless another pod holds the device: see
+    /// [`SriovCni::unless_anothers`].
     ///
     /// # Errors
     /// Those of [`SriovCni::unless_anothers`].
@@ -148,7 +151,8 @@ impl SriovCni {
         })
     }
 
-    /// Marks a device that the pod whose namespace is at `netns` has, where sriov-cni came to the node later, or has lost it.
+    /// Marks a device as held by the pod whose namespace is at `netns`, if the mark is missing: sriov-cni was
+    /// installed later, or has lost the mark.
     pub(super) fn mark_again(&self, device: &Device, netns: &str) {
         let mark = || match self.lock(device, None)? {
             Some(vf)
@@ -169,7 +173,7 @@ impl LockedVf {
     /// Refuses a VF that sriov-cni has given to a pod other than the one whose namespace is at `netns`.
     ///
     /// # Errors
-    /// It has.
+    /// sriov-cni has given the VF to another pod.
     pub(super) fn check_is_free_for(&self, netns: &str) -> Result<(), StepError> {
         match self.holder_beside(netns)? {
             Some(netns) => Err(StepError::SriovCniHasIt { device: self.address.clone(), netns }),
@@ -177,7 +181,7 @@ impl LockedVf {
         }
     }
 
-    /// Has sriov-cni refuse the VF while there is a namespace at `netns`.
+    /// Marks the VF, so that sriov-cni refuses it while the namespace at `netns` exists.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -189,7 +193,7 @@ impl LockedVf {
     fn unmark(&self, netns: &str) -> Result<(), StepError> {
         match self.marked()?.is_some_and(|marked| marked == netns) {
             true => match fs::remove_file(&self.mark) {
-                // sriov-cni removes those of namespaces that are gone.
+                // sriov-cni removes the marks of namespaces that are gone.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
                 removed => removed.map_err(failed(&self.mark)),
             },
@@ -197,15 +201,16 @@ impl LockedVf {
         }
     }
 
-    /// The path of the namespace that has the VF, if there is one there, and it is not that path.
+    /// Returns the path of the namespace that holds the VF, if that namespace exists and its path is not `netns`.
     fn holder_beside(&self, netns: &str) -> Result<Option<String>, StepError> {
         let Some(marked) = self.marked()?.filter(|marked| marked != netns) else { return Ok(None) };
-        // One that cannot be opened for another reason may exist.
+        // A namespace that cannot be opened for another reason may exist.
         let is_there = Netns::open(&marked).map_or_else(|error| !error.is_gone(), |_| true);
         Ok(is_there.then_some(marked))
     }
 
-    /// What is no path, as after a loss of power, names no namespace; nor does what is no file.
+    /// Returns the path in the mark. Content that is not a path, as after a power failure, names no namespace; nor
+    /// does a mark that is not a regular file.
     fn marked(&self) -> Result<Option<String>, StepError> {
         use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory};
         match bounded::read_text(&self.mark, LONGEST) {
@@ -223,8 +228,8 @@ impl LockedVf {
     }
 }
 
-/// Makes a directory, or one that sriov-cni has made searchable: it makes them with mode 0600, which root can search only
-/// with a capability that the agent's container does not have.
+/// Creates a directory, or makes an existing one searchable: sriov-cni creates its directories with mode 0600, which
+/// root can search only with a capability that the agent's container does not have.
 fn make_usable(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -238,7 +243,7 @@ fn make_usable(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A lock, if it is a regular file, as sriov-cni makes it.
+/// Accepts a lock only if it is a regular file, as sriov-cni creates it.
 fn regular(lock: File) -> io::Result<File> {
     match lock.metadata()?.is_file() {
         true => Ok(lock),
@@ -330,14 +335,14 @@ mod tests {
 
         lock(&sriov_cni).mark(OTHER).unwrap();
         assert_eq!((marked().as_deref(), mode(&mark)), (Some(OTHER), 0o600));
-        // What cannot be given back stays marked.
+        // A device that cannot be given back stays marked.
         let lost = || Err(StepError::NoDevice(VF.to_owned()));
         assert!(sriov_cni.give_back((&vf(true), OTHER), None, lost).is_err());
         assert_eq!(marked().as_deref(), Some(OTHER));
         sriov_cni.give_back((&vf(true), OTHER), None, || Ok(())).unwrap();
         assert_eq!(marked(), None);
 
-        // It is another's by now; of one that is gone the file is as if it were not there.
+        // Another namespace holds the device now; a mark of a namespace that is gone counts as absent.
         fs::write(&mark, OTHER).unwrap();
         sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap();
         assert_eq!(marked().as_deref(), Some(OTHER));
@@ -378,7 +383,7 @@ mod tests {
         lock(&sriov_cni);
     }
 
-    /// Whoever has a place to work in keeps others of it.
+    /// An operation that occupies a slot keeps others from using it.
     #[test]
     fn who_waits_for_sriov_cni_stands_where_no_other_network_needs_a_place() {
         let (_directory, sriov_cni, _) = node();
@@ -426,7 +431,7 @@ mod tests {
             fs::remove_file(&path).unwrap();
             let elsewhere = directory.path().join("elsewhere");
             make_strange(&path, kind, &elsewhere);
-            // A FIFO that somebody reads can be opened.
+            // A FIFO with a reader can be opened.
             let _reader = (kind == "fifo").then(|| {
                 let options = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
                 options.unwrap()

@@ -45,11 +45,12 @@ impl Engine {
         self.rehearsed(network).map(drop)
     }
 
-    /// How many addresses the network's pools have and how many are held, and whether each has one left. For a look that nobody
-    /// waits for.
+    /// Returns how many addresses the network's pools have and how many are leased, and whether each has a free one.
+    /// For periodic checks.
     ///
     /// # Errors
-    /// Code 50 with the exhausted pool, code 11 if others are at it, or the reason why the pools could not be examined.
+    /// Code 50 with the exhausted pool, code 11 if another process holds its lock, or the reason why the pools could
+    /// not be examined.
     pub fn pools(&self, network: &Network) -> (Vec<PoolUse>, Result<(), CniError>) {
         // `check_network` reports a network that cannot be planned.
         let Ok(Some(plan)) = self.rehearsed(network) else { return (Vec::new(), Ok(())) };
@@ -80,11 +81,11 @@ impl Engine {
         }
     }
 
-    /// Reattaches programs that were removed from their devices, of the attachments that are looked at of all, which are in so
-    /// many shares. Returns what was found of each.
+    /// Reattaches programs that were removed from their devices, for the selected attachments out of `shares` shares.
+    /// Returns the result of each.
     ///
     /// # Errors
-    /// Beside what was found: the last failure.
+    /// Returned in addition to the results: the last failure.
     pub fn restore_attachments(
         &self,
         which: enforcement::Which<'_>,
@@ -93,17 +94,18 @@ impl Engine {
         let Some(enforcer) = &self.node.enforcer else { return (Vec::new(), Ok(())) };
         let among = match which {
             enforcement::Which::Share(_) => self.registry.all(),
-            // A DEL takes programs off itself. What others remove where it has failed is put back with its share.
+            // DEL itself detaches programs. If a DEL has failed, the periodic check of its share reattaches removed
+            // programs.
             enforcement::Which::On(_) => self.registry.staying(),
         };
         enforcement::restore(enforcer.as_ref(), &among, (which, shares))
     }
 
-    /// Does for the attachments in that record what the dataplane has left for after their ADD. What has been detached needs
-    /// none of it. Repeating the call changes nothing.
+    /// Completes for the attachments in that record what the dataplane has postponed until after their ADD.
+    /// Attachments that were detached need nothing. Repeating the call changes nothing.
     ///
     /// # Errors
-    /// The kernel refuses it. The attachments are enforced all the same, and looks at them try again.
+    /// The kernel refuses. The attachments are enforced nevertheless, and periodic checks retry.
     pub fn settle(&self, record: &JournalKey) -> Result<(), AttachError> {
         let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
             return Ok(());
@@ -149,7 +151,7 @@ impl Engine {
         for (config, plugin) in plugins(&plan) {
             let call = Call::without_container(Command::Status, &plugin.plugin, config.as_bytes());
             let asked = match runner.run(&call) {
-                // One slow answer is no broken node: the kubelet evicts the pods of those.
+                // A single slow answer does not mean a broken node, whose pods the kubelet would evict.
                 Err(DelegateError::TimedOut { .. }) => runner.run(&call),
                 asked => asked,
             };
@@ -172,7 +174,7 @@ fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step:
     })
 }
 
-/// A plugin's own message is passed on unchanged, because the runtime knows it; the plugin is named beside it.
+/// A plugin's own message is passed on unchanged, because the runtime may know it; the plugin's name is added.
 fn plugin_error(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
     match error {
         DelegateError::Reported { plugin, source: reported, .. } => {
@@ -214,7 +216,7 @@ pub(super) fn no_room(error: ipam::Error) -> CniError {
     if error.is_without_address() { not_available(&Chain(&error)) } else { lease_error(error) }
 }
 
-/// The CNI error that the failure gets as a step of an attachment.
+/// Returns the CNI error that the failure gets as a step of an attachment.
 pub(super) fn step_error(source: StepError) -> CniError {
     let msg = Chain(&source).to_string();
     let step = AttachError::Step {

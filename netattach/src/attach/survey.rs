@@ -1,4 +1,4 @@
-//! How full the pools are: for operators.
+//! The use of the pools, for operators.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use crate::plan::pools;
 use crate::plan::resolve::Network;
 use crate::step::Step;
 
-/// Why it is not known what a pool has.
+/// Why the state of a pool is unknown.
 #[derive(Debug, thiserror::Error)]
 pub enum SurveyError {
-    /// It could not be read, or others are at it.
+    /// It could not be read, or another process holds its lock.
     #[error(transparent)]
     Pool(#[from] ipam::Error),
     /// Others are at so many pools that no time is left for this one.
@@ -21,9 +21,9 @@ pub enum SurveyError {
 }
 
 impl Engine {
-    /// The pools that attachments of a network get their addresses from, each with how full it is: of those that are looked at
-    /// before `due`. Where attachments live in another pool than the configuration names, it is theirs. Empty if the configuration
-    /// yields no plan.
+    /// Returns the pools that a network's attachments lease from, each with its use, if it could be read before
+    /// `due`. If attachments live in another pool than the configuration names, returns theirs. Empty if the
+    /// configuration yields no plan.
     pub fn survey(&self, network: &Network, due: Instant) -> Vec<(Pool, Result<Survey, SurveyError>)> {
         let live = self.registry().pools_of(std::iter::once(&network.name));
         let kept = live.get(&network.name).and_then(|live| pools::keep(network, live));
@@ -41,8 +41,8 @@ impl Engine {
         surveyed.collect()
     }
 
-    /// Those of these pools that attachments have had addresses of, with what is held there: also where no definition names them.
-    /// `due`: as of [`Engine::survey`].
+    /// Returns those of these pools that attachments have leased from, with their leases, even if no definition names
+    /// them. `due`: as for [`Engine::survey`].
     pub fn known_pools(
         &self,
         is_one: impl Fn(&Pool) -> bool,
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(written, [used.concat(), unknown].concat());
         assert!(!journal.join("pools.jsonl.new").exists());
         assert_eq!(Store::open(&journal).unwrap().pools(), left);
-        // What few there are stay: nobody has an address there, and the next one is not to wait for the disk.
+        // A few pools are kept although they contain no lease, so that the next operation need not wait for the disk.
         engine.journal.note_pool(pool("new")).unwrap();
         engine.adopt().unwrap();
         assert_eq!(engine.noted_pools().len(), 4);

@@ -1,4 +1,4 @@
-//! Takes a device of the node for a pod: claims it, sets what is asked for, and moves it.
+//! Takes a device of the node for a pod: claims the device, changes its settings as requested, and moves it.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -19,25 +19,26 @@ use crate::spec::{Device, DeviceId, OWN_GROUPS, VfSettings, VirtualFunction};
 use crate::step::{Claim, Home, Step};
 use crate::waits;
 
-/// How often a card is asked for an address of a VF, and after which time each: some take a moment to believe their own
-/// physical function.
+/// How often a card is asked for a VF's address, and the pause before each retry: some cards need a moment until the
+/// VF accepts an address that the physical function has set.
 const ADDRESS_TRIES: u32 = 20;
 const ADDRESS_PAUSE: Duration = Duration::from_millis(50);
 
-/// Where what belongs to a claimed device was when an ADD looked last: spares it listing all devices of the node again. Whoever
-/// goes by it checks that it is so still.
+/// The device state that an ADD has read last, so that the next step need not dump all devices of the node again. Its
+/// users check that it still applies.
 #[derive(Debug, Default)]
 pub(super) struct Looked {
-    /// Of which claim.
+    /// The number of the claim.
     generation: u64,
-    /// The device as it was when the last of its settings was made.
+    /// The device after its last setting was made.
     own: Option<DeviceState>,
 }
 
-/// Claims a device, and returns how it is. What a sandbox whose namespace is gone had of it is given back first.
+/// Claims a device, and returns its state. If a sandbox whose namespace is gone held the device, it is given back
+/// first.
 ///
 /// # Errors
-/// Another sandbox has it, or the node does not have it (yet).
+/// Another sandbox holds the device, or the node does not have it (yet).
 pub(super) fn claim(
     node: &Node,
     host: &mut Handle,
@@ -55,12 +56,12 @@ pub(super) fn claim(
     let Target { key, home: before } = there.meant(device)?;
     let claimant = (sandbox, attachment, cookie);
     let generation = node.devices.claim(&key, claimant, |held| settle(node, held))?;
-    // Until the claim is made sriov-cni neither takes the device nor changes it.
+    // Until the device is claimed, sriov-cni neither takes nor changes it.
     let locked = node.devices.sriov_cni.lock(device, Some(&waits::vf_locks(attachment)))?;
     if let Some(locked) = &locked {
         locked.check_is_free_for(&sandbox.netns)?;
     }
-    // Once more: what has come to be on it since is seen only by a list that is newer than the claim.
+    // Dumped again: only a dump that is newer than the claim shows links that were created on the device meanwhile.
     let present = host.devices()?;
     let found = before.as_ref().and_then(|before| identity::at_home(before, &present)).cloned();
     let rdma = found.as_ref().and_then(|found| bus::rdma_of(found.parent.as_deref()?));
@@ -94,7 +95,7 @@ pub(super) fn claim(
         }
     }
     if let (Some(found), Some(home)) = (&found, &claim.home) {
-        // Whoever makes an interface on it meanwhile sees the claim, or is seen here.
+        // A process that creates an interface on the device now either sees the claim, or its interface is seen here.
         check_is_free(node, host, (found, home), &present)?;
     }
     if let Some(locked) = &locked {
@@ -103,7 +104,7 @@ pub(super) fn claim(
     Ok((claim, Looked { generation, own: None }))
 }
 
-/// The Ethernet address that a device is to get, if one is asked for.
+/// Returns the requested Ethernet address of a device, if any.
 pub(super) fn asked_mac(steps: &[Step]) -> Option<Mac> {
     steps.iter().find_map(|step| match step {
         Step::SetDevice(set) => set.mac,
@@ -111,15 +112,15 @@ pub(super) fn asked_mac(steps: &[Step]) -> Option<Mac> {
     })
 }
 
-/// Who may have the Ethernet address that a device is to get.
+/// The possible holders of the Ethernet address that a device is to get.
 struct Around<'a> {
-    /// The card that it is a part of, whose switch would have the address at two places.
+    /// The card that the device is part of: in its switch, the address must not exist twice.
     card: Option<&'a Card>,
     /// All devices of the node.
     present: &'a [DeviceState],
 }
 
-/// Claims the Ethernet address that a device is to get.
+/// Claims the Ethernet address for a device.
 ///
 /// # Errors
 /// [`StepError::AddressTaken`] with the holder: an attachment, a device of the node, or another VF.
@@ -150,7 +151,7 @@ fn claim_mac(
     other.map_or(Ok(()), |function| taken(Holder::Function(function)))
 }
 
-/// Refuses another address for a device whose own one no record and no kernel keeps: it would be gone.
+/// Refuses another address for a device whose own address neither a record nor the kernel keeps: it would be lost.
 fn check_own_mac_is_kept(home: Option<&Home>, mac: Mac) -> Result<(), StepError> {
     match home {
         Some(home) if home.mac != Some(mac) && home.mac != home.permanent => {
@@ -160,7 +161,7 @@ fn check_own_mac_is_kept(home: Option<&Home>, mac: Mac) -> Result<(), StepError>
     }
 }
 
-/// Refuses a device that the node itself or other pods need where it is.
+/// Refuses a device that the node itself or other pods need.
 fn check_is_free(
     node: &Node,
     host: &mut Handle,
@@ -180,11 +181,11 @@ fn check_is_free(
     if present.iter().any(|it| it.link.controller == Some(found.link.index)) {
         return in_use("other interfaces of the node are its ports");
     }
-    // The node's own link on a parent is there for pods, which are found otherwise.
+    // The node's own link on a parent exists for pods, which are checked below.
     if present.iter().any(|it| it.is_on(found.link.index) && !is_host_link(&it.link)) {
         return in_use("another interface of the node is on it");
     }
-    // Away, it could not give back what it has set for them.
+    // In another namespace, the physical function could not restore its VFs' settings.
     let has_functions = found.parent.as_deref().is_some_and(|it| node.devices.has_function_of(it));
     match has_functions || node.occupied.is_parent(found.link.index) {
         true => Err(StepError::ParentOfPods(home.name.clone())),
@@ -192,7 +193,8 @@ fn check_is_free(
     }
 }
 
-/// What pods need a link of the node for: whoever had it would be between them and the node, past their policies.
+/// Returns why pods need a link of the node: a pod that held the link would be between other pods and the node, where
+/// their policies are not enforced.
 fn need_of_pods(found: &LinkState) -> Option<&'static str> {
     if matches!(&*found.kind, "veth" | "netkit") && link::is_host_name(&found.name) {
         return Some("it is the node's end of a pod's interface");
@@ -200,11 +202,11 @@ fn need_of_pods(found: &LinkState) -> Option<&'static str> {
     is_host_link(found).then_some("the node reaches pods by it")
 }
 
-/// Sets what a VF is to be: by its physical function, and the address by the device itself as well. Then asks the card once
-/// what it has set.
+/// Changes a VF's settings: through its physical function, and the address also on the device itself. Then asks the
+/// card once for the resulting settings.
 ///
 /// # Errors
-/// The card refuses a setting, or has taken it and not set it; it is named.
+/// The card refuses a setting, or has accepted it without effect; the error names the setting.
 pub(super) fn set(
     host: &mut Handle,
     device: &Device,
@@ -217,7 +219,7 @@ pub(super) fn set(
         looked.own = host.set_mac_and_show(own.link.index, mac)?;
         return Ok(());
     };
-    // Without what was set before nobody could give it back.
+    // Without the former settings nothing could be restored.
     if claim.settings.is_none() {
         return Err(StepError::NoPhysicalFunction(function.physical.clone()));
     }
@@ -257,8 +259,8 @@ pub(super) fn set_mtu(
     Ok(())
 }
 
-/// Has the physical function set all that is given, but for the address of [`set_address`]. What is set beside a setting that is
-/// refused goes back with the rest, as the VF is on the node still.
+/// Makes all given settings through the physical function, except for the address, see [`set_address`]. If a setting
+/// is refused, the others are restored when the VF is given back, as the VF is still on the node.
 fn set_each(
     host: &mut Handle,
     function: &VirtualFunction,
@@ -272,7 +274,7 @@ fn set_each(
     Ok(())
 }
 
-/// Refuses a card that shows another value of a setting than it has been given without a word.
+/// Refuses a card that reports another value of a setting than the one that it has accepted.
 fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction) -> Result<(), StepError> {
     match wanted.contradicted_by(shown).each().next() {
         Some((setting, _)) => Err(StepError::VfSettingIgnored { setting, function: function.clone() }),
@@ -280,7 +282,7 @@ fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction
     }
 }
 
-/// Gives a VF its address. Returns its interface and its settings by the card as they are then, if they were looked at.
+/// Sets the address of a VF. Returns its interface and its settings on the card afterwards, if they were read.
 fn set_address(
     host: &mut Handle,
     (function, index): (&VirtualFunction, u32),
@@ -292,8 +294,8 @@ fn set_address(
         host.set_vf(index, function.number, &given).map_err(refused(function, "mac"))?;
         return Ok((None, None));
     };
-    // A VF may choose its address until its physical function has chosen one, and afterwards only that one, if its driver
-    // hears of it: so it chooses first.
+    // A VF may choose its own address until its physical function has set one; afterwards it may only use that one,
+    // if its driver is told. So the VF's address is set first.
     let has_it = |host: &mut Handle| -> Result<bool, StepError> {
         Ok(host.link_by_index(own.link.index)?.mac == Some(mac))
     };
@@ -325,12 +327,13 @@ fn set_address(
     }
 }
 
-/// The error for a setting that the card has not taken.
+/// Returns the error for a setting that the card has refused.
 fn refused(function: &VirtualFunction, setting: &'static str) -> impl FnOnce(netlink::Error) -> StepError {
     move |source| StepError::VfSetting { setting, function: function.clone(), source }
 }
 
-/// Moves a claimed device into the pod under its name there, down. `mark`: its link group there, if it has the default one.
+/// Moves a claimed device into the pod under its name there, down. `mark`: its link group there, if the device has
+/// the default group.
 ///
 /// # Errors
 /// The pod has an interface of that name, or the kernel does not move the device.
@@ -341,14 +344,14 @@ pub(super) fn move_in(
     (claim, looked): (&Claim, Looked),
 ) -> Result<LinkState, StepError> {
     let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
-    // Since its last setting, the step before, only the record was written.
+    // Since the last setting, in the step before, only the record was written.
     let seen = looked.own.filter(|seen| looked.generation == claim.generation && is_claimed(home, seen));
     let found = match seen {
         Some(seen) => seen,
         None => find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?,
     };
     if !found.other_names.is_empty() {
-        // A name that the pod has too would keep the device from being moved, or from getting its name there.
+        // An alternative name that also exists in the pod would prevent the move, or the new name there.
         host.remove_other_names(found.link.index, &found.other_names)?;
     }
     let group = match group_on_node(&found.link) {
@@ -363,14 +366,14 @@ pub(super) fn move_in(
     Ok(pod.link(&device.pod_name)?)
 }
 
-/// A device that was claimed just now. It has the index still with which it was found among all devices; they are listed again
-/// where it is another one.
+/// Finds a device that was claimed just before. Usually it still has the index at which it was found; if another
+/// device has that index, dumps all devices again.
 fn find_claimed(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
     let found = host.device_by_index(home.index)?;
     as_claimed(host, home, found)
 }
 
-/// What was found at the index of a claimed device, if it is that one; else the one among all devices that is.
+/// Returns the device at the index of a claimed device, if it is that device; otherwise searches all devices.
 fn as_claimed(
     host: &mut Handle,
     home: &Home,
@@ -386,8 +389,9 @@ fn is_claimed(home: &Home, found: &DeviceState) -> bool {
     identity::at_home(home, std::slice::from_ref(found)).is_some()
 }
 
-/// A claimed VF's interface, if no process drives it, and the index of that of its physical function. One datagram asks for
-/// both, where they were when the VF was claimed; what is another device by now is looked for among all.
+/// Returns a claimed VF's interface, unless a process drives it, and the index of its physical function's interface.
+/// One datagram asks for both by their indices at the claim; if another device has the index now, all devices are
+/// searched.
 fn find_ends(
     host: &mut Handle,
     function: &VirtualFunction,
@@ -413,13 +417,13 @@ fn find_ends(
     Ok((own, index))
 }
 
-/// The link group of a device as one of the node. One of ours tells whose a link is: a pod has given it to the device, or the
-/// device was marked and came home by itself.
+/// Returns the link group of a device on the node. A group of netattach marks a pod's link: a pod has given it to the
+/// device, or the device was marked and the kernel has moved it back. Then the result is the default group.
 pub(super) fn group_on_node(found: &LinkState) -> u32 {
     if found.group & OWN_GROUPS == 0 { found.group } else { 0 }
 }
 
-/// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
+/// Returns the state of a device before any change, without its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
     let group = group_on_node(&found.link);
     let DeviceState { link, link_netns, parent, permanent, alias, other_names, conduct, .. } = found;

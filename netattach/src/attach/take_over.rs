@@ -1,5 +1,5 @@
-//! Live sandboxes that another plugin attached: they get a record without a network of its own, and their further
-//! attachments are made as those of any live sandbox.
+//! Live sandboxes that another plugin attached: they get a record without a network of its own, and further
+//! attachments are made as for any live sandbox.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::netns::{Netns, NetnsError};
 use crate::plan::{Plan, Sandbox};
 
 impl Engine {
-    /// Records a live sandbox that another plugin attached. Its DEL rolls back what is attached to it from then on, and
-    /// takes back the other plugin's attachment as far as libcni remembers it.
+    /// Records a live sandbox that another plugin attached. Its DEL rolls back all later attachments, and the other
+    /// plugin's attachment as far as libcni's cache contains it.
     ///
     /// # Errors
     /// The container has a record, its namespace is another one or the node's, or the record cannot be written.
@@ -39,7 +39,7 @@ impl Engine {
             self.journal.create(key, Plan { sandbox, attachments: Vec::new(), dynamic: None })?;
         crate::crash_point!("take over", "planned");
         if let Err(error) = record.note_namespace(cookie).and_then(|()| record.attached(result)) {
-            // Nothing was done: a restart would remove it too.
+            // Nothing was done: a restart would remove the record too.
             if let Err(left) = record.remove() {
                 tracing::warn!(error = %Chain(&left), "record without attachments not removed");
             }
@@ -49,7 +49,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Number of records that cannot be read, or not as they were written: their sandboxes are not known.
+    /// Returns the number of records that cannot be read, or are not as they were written: their sandboxes are
+    /// unknown.
     ///
     /// # Errors
     /// The journal cannot be listed.

@@ -1,4 +1,4 @@
-//! What attachments ask of the node's translation of addresses.
+//! The requests of attachments to the node's address translation.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::step::{LeasedAddress, Step, Translate};
 
-/// The attachment, as the translation knows it.
+/// Returns the attachment in the form of the address translation.
 pub(super) fn holder(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Holder {
     let container = &sandbox.container_id;
     let pod = sandbox.pod.as_ref().map(|pod| format!("pod {pod}, ")).unwrap_or_default();
@@ -22,7 +22,7 @@ pub(super) fn holder(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Holder {
     }
 }
 
-/// Has the translation take over what the attachments of a record have.
+/// Makes the address translation take over the elements of the attachments in a record.
 pub(super) fn adopt(nat: &Nat, record: &Record) {
     for (at, attachment, step) in record.plan.steps() {
         let Step::Translate(translate) = step else { continue };
@@ -41,7 +41,7 @@ pub(super) fn adopt(nat: &Nat, record: &Record) {
         let translate = result::translation(translate, outputs);
         match wish((&record.plan.sandbox, attachment), &translate, &leased.addresses) {
             Ok(wish) => nat.adopt(&holder(&record.plan.sandbox, attachment), wish),
-            // Its record has lost the lines that the addresses were in.
+            // The record has lost the lines that contained the addresses.
             Err(error) => {
                 tracing::warn!(ifname = attachment.ifname, error = %Chain(&error), "translation not taken over")
             }
@@ -49,8 +49,9 @@ pub(super) fn adopt(nat: &Nat, record: &Record) {
     }
 }
 
-/// What an attachment wants. Its own subnets are not masqueraded, and where it follows the node's exceptions they are everybody's:
-/// on a routed link, whose subnets nothing else looks at, no pod chooses them by the length of what it asks for.
+/// Returns the elements for an attachment. Traffic to its own subnets is not masqueraded, and if it follows the
+/// node's exceptions, these subnets become exceptions for all pods. On a routed link, whose subnets are checked
+/// nowhere else, pods must not choose them through the prefix length of a requested address.
 fn wish(
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     translate: &Translate,
@@ -63,7 +64,7 @@ fn wish(
     Wish::new(translate, &result::in_subnets_of_author(sandbox, attachment, leased, alone))
 }
 
-/// Has the translation keep guarding the devices of a record that is to be rolled back.
+/// Makes the address translation keep guarding the devices of a record that is to be rolled back.
 pub(super) fn guard(nat: &Nat, record: &Record) {
     for (at, attachment, step) in record.plan.steps() {
         if let Step::Translate(translate) = step
@@ -79,7 +80,7 @@ pub(super) fn guard(nat: &Nat, record: &Record) {
     }
 }
 
-/// Has the node translate what an attachment asks for.
+/// Makes the node translate addresses as an attachment requests.
 pub(super) fn attach(
     node: &Node,
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
@@ -93,7 +94,7 @@ pub(super) fn attach(
     }
 }
 
-/// Takes back what the node translates for an attachment.
+/// Removes the node's address translation for an attachment.
 pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
     match &node.nat {
         Some(nat) => Ok(nat.detach(&holder(sandbox, attachment).key)?),
@@ -101,7 +102,7 @@ pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan
     }
 }
 
-/// The attachment as the table names it that processes without an agent share.
+/// Returns the attachment in the form of the table that processes without an agent share.
 fn whose<'a>(sandbox: &'a Sandbox, attachment: &'a AttachmentPlan) -> Whose<'a> {
     Whose {
         plugin: Plugin::Link,
@@ -111,8 +112,8 @@ fn whose<'a>(sandbox: &'a Sandbox, attachment: &'a AttachmentPlan) -> Whose<'a> 
     }
 }
 
-/// Name of the device by which the node reaches an interface with these addresses; empty: by none, and 127.0.0.1 leads
-/// nowhere.
+/// Returns the name of the device through which the node reaches an interface with these addresses; empty: through
+/// none, and ports at 127.0.0.1 are not mapped.
 pub(super) fn reach(host: &mut Handle, addresses: &[IpAddr]) -> Result<String, StepError> {
     for address in addresses {
         if let Some(index) = host.device_towards(*address)? {
@@ -122,7 +123,7 @@ pub(super) fn reach(host: &mut Handle, addresses: &[IpAddr]) -> Result<String, S
     Ok(String::new())
 }
 
-/// What the node lacks of what an attachment asks for, in words.
+/// Describes what the node lacks of an attachment's requests.
 pub(super) fn difference(
     node: &Node,
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),

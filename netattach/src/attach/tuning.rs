@@ -1,4 +1,4 @@
-//! Changes settings and properties of a pod's interface, gives them back, and compares them.
+//! Changes settings and properties of a pod's interface, restores them, and compares them.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -14,9 +14,9 @@ use crate::netns::{Netns, within};
 use crate::spec::{Properties, Sysctl, Tune};
 use crate::sysctl;
 
-/// The administrator's list of settings that networks may change, at the place of the reference plugin: one regular
-/// expression a line, of which one has to match somewhere in the name of a setting as it is written. Without the file,
-/// all settings of the pod's network namespace may be changed by a network's author, and none by a pod.
+/// The administrator's list of settings that networks may change, at the reference plugin's path: one regular
+/// expression per line, one of which has to match somewhere in the setting's name as written. Without the file, a
+/// network's author may change all settings of the pod's network namespace, and a pod none.
 const ALLOWED: &str = "/etc/cni/tuning/allowlist.conf";
 
 /// Why an interface cannot be tuned.
@@ -31,17 +31,17 @@ pub enum TuningError {
         #[source]
         source: std::io::Error,
     },
-    /// A line of the list is no regular expression.
+    /// A line of the list is not a valid regular expression.
     #[error("{path}: {line:?} is not a regular expression: {reason}")]
     Line {
         /// Path of the list.
         path: PathBuf,
         /// The line.
         line: String,
-        /// What is wrong with it.
+        /// The problem of the line.
         reason: String,
     },
-    /// A pod asks for the setting, and there is no list.
+    /// A pod requests the setting, and there is no list.
     #[error(
         "key args.cni.sysctl: {key:?} is asked for by the pod, and there is no {path}, in which the node's administrator lists the settings \
          that may be asked for; the network's author has his own in sysctl"
@@ -49,7 +49,7 @@ pub enum TuningError {
     Asked {
         /// The setting as written.
         key: String,
-        /// Where the list would be.
+        /// Path of the missing list.
         path: PathBuf,
     },
     /// The list does not have the setting.
@@ -65,7 +65,7 @@ pub enum TuningError {
 /// Refuses settings that the administrator does not allow.
 ///
 /// # Errors
-/// The first of them; or the list cannot be used, which allows nothing.
+/// The first such setting; or the list cannot be used, which allows nothing.
 pub(super) fn check_allowed(tune: &Tune) -> Result<(), TuningError> {
     if tune.sysctls.is_empty() { Ok(()) } else { allowed_by(Path::new(ALLOWED), &tune.sysctls) }
 }
@@ -91,8 +91,8 @@ fn allowed_by(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
     }
 }
 
-/// Without a list: refuses what a pod asks for. The kubelet lets pods have safe settings and those that its administrator names
-/// (`allowedUnsafeSysctls`), and looks at those of a pod's `securityContext` alone.
+/// Without a list, refuses settings that a pod requests. The kubelet allows pods safe settings and those in its
+/// administrator's `allowedUnsafeSysctls`, but only checks those in a pod's `securityContext`.
 fn none_asked(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
     match sysctls.iter().find(|one| one.asked) {
         Some(one) => Err(TuningError::Asked { key: one.key.clone(), path: path.to_owned() }),
@@ -100,7 +100,7 @@ fn none_asked(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
     }
 }
 
-/// The properties of the interface that the change would replace.
+/// Returns the current values of the properties that would be changed.
 pub(super) fn before(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<Properties, StepError> {
     Ok(tune.properties.before(&pod.properties(ifname)?))
 }
@@ -111,8 +111,9 @@ pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -
     check_addresses_stay(pod, ifname, tune)?;
     if !tune.sysctls.is_empty() {
         within(netns, || tune.sysctls.iter().try_for_each(|one| sysctl::ensure(&one.path, &one.value)))??;
-        // Once all of them are written: that of all devices may be among them. Not refused: networks ask for such values whose
-        // administrators allow them the device's settings alone, and the kernel has what was asked for.
+        // Checked once all settings are written, as those of all devices may be among them. Not refused: networks
+        // request such values although their administrators allow only the device's settings, and the kernel has
+        // stored the requested value.
         let overridden: Vec<String> = within(netns, || tune.sysctls.iter().filter_map(overridden).collect())?;
         overridden.iter().for_each(|what| tracing::warn!(ifname, "{what}"));
     }
@@ -120,8 +121,8 @@ pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -
     Ok(pod.set_properties(ifname, &missing)?)
 }
 
-/// Refuses an MTU at which the kernel takes the interface's IPv6 addresses (`addrconf_notify` in `net/ipv6/addrconf.c`),
-/// which have been reported by then.
+/// Refuses an MTU at which the kernel removes the interface's IPv6 addresses (`addrconf_notify` in
+/// `net/ipv6/addrconf.c`), which have been reported already.
 fn check_addresses_stay(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<(), StepError> {
     let Some(mtu) = tune.properties.mtu.filter(|mtu| *mtu < IPV6_MIN_MTU) else { return Ok(()) };
     let index = pod.link(ifname)?.index;
@@ -132,15 +133,15 @@ fn check_addresses_stay(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<(
     }
 }
 
-/// Why a setting has no effect, in the namespace of this thread; `None`: it has.
+/// Returns why a setting has no effect, in the namespace of this thread; `None`: it has an effect.
 fn overridden(one: &Sysctl) -> Option<String> {
     let Sysctl { key, path, value, asked: _ } = one;
     let by = sysctl::overridden(path, value)?;
     Some(format!("key sysctl: {key:?} has no effect as {value:?}: {by}; set that of all devices too"))
 }
 
-/// Gives the properties back. An interface that is gone needs none, and an MTU that is not possible any more does not keep the
-/// rest. `made`: its index, if that is known; else its name counts.
+/// Restores the properties. An interface that is gone needs no restoring, and an MTU that is no longer possible does
+/// not prevent restoring the rest. `made`: its index, if known; otherwise the name identifies it.
 pub(super) fn give_back(
     pod: &mut Handle,
     (ifname, made): (&str, Option<u32>),
@@ -148,7 +149,8 @@ pub(super) fn give_back(
 ) -> Result<(), StepError> {
     let called = match made.map(|index| pod.link_by_index(index)) {
         Some(Err(netlink::Error::NoSuchLink(_))) => return Ok(()),
-        // What its pod has made of it cannot be told, nor given back, and is the pod's.
+        // The kernel cannot report what the pod changed of it, so nothing can be restored; the interface is the
+        // pod's.
         Some(Err(error)) if error.is_untold() => return Ok(()),
         Some(found) => found?.name,
         None => ifname.to_owned(),
@@ -164,13 +166,13 @@ pub(super) fn give_back(
     if mtu.is_some()
         && let Err(error) = pod.set_properties(ifname, &Properties { mtu, ..Properties::default() })
     {
-        // That of the device beneath it may have been lowered since.
+        // The MTU of the device beneath may have been lowered since.
         tracing::warn!(ifname, mtu, error = %Chain(&error), "the interface does not get its MTU back");
     }
     Ok(())
 }
 
-/// The first difference, in words.
+/// Describes the first difference.
 pub(super) fn difference(
     pod: &mut Handle,
     netns: &Netns,
@@ -186,7 +188,7 @@ pub(super) fn difference(
     Ok(gone.map(|what| format!("interface {ifname} has no longer {what}")))
 }
 
-/// How a setting differs, in the namespace of this thread. The kernel shows several values with tabs between them.
+/// Describes how a setting differs, in the namespace of this thread. The kernel separates several values with tabs.
 fn of_setting(one: &Sysctl) -> Option<String> {
     let Sysctl { path, value, .. } = one;
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();

@@ -26,9 +26,10 @@ const WITHDRAW: &str = "take back what leads to an address that is lost";
 
 /// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
-/// Other plugins come first, in reverse order, while their interfaces exist; before them what leads from the node to the
-/// addresses that they free with these. Then all links of the sandbox are deleted at once, because each separate deletion would
-/// cost a grace period. Addresses are free only after the links that carried them are gone.
+/// Other plugins run first, in reverse order, while their interfaces exist; before them, routes and rules of the node
+/// for the addresses that these plugins free are removed. Then all links of the sandbox are deleted at once, because
+/// each separate deletion would cost a grace period. Addresses are released only after the links that had them are
+/// gone.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -41,11 +42,12 @@ pub fn undo(
     take_back(node, plan, netns, progress, Extent::All)
 }
 
-/// As [`undo`], but what the plan has leased, by another plugin too, stays its own until [`release_addresses`]. For a record that
-/// goes on to say that its sandbox is attached: whoever is given such an address meanwhile would share it after the next start.
+/// Like [`undo`], but keeps the plan's leases, including those of other plugins, until [`release_addresses`]. For a
+/// record that still marks its sandbox as attached: another pod that got such an address would share it with that
+/// sandbox after the next start.
 ///
 /// # Errors
-/// As [`undo`].
+/// As for [`undo`].
 pub(super) fn undo_but_addresses(
     node: &Node,
     plan: &Plan,
@@ -55,7 +57,7 @@ pub(super) fn undo_but_addresses(
     take_back(node, plan, netns, progress, Extent::ButAddresses)
 }
 
-/// Releases what [`undo_but_addresses`] has left. `outputs`: those of the plan's steps.
+/// Releases the leases that [`undo_but_addresses`] has kept. `outputs`: those of the plan's steps.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -78,7 +80,7 @@ pub(super) fn release_addresses(
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
 
-/// How much is taken back.
+/// The extent of a rollback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Extent {
     All,
@@ -110,7 +112,7 @@ fn take_back(
         errors.extend(begun.ask_plugin(node, plan, netns, progress).err());
     }
     crate::crash_point!("undo", "links");
-    // What the pod may have still keeps its programs and addresses.
+    // A link that may still be in the pod keeps its programs and addresses.
     let (left, not_deleted) = delete_all_links(plan, netns, progress, of(Stage::Links));
     kept.extend(left);
     errors.extend(not_deleted);
@@ -145,7 +147,7 @@ fn take_back(
     Ok(())
 }
 
-/// Forgets who has the devices of a plan, all of which have been given back. Returns the errors.
+/// Removes the claims of a plan's devices, all of which have been given back. Returns the errors.
 fn release_devices(node: &Node, plan: &Plan) -> Vec<AttachError> {
     let release = |attachment: &AttachmentPlan| {
         let released = node.devices.release(&plan.sandbox, attachment);
@@ -154,9 +156,9 @@ fn release_devices(node: &Node, plan: &Plan) -> Vec<AttachError> {
     plan.attachments.iter().filter_map(release).collect()
 }
 
-/// Takes back what leads from the node to the addresses of interfaces that other plugins have made: they are free from these
-/// plugins' DEL on, and the next pod that has one would be reached by what was the first one's. Returns the attachments of which
-/// some is left, whose interfaces have to stay, and why.
+/// Removes routes and rules of the node for the addresses of interfaces that other plugins created: these plugins'
+/// DEL frees the addresses, and the next pod with one of them would receive the former pod's traffic. Returns the
+/// attachments for which that failed, whose interfaces must stay, and the errors.
 fn withdraw_from_plugins(
     begun: &[Begun<'_>],
     node: &Node,
@@ -174,7 +176,8 @@ fn withdraw_from_plugins(
     (kept, errors)
 }
 
-/// Releases what is free once links and devices are gone. What needs something else that has failed is left. Returns the errors.
+/// Releases resources that are free once links and devices are gone. Keeps those that depend on another inverse that
+/// has failed. Returns the errors.
 fn release_all<'p>(
     begun: impl Iterator<Item = &'p Begun<'p>>,
     node: &Node,
@@ -197,9 +200,10 @@ fn release_all<'p>(
     errors
 }
 
-/// Takes back what leads from the node to the addresses of an attachment, ports of the node included, and what is let pass for
-/// them: they are not its own any more. All else stays until its DEL, which takes the same back once more; so does what passes
-/// to a closed bridge, which is closed by the same rules. Every part is tried even if others fail.
+/// Removes the node's routes and port mappings to an attachment's addresses, and the rules that admit traffic to
+/// them, because the attachment does not own the addresses any more. Everything else stays until its DEL, which
+/// repeats these removals. Rules that close a bridge are kept, although they also let traffic pass. Every part is
+/// tried even if others fail.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -217,7 +221,7 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
 
-/// Whether a step has the node lead to the addresses of an attachment, or let pass what is for them, and closes nothing.
+/// Whether a step makes the node route or admit traffic to an attachment's addresses, and does not close a bridge.
 fn leads_there(step: &Step) -> bool {
     match step {
         Step::ChooseHostAccess | Step::Translate(_) => true,
@@ -239,12 +243,13 @@ impl Begun<'_> {
         AttachError::step(Doing::Detach, self.attachment, what, source.into())
     }
 
-    /// Whether it is the step that makes the interface.
+    /// Whether this step creates the interface.
     fn makes_interface(&self) -> bool {
         self.attachment.is_made_at(self.at.1.into())
     }
 
-    /// Whether it is taken back before other plugins get their DEL: one of them frees the addresses that it leads to.
+    /// Whether the step is undone before other plugins run DEL, because one of them frees the addresses that the step
+    /// routes to.
     fn precedes_plugins(&self) -> bool {
         self.attachment.made_by() == MadeBy::Plugin && leads_there(self.step)
     }
@@ -259,7 +264,8 @@ impl Begun<'_> {
         if let (Inverse::GiveBack { ifname, before }, Some(netns)) = (&self.inverse, netns)
             && !before.is_empty()
         {
-            // Its pod may have given its name to another interface. 0: another meta plugin made it, and nobody knows.
+            // The pod may have given the interface's name to another one. 0: another meta plugin created the
+            // interface, and its index is unknown.
             let made = result::ends(progress.outputs().of(self.at.0)).map(|ends| ends.pod.index);
             let made = made.filter(|index| *index != 0);
             let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, (ifname, made), before);
@@ -282,8 +288,8 @@ impl Begun<'_> {
         }
     }
 
-    /// Whether a device of which no claim is known may have been moved. What a DEL of an executable derives from the
-    /// configuration does not say that it was; a device that a process drives never is.
+    /// Whether a device without a known claim may have been moved. The plan that a plain executable derives from the
+    /// configuration for DEL does not tell whether it was moved; a device that a process drives never is.
     fn may_have_moved(&self, device: &Device, progress: &dyn Progress) -> bool {
         let mut steps = self.attachment.steps.iter();
         match steps.position(|step| *step == Step::MoveDevice) {
@@ -302,13 +308,14 @@ impl Begun<'_> {
     ) -> Result<(), StepError> {
         let Inverse::ReturnDevice { device, claim } = &self.inverse else { return Ok(()) };
         if claim.is_none() && !self.may_have_moved(device, progress) {
-            // What has its name in the pod is another of the pod's, perhaps one that the pod calls so for a moment.
+            // The interface with its name in the pod is another one, perhaps one that the pod has renamed for a
+            // moment.
             return Ok(());
         }
         let kept = || node.devices.claim_of(&plan.sandbox, self.attachment).map(Box::new);
         let claim = claim.clone().or_else(kept);
         let Some(claim) = &claim else {
-            // The record has lost it, or there is none.
+            // The record has lost the claim, or there is no record.
             let others = node.devices.others_in(plan.sandbox.netns_id, None);
             let of = (&*plan.sandbox.container_id, &*device.pod_name);
             let (card, has_mac) = (node.enforcer.is_some(), asked_mac(&self.attachment.steps).is_some());
@@ -332,7 +339,8 @@ impl Begun<'_> {
         node.devices.give_back(claim, of, act, devices::make_way)
     }
 
-    /// Releases resources, most of which are free only once the sandbox's links are gone. `outputs`: those of the plan's steps.
+    /// Releases resources, most of which are free only once the sandbox's links are gone. `outputs`: those of the
+    /// plan's steps.
     fn release(
         &self,
         node: &Node,
@@ -402,20 +410,20 @@ fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Deletes the links of the attachments. Returns the attachments whose links may be there still, and why.
+/// Deletes the links of the attachments. Returns the attachments whose links may still exist, and the errors.
 fn delete_all_links<'p>(
     plan: &Plan,
     netns: Option<&Netns>,
     progress: &dyn Progress,
     begun: impl Iterator<Item = &'p Begun<'p>>,
 ) -> (BTreeSet<u16>, Vec<AttachError>) {
-    // Without a cookie, another namespace may have the inode by now, and another link in it the index.
+    // Without a cookie, another namespace may have this inode number now, and another link in it the index.
     let is_certain = progress.netns_cookie().is_some();
     let (mut attachments, mut links) = (Vec::new(), Vec::new());
     for begun in begun {
         if let Inverse::DeleteLink { pod_name, host_name, kind, made } = begun.inverse {
             let known = match made.filter(|_| is_certain) {
-                // That of a link that another meta plugin made is not known.
+                // The index of a link that another meta plugin created is unknown.
                 Some(0) => KnownBy::Name,
                 Some(index) => KnownBy::Index(index),
                 None => KnownBy::Group,

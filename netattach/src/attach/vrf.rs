@@ -1,4 +1,4 @@
-//! Makes a pod's interface a port of a VRF, takes it out again, and compares it.
+//! Makes a pod's interface a port of a VRF, removes it again, and compares it.
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use crate::plan::routing::metric;
 use crate::plan::vrf;
 use crate::spec::{Route, Vrf, VrfPort};
 
-/// Most routes of one interface that are taken over. More can only come from outside.
+/// Most routes of one interface that are moved. More routes can only come from another program.
 const MOST_ROUTES: usize = 1024;
 
-/// Chooses the table, and the routes that are to be there afterwards. Changes nothing.
+/// Chooses the table, and the routes that the interface has afterwards. Changes nothing.
 pub(super) fn choose(pod: &mut Handle, ifname: &str, asked: &Vrf) -> Result<VrfPort, StepError> {
     let link = pod.link(ifname)?;
     if let Some(index) = link.controller {
@@ -44,7 +44,7 @@ pub(super) fn choose(pod: &mut Handle, ifname: &str, asked: &Vrf) -> Result<VrfP
     })
 }
 
-/// Makes the VRF where there is none, and the interface its port, with the addresses and routes that it had.
+/// Creates the VRF if it does not exist, and makes the interface its port, with its former addresses and routes.
 pub(super) fn join(pod: &mut Handle, chosen: &VrfPort) -> Result<(), StepError> {
     let vrf = match find(pod, &chosen.name)? {
         Some((vrf, table)) => {
@@ -59,7 +59,8 @@ pub(super) fn join(pod: &mut Handle, chosen: &VrfPort) -> Result<(), StepError> 
             _ => source.into(),
         })?,
     };
-    // The kernel sets a port down and up, by which it loses its routes, and its IPv6 addresses unless a setting keeps them.
+    // The kernel sets a new port down and up, which removes its routes, and its IPv6 addresses unless a setting keeps
+    // them.
     let kept = pod.v6_addresses_to_keep(chosen.index)?;
     pod.set_controller(chosen.index, vrf.index)?;
     pod.ensure_kept_addresses(kept)?;
@@ -69,34 +70,35 @@ pub(super) fn join(pod: &mut Handle, chosen: &VrfPort) -> Result<(), StepError> 
     Ok(())
 }
 
-/// By what an interface leaves a VRF.
+/// How an interface's VRF is identified when it leaves.
 #[derive(Clone, Copy)]
 pub(super) enum By<'a> {
-    /// The record of the choice: the VRF goes with its last port if netattach has made it.
+    /// The record of the choice: the VRF is deleted with its last port if netattach has created it.
     Record(&'a VrfPort),
-    /// Names alone, as with the reference plugin: the VRF goes with its last port, whoever made it.
+    /// Names alone, as with the reference plugin: the VRF is deleted with its last port, whoever created it.
     Name(&'a str),
 }
 
-/// Takes an interface out of a VRF, and removes the VRF once it has no ports. What is gone needs nothing.
+/// Removes an interface from a VRF, and deletes the VRF once it has no ports. Objects that are gone need nothing.
 pub(super) fn leave(pod: &mut Handle, ifname: &str, by: By<'_>) -> Result<(), StepError> {
     let (name, made) = match by {
         By::Record(chosen) => (chosen.name.as_str(), Some(chosen.index)),
         By::Name(name) => (name, None),
     };
-    // What cannot be told is another link that the pod calls so: of a VRF there is never too much to tell.
+    // If the kernel cannot report the link, it is another link to which the pod gave this name: a VRF never has too
+    // many attributes.
     let found = pod.find_told(name)?.filter(|link| link.kind == KIND);
     let Some(found) = found else { return Ok(()) };
     let port = match made.map(|index| pod.link_by_index(index)) {
         Some(Err(netlink::Error::NoSuchLink(_))) => None,
-        // It goes on by itself, as does the VRF that has it.
+        // The kernel deletes the port with its namespace, as it does the VRF.
         Some(Err(error)) if error.is_untold() => None,
         Some(port) => Some(port?),
         None => pod.find_told(ifname)?,
     };
     if let Some(port) = port.filter(|port| port.controller == Some(found.index)) {
         if let By::Record(_) = by {
-            // Up, the main table would lead by it until it is gone.
+            // While the link is up, the main table would route through it until it is deleted.
             pod.ensure_down(port.index)?;
         }
         pod.ensure_no_controller(port.index)?;
@@ -111,7 +113,7 @@ pub(super) fn leave(pod: &mut Handle, ifname: &str, by: By<'_>) -> Result<(), St
     Ok(())
 }
 
-/// The first difference, in words. Without a table any is right.
+/// Describes the first difference. If no table is given, any table is right.
 pub(super) fn difference(
     pod: &mut Handle,
     ifname: &str,
@@ -148,7 +150,7 @@ pub(super) fn difference(
     }))
 }
 
-/// The VRF of that name, and its table.
+/// Returns the VRF with that name, and its table.
 fn find(pod: &mut Handle, name: &str) -> Result<Option<(LinkState, u32)>, StepError> {
     let Some(link) = pod.find_link(name)? else { return Ok(None) };
     if link.kind != KIND {
@@ -166,7 +168,7 @@ fn check_table(vrf: &LinkState, present: u32, wanted: Option<u32>) -> Result<(),
     }
 }
 
-/// The table of a VRF that is to be made.
+/// Returns the table for a new VRF.
 fn free_table(pod: &mut Handle, asked: &Vrf) -> Result<u32, StepError> {
     let taken = match asked.table {
         Some(table) => {
@@ -181,7 +183,7 @@ fn free_table(pod: &mut Handle, asked: &Vrf) -> Result<u32, StepError> {
     vrf::table(asked, &taken).ok_or(StepError::Missing("a routing table that nothing uses"))
 }
 
-/// Tables that routes, rules and VRFs use.
+/// Returns the tables that routes, rules and VRFs use.
 pub(super) fn taken(pod: &mut Handle) -> Result<BTreeSet<u32>, StepError> {
     let mut taken = pod.tables_in_use()?;
     taken.extend(pod.links()?.iter().filter_map(|link| link.table));

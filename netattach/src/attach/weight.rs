@@ -1,5 +1,6 @@
 //! Estimates the memory that an ADD takes before reading any of its configurations: the plan holds the configurations
-//! of the pod's networks, as values, for the duration of the ADD. And whether it takes devices, and how its networks are called.
+//! of the pod's networks, as parsed values, for the duration of the ADD. Also determines whether the ADD takes
+//! devices, and the names of its networks.
 
 use std::collections::BTreeMap;
 
@@ -15,19 +16,19 @@ use crate::plan::PodRef;
 const VALUE: usize = 512;
 
 impl IntentReader {
-    /// Bytes that the networks of a pod take. Networks whose configuration is on disk, where only the
-    /// node's administrator writes, do not count, nor do configurations that are refused anyway.
+    /// Returns the memory in bytes that the networks of a pod take. Networks with a configuration on disk, where only
+    /// the node's administrator writes, do not count, nor do configurations that are refused anyway.
     pub fn weight(&self, networks: &[NetworkRef]) -> usize {
         weight_of_networks(&self.source.snapshot(), networks)
     }
 
-    /// The same for one more network of a live pod, requested as for [`IntentReader::one_more`].
+    /// Does the same for a further network of a live pod, requested as for [`IntentReader::one_more`].
     pub fn weight_of_one_more(&self, pod: Option<&PodRef>, element: &Value) -> usize {
         selected_by(pod, element).map_or(0, |it| weight_of_networks(&self.source.snapshot(), &[it]))
     }
 
-    /// The networks that an ADD of the pod is to attach, in order, as far as they are known without reading their configurations:
-    /// none of a pod that is not known.
+    /// Returns the networks that an ADD of the pod will attach, in order, as far as they are known without reading
+    /// their configurations: none for an unknown pod.
     pub fn named(&self, pod: &ObjectName) -> Vec<NetworkRef> {
         let objects = self.source.snapshot();
         let Some(pod) = objects.pods.get(pod) else { return Vec::new() };
@@ -36,7 +37,8 @@ impl IntentReader {
         default.into_iter().chain(self.selected(pod)).collect()
     }
 
-    /// Whether one of a pod's networks, or the default one, has devices, so that the kubelet is to be asked for those of the pod.
+    /// Whether one of a pod's networks, or the default one, uses devices, so that the kubelet must be asked for those
+    /// of the pod.
     pub fn may_need_devices(&self, networks: &[NetworkRef]) -> bool {
         let objects = self.source.snapshot();
         networks.iter().chain(&self.restrictions.default_network).any(|network| {
@@ -45,7 +47,8 @@ impl IntentReader {
         })
     }
 
-    /// The networks that the annotations of a pod name. An invalid annotation names none: it is refused when it is read.
+    /// Returns the networks that the annotations of a pod name. An invalid annotation names none: it is refused when
+    /// it is read.
     pub(super) fn selected(&self, pod: &Pod) -> Vec<NetworkRef> {
         let parsed = |annotation: &str, parse: &dyn Fn(&str) -> Vec<NetworkRef>| {
             pod.annotations.get(annotation).map(|text| parse(text)).unwrap_or_default()
@@ -64,7 +67,8 @@ impl IntentReader {
     }
 }
 
-/// The network that a request for one more names; `None`: none that could be, which is refused when it is read.
+/// Returns the network that a request for a further one names; `None`: the request is invalid, and is refused when it
+/// is read.
 pub fn selected_by(pod: Option<&PodRef>, element: &Value) -> Option<NetworkRef> {
     let namespace = pod.map(|pod| pod.name.namespace.as_str()).unwrap_or_default();
     Some(npwg::parse_selection(element, namespace).ok()?.0.network)

@@ -1,7 +1,7 @@
-//! Which device a configuration means. Pure.
+//! Determines which device a configuration names. Pure.
 //!
-//! A device may be named in several ways, and be away: in a pod, or about to come back. Whichever way it is named, it is one
-//! device to claims, and no other one is taken for it.
+//! A device may be named in several ways, and may be absent from the node: in a pod, or about to be given back.
+//! However it is named, it has one key for claims, and another device is never mistaken for it.
 
 use super::devices::Known;
 use super::take_device::home;
@@ -10,35 +10,36 @@ use crate::netlink::DeviceState;
 use crate::spec::{Device, DeviceId};
 use crate::step::Home;
 
-/// How many interfaces of a card an error names.
+/// How many interfaces of a card an error lists.
 const SHOWN: usize = 8;
 
-/// The device that is meant.
+/// The named device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Target {
-    /// Its name for claims.
+    /// The key of its claims.
     pub key: String,
-    /// What its interface is known by; `None`: a process drives it, and it has none.
+    /// The identity of its interface; `None`: a process drives the device, which has no interface.
     pub home: Option<Home>,
 }
 
-/// What is there of devices.
+/// The known devices.
 pub(super) struct There<'t> {
-    /// The names that the parent of the interface may have, if the device is named by its bus; the one asked for first.
+    /// The possible names of the interface's parent, if the device is named by its bus address; the requested one
+    /// first.
     pub parents: &'t [String],
-    /// On the node.
+    /// The devices on the node.
     pub present: &'t [DeviceState],
-    /// In records; looked up later than what is on the node, see [`super::devices::Devices::known`].
+    /// The devices in records; read later than those on the node, see [`super::devices::Devices::known`].
     pub known: &'t [Known],
     /// See [`super::bus::carrier_of`].
     pub carrier_of: &'t dyn Fn(&str) -> String,
 }
 
 impl There<'_> {
-    /// The device that is meant.
+    /// Returns the named device.
     ///
     /// # Errors
-    /// There is none, several are meant, or it could not be told from another one later.
+    /// No device has the name, several have it, or the device could not be identified later.
     pub(super) fn meant(&self, device: &Device) -> Result<Target, StepError> {
         let absent = || StepError::NoDevice(device.id.to_string());
         if device.userspace.is_some() {
@@ -54,7 +55,7 @@ impl There<'_> {
             let interfaces = names.take(SHOWN).collect::<Vec<_>>().join(", ");
             return Err(StepError::SeveralInterfaces { device: device.id.to_string(), interfaces });
         }
-        // A pod has it, and its name on the node has to be free when it comes back.
+        // A pod holds the device, and its name on the node has to be free when it comes back.
         if let Some((known, home)) = away.iter().find(|(known, _)| !known.is_back) {
             return Ok(Target { key: known.key.clone(), home: Some((*home).clone()) });
         }
@@ -73,7 +74,7 @@ impl There<'_> {
         Ok(Target { key, home: Some(own) })
     }
 
-    /// A device that a process drives.
+    /// Returns a device that a process drives.
     fn without_interface(&self) -> Option<Target> {
         let name = self.parents.first()?;
         let is_it = |it: &&Known| {
@@ -85,7 +86,7 @@ impl There<'_> {
         Some(Target { key, home: None })
     }
 
-    /// The devices of records that are not on the node.
+    /// Returns the devices of records that are not on the node.
     fn away(&self) -> impl Iterator<Item = (&Known, &Home)> {
         let homes = self.known.iter().filter_map(|known| Some((known, known.home.as_ref()?)));
         homes.filter(|(_, home)| identity::at_home(home, self.present).is_none())
@@ -99,7 +100,7 @@ impl There<'_> {
         }
     }
 
-    /// The same, for a device as it was.
+    /// Whether the name meant a device in its former state.
     fn was_meant(&self, id: &DeviceId, home: &Home) -> bool {
         match id {
             DeviceId::Name(name) => home.name == *name || home.other_names.contains(name),
@@ -112,14 +113,14 @@ impl There<'_> {
         parent.is_some_and(|parent| self.parents.contains(parent))
     }
 
-    /// Whether its parent has other interfaces, on the node or elsewhere.
+    /// Whether the device's parent has other interfaces, on the node or elsewhere.
     fn has_siblings(&self, found: &DeviceState) -> bool {
         let others = self.present.iter().filter(|other| other.link.index != found.link.index);
         let others = others.map(|other| &other.parent).chain(self.away().map(|(_, home)| &home.parent));
         found.parent.is_some() && others.into_iter().any(|parent| *parent == found.parent)
     }
 
-    /// The device's name for claims.
+    /// Returns the key of the device's claims.
     fn key(&self, found: &DeviceState, among: bool) -> String {
         let permanent = found.permanent.map(|mac| mac.to_string());
         match (&found.parent, permanent) {
@@ -234,7 +235,7 @@ mod tests {
         let card = device(4, "card0", ("veth", Some(5)));
         let before = home(card.clone(), false);
         assert_eq!(meant(&[card], &[], [name("card0")]), [Ok(("card0".to_owned(), Some(4)))]);
-        // Somebody has given its name to another one meanwhile, which is not taken.
+        // Another device has its name meanwhile, and is not taken.
         let claimed = [known("card0", &before, false)];
         let other = device(9, "card0", ("veth", Some(10)));
         assert_eq!(

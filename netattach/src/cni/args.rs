@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::error::{CniError, code};
 use crate::budget;
 
-/// The key that has plugins accept others that they do not know.
+/// The key that makes plugins accept keys that they do not know.
 const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
 /// The pairs of `CNI_ARGS`, in order, with the original text, in which form they are stored and sent.
@@ -76,8 +76,8 @@ impl CniArgs {
         if unknown.is_empty() { Ok(()) } else { Err(invalid(format!("ARGS: unknown args {unknown:?}"))) }
     }
 
-    /// Those that say which pod it is, as a runtime of Kubernetes gives them (`K8S_POD_NAME` and others), and whether plugins
-    /// that do not know them are to accept them. Others, as `IP` and `MAC`, are for one attachment.
+    /// Returns the pairs that identify the pod, as Kubernetes runtimes set them (`K8S_POD_NAME` and others), and the
+    /// one that makes plugins accept unknown keys. Other pairs, such as `IP` and `MAC`, are for one attachment.
     #[must_use]
     pub fn of_pod(&self) -> Self {
         let is_of_pod = |key: &str| key.starts_with("K8S_") || key == IGNORE_UNKNOWN;

@@ -1,4 +1,4 @@
-//! Validates container identifiers, network names and interface names, with errors as the specification has them.
+//! Validates container identifiers, network names and interface names, with the errors of the specification.
 
 use netattach_shim::identifier::{self, Invalid};
 
@@ -28,8 +28,8 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
     Ok(identifier::check_network_name(name)?)
 }
 
-/// Refuses the name of an interface that is to be made: as [`check_link_name`], and one with characters that stand for bytes of
-/// names which are no text (`netlink`).
+/// Refuses the name of an interface to create: like [`check_link_name`], and also names with characters that stand
+/// for bytes of names that are not UTF-8 (`netlink`).
 ///
 /// # Errors
 /// Code 4.
@@ -37,8 +37,8 @@ pub fn check_ifname(name: &str) -> Result<(), CniError> {
     Ok(identifier::check_ifname(name)?)
 }
 
-/// Refuses the name of a link, which there may be or have been, that the kernel would refuse (`dev_valid_name` in
-/// `net/core/dev.c`), with Unicode white space.
+/// Refuses a name that the kernel would refuse for a link (`dev_valid_name` in `net/core/dev.c`), and names with
+/// Unicode white space. For links that exist or have existed.
 ///
 /// # Errors
 /// Code 4.

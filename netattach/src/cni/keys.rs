@@ -1,16 +1,16 @@
-//! The keys of the plugins that netattach carries out itself, as they are documented.
+//! The keys of the plugins that netattach implements, as they are documented.
 //!
-//! The decoder of plugins written in Go takes a key in any letter case: where one is written otherwise than documented,
-//! [`as_documented`] changes it, so that a configuration means here what it means there. Keys that nobody knows stay as
-//! they are, and [`unknown`] names them.
+//! The JSON decoder of plugins in Go accepts a key in any letter case. [`as_documented`] changes such keys to the
+//! documented spelling, so that a configuration means the same here. Unknown keys stay as they are, and [`unknown`]
+//! returns them.
 
 use super::json::{Map, Value};
 
-/// A key, and what objects in its value may have.
+/// A key, and the keys of objects in its value.
 struct Key {
     name: &'static str,
     within: &'static [Key],
-    /// Whether such an object may have other keys as well.
+    /// Whether such an object may have other keys too.
     open: bool,
 }
 
@@ -59,18 +59,18 @@ const ANY: &[Key] = &[
     ),
 ];
 
-/// Who manages the addresses of an interface.
+/// The keys that select the IPAM of an interface.
 const ADDRESSES: &[Key] = &[open("ipam", &[key("type")])];
 
 /// The keys of an interface.
 const INTERFACE: &[Key] =
     &[DNS, open("args", &[open("cni", &[key("mac"), key("ips")])]), key("mac"), key("mtu")];
 
-/// What the dataplane is told of an interface, by its own plugin or by netattach behind it.
+/// The keys of the dataplane for an interface, from its own plugin or from netattach as a chained plugin.
 const DATAPLANE: &[Key] =
     &[object("bandwidth", RATES), key("fastPath"), key("sourceCheck"), key("allowedAddresses"), key("vlans")];
 
-/// The keys of addresses that the node translates.
+/// The keys of address translation by the node.
 const TRANSLATED: &[Key] = &[
     key("ipMasq"),
     key("ipMasqBackend"),
@@ -163,7 +163,7 @@ const DHCP: &[Key] = &[
     key("probe"),
 ];
 
-/// The keys of a plugin type, in parts; `None`: it is not one of those that netattach carries out itself.
+/// Returns the keys of a plugin type, in parts; `None`: netattach does not implement the type.
 fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
     let parts: &[&'static [Key]] = match kind {
         "bridge" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, BRIDGE, TRANSLATED],
@@ -173,7 +173,7 @@ fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
         "ipvlan" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, ON_PARENT],
         "vlan" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, VLAN],
         "dummy" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE],
-        // It refuses the latter.
+        // netattach refuses the latter.
         "loopback" => &[ANY, DATAPLANE],
         "tap" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, TAP],
         "netkit" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, TRANSLATED, NETKIT],
@@ -191,7 +191,7 @@ fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
     Some(parts.iter().copied().flatten().collect())
 }
 
-/// The keys of a kind of address management, in parts.
+/// Returns the keys of a kind of IPAM, in parts.
 fn of_ipam(kind: &str) -> Option<Vec<&'static Key>> {
     let parts: &[&'static [Key]] = match kind {
         "host-local" => &[HOST_LOCAL, RANGE],
@@ -206,8 +206,8 @@ fn ipam_type(config: &Map) -> Option<&str> {
     config.get("ipam")?.get("type")?.as_str()
 }
 
-/// Whether a decoder written in Go takes the two for one key: in any letter case, of which `s` and `k` have one beyond
-/// ASCII each, the long s and the sign of kelvin.
+/// Whether a decoder written in Go treats the two as one key: equal in any letter case, where `s` and `k` each have a
+/// further form beyond ASCII, the long s and the kelvin sign.
 pub fn is_same(one: &str, other: &str) -> bool {
     let folded = |letter: char| match letter {
         '\u{17f}' => 's',
@@ -217,10 +217,11 @@ pub fn is_same(one: &str, other: &str) -> bool {
     one.chars().map(folded).eq(other.chars().map(folded))
 }
 
-/// Writes the known keys of a plugin's configuration as they are documented. Of several that are the same key, the last
-/// counts, as in Go.
+/// Changes the known keys of a plugin's configuration to their documented spelling. Of several spellings of one key,
+/// the last counts, as in Go.
 pub fn as_documented(config: &mut Map) {
-    // Whoever calls `ipam` of a plugin of any type reads these. `type` is one of them: it says which others there are.
+    // The caller reads these of `ipam` for plugins of any type. One of them is `type`, which determines the other
+    // keys.
     rename(config, &ANY.iter().chain(ADDRESSES).collect::<Vec<_>>());
     let kind = config.get("type").and_then(Value::as_str).unwrap_or_default();
     if let Some(known) = of_plugin(kind) {
@@ -257,8 +258,8 @@ fn rename_within(value: &mut Value, known: &[&'static Key]) {
     }
 }
 
-/// Paths of the keys that a plugin which netattach carries out itself does not have. Keys that are no plugin's, by their
-/// form, are left out: `_comment`, `example.org/key`.
+/// Returns the paths of keys that a plugin which netattach implements does not have. Keys with the form of comments
+/// or private keys are left out: `_comment`, `example.org/key`.
 pub fn unknown(config: &Map) -> Vec<String> {
     let Some(known) = config.get("type").and_then(Value::as_str).and_then(of_plugin) else {
         return Vec::new();
@@ -298,7 +299,7 @@ fn unknown_within(value: &Value, known: &[&'static Key], path: &str, found: &mut
     }
 }
 
-/// The paths of the keys of a plugin type, or of a kind of address management.
+/// Returns the paths of the keys of a plugin type, or of a kind of IPAM.
 #[cfg(test)]
 pub(crate) fn listed(kind: &str) -> Vec<String> {
     fn paths(known: &[&'static Key], before: &str, found: &mut Vec<String>) {
@@ -359,7 +360,7 @@ mod tests {
                 json!({"type": "tuning", "txQLen": 5, "sysctl": {"net.ipv4.Conf": "1"}}),
             ),
             (json!({"Master": "eth1", "Type": "macvlan"}), json!({"master": "eth1", "type": "macvlan"})),
-            // Somebody else's keys are somebody else's.
+            // Keys of plugins that netattach does not implement stay as written.
             (
                 json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "Addresses": []}}),
                 json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "addresses": []}}),

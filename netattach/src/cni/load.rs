@@ -85,7 +85,7 @@ pub enum LoadError {
         /// The files.
         skipped: Vec<Skipped>,
     },
-    /// All usable files are passed over.
+    /// All usable files are skipped.
     #[error("only configurations that call a multi-network plugin: {}", few(files))]
     NoneWanted {
         /// The files.
@@ -263,7 +263,7 @@ fn list_skipped(skipped: &[Skipped]) -> String {
     format!(" (unusable files: {})", few(&files))
 }
 
-/// The first names of a list, and how many more there are: others may have filled the directory.
+/// Returns the first names of a list, and how many more there are: other programs may have filled the directory.
 fn few(files: &[impl AsRef<str>]) -> String {
     let shown: Vec<&str> = files.iter().take(MOST_SHOWN).map(AsRef::as_ref).collect();
     match files.len() - shown.len() {

@@ -1,14 +1,14 @@
 //! The CNI specification as data and pure functions: requests, configurations, results, versions, errors.
 //!
-//! | file | question it answers |
+//! | file | content |
 //! |---|---|
-//! | [`request`] | what is the runtime's request (environment and stdin) |
-//! | [`config`], [`load`], [`multi_network`] | what is a network, which file describes it, and whose networks cannot be the default one |
-//! | [`keys`] | how are the keys of a plugin's configuration written |
-//! | [`capability`], [`outgoing`] | which plugins does a verb call, and with which input |
-//! | [`result`], `convert` | what is a plugin's result, in any version of the specification |
-//! | [`cache`] | what is in libcni's result cache |
-//! | [`version`], [`identifier`], [`args`], [`error`] | what are the data types of all these |
+//! | [`request`] | the runtime's request: environment and stdin |
+//! | [`config`], [`load`], [`multi_network`] | network configurations, the files that contain them, and plugins that cannot be the default network |
+//! | [`keys`] | the spelling of the keys of a plugin's configuration |
+//! | [`capability`], [`outgoing`] | the plugins that a verb calls, and their input |
+//! | [`result`], `convert` | a plugin's result, in any version of the specification |
+//! | [`cache`] | libcni's result cache |
+//! | [`version`], [`identifier`], [`args`], [`error`] | the data types of all these |
 //!
 //! Nothing here reads a file, a clock or an environment variable: callers pass bytes and maps.
 //!

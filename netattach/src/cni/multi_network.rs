@@ -1,7 +1,7 @@
 //! Plugins that attach a pod to several networks: netattach, and those that do the same work.
 //!
-//! None of them can be the default network of another, which each attaches first: netattach would call itself without
-//! end, and two that read the same annotation attach every network twice.
+//! None of them can be the default network of another, because each attaches its default network first: netattach
+//! would call itself recursively, and two that read the same annotation would attach every network twice.
 
 use super::config::{NetworkList, PluginConf};
 
@@ -12,13 +12,13 @@ pub const OWN_TYPE: &str = "netattach";
 const OTHERS: [(&str, &str); 4] =
     [("multus", "Multus"), ("multus-shim", "Multus"), ("danm", "DANM"), ("genie", "CNI-Genie")];
 
-/// Whether a network's interface would be netattach's to make, which would call itself. Behind another plugin netattach gives
-/// the interface its dataplane.
+/// Whether netattach would have to create a network's interface, and so would call itself. As a chained plugin after
+/// another one, netattach only adds the dataplane to the interface.
 pub fn calls_itself(list: &NetworkList) -> bool {
     list.plugins.first().is_some_and(is_own)
 }
 
-/// Whether a runtime would call netattach for the network, wherever in the list.
+/// Whether a runtime would call netattach for the network, at any position of the list.
 pub fn is_for_runtimes(list: &NetworkList) -> bool {
     list.plugins.iter().any(is_own)
 }
@@ -27,7 +27,7 @@ fn is_own(plugin: &PluginConf) -> bool {
     plugin.plugin_type() == OWN_TYPE
 }
 
-/// The other multi-network plugin that a network calls.
+/// Returns the other multi-network plugin that a network calls.
 pub fn other(list: &NetworkList) -> Option<&'static str> {
     let product = |plugin: &PluginConf| {
         OTHERS.iter().find(|(kind, _)| *kind == plugin.plugin_type()).map(|(_, product)| *product)

@@ -6,8 +6,8 @@ use super::error::{CniError, code};
 use super::json::{Map, Value};
 use super::request::{AttachmentId, Command};
 
-/// The keys under which GC receives the attachments in use. The second is a mistake in the specification's text on
-/// which plugins came to rely.
+/// The keys under which GC receives the attachments in use. The second is a mistake in the specification's text that
+/// plugins have come to rely on.
 pub const VALID_ATTACHMENTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
 /// The plugins that a verb calls, in order: DEL runs backwards. Empty if the verb succeeds without calling a plugin:

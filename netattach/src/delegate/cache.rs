@@ -133,7 +133,6 @@ impl ResultCache {
     ///
     /// # Errors
     /// [`CacheError::Key`], or the kernel's refusal.
-    /// [`CacheError::Key`], or the kernel's refusal.
     pub fn read(&self, key: &Key) -> Result<Option<Entry>, CacheError> {
         let path = self.path(key)?;
         match read(&path) {

@@ -110,8 +110,8 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Started, Chil
                 crate::descriptors::lower_for(child.process.id());
                 return Ok(child);
             }
-            // An installer is writing the file, or another thread of ours is between fork and exec while
-            // it holds one open for writing (containernetworking/cni#763).
+            // An installer is writing the file, or another thread of this process is between fork and exec while it
+            // has the file open for writing (containernetworking/cni#763).
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
                 if Instant::now() + pause > give_up {
                     return Err(ChildError::Busy(started.elapsed()));
@@ -155,7 +155,7 @@ fn environment(invocation: &Invocation<'_>) -> Vec<(OsString, OsString)> {
     all.into_iter().collect()
 }
 
-/// Has the child begin in another root directory, in which its program is looked for.
+/// Makes the child start in another root directory, in which its program is searched.
 fn enter_root(command: &mut Command, root: &Path) -> io::Result<()> {
     let root = CString::new(root.as_os_str().as_bytes())?;
     let enter = move || {

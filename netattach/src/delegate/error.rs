@@ -55,7 +55,7 @@ pub enum DelegateError {
         #[source]
         source: io::Error,
     },
-    /// The executable is there, and what the kernel would load it with is not.
+    /// The executable exists, but its loader or interpreter does not.
     #[error(
         "start plugin {plugin:?}: {} is there, but the loader or interpreter that it names is not{}",
         path.display(),
@@ -332,7 +332,7 @@ impl From<&DelegateError> for CniError {
     }
 }
 
-/// Interprets the exit of a plugin: its stdout, or an error.
+/// Interprets the exit of a plugin: returns its stdout, or an error.
 pub(super) fn judge(call: &Call<'_>, output: Output) -> Result<Vec<u8>, DelegateError> {
     let Output { status, stdout, stderr, .. } = output;
     let (plugin, command) = (call.plugin_type.to_owned(), call.command);
@@ -375,7 +375,7 @@ fn join(paths: &[PathBuf]) -> String {
     paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" ")
 }
 
-/// What to do where a plugin does not start in this process's own root directory.
+/// Returns a hint for a plugin that does not start in this process's own root directory.
 fn elsewhere(in_root: bool) -> &'static str {
     if in_root {
         ""

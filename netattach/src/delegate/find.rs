@@ -10,9 +10,9 @@ use rustix::io::Errno;
 
 use super::DelegateError;
 
-/// The first regular file named `plugin` in the directories of `search`, which are those of the root directory that
-/// plugins are started in; its path is one there too. Symbolic links are followed. The executable bit is not checked:
-/// starting the file reports the problem.
+/// Returns the first regular file named `plugin` in the directories of `search`. These paths, and the result, are
+/// relative to the root directory that plugins are started in. Symbolic links are followed. The executable bit is not
+/// checked: starting the file reports the problem.
 pub(super) fn plugin(
     plugin: &str,
     search: &[PathBuf],
@@ -39,7 +39,7 @@ pub(super) fn plugin(
     Err(DelegateError::NotFound { plugin: plugin.to_owned(), search: search.to_vec(), not_files: other })
 }
 
-/// Whether a path leads to a regular file; `None` where it leads to nothing.
+/// Whether a path leads to a regular file; `None` if it leads to nothing.
 pub(super) fn is_file(path: &Path, root: Option<&Path>) -> Option<bool> {
     let found = match root {
         None => std::fs::metadata(path),
@@ -48,14 +48,15 @@ pub(super) fn is_file(path: &Path, root: Option<&Path>) -> Option<bool> {
     found.ok().map(|found| found.is_file())
 }
 
-/// What a process with that root directory finds at a path: links lead where they lead there.
+/// Returns the metadata that a process with that root directory sees at a path: symlinks are resolved within the
+/// root.
 fn metadata_below(root: &Path, path: &Path) -> io::Result<Metadata> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = openat(CWD, root, flags | OFlags::DIRECTORY, Mode::empty())?;
     let mut times_left = 16;
     loop {
         match openat2(&root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // While anything anywhere is renamed or mounted the kernel cannot tell whether `..` has left the root.
+            // During any concurrent rename or mount the kernel cannot tell whether `..` has left the root.
             Err(Errno::AGAIN) if times_left > 0 => times_left -= 1,
             found => return File::from(found?).metadata(),
         }

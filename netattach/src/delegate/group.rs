@@ -1,9 +1,9 @@
-//! The control group in which plugins run, apart from the agent: what they take together is limited, and one that takes
-//! too much is ended by the kernel in place of the agent.
+//! The control group in which plugins run, separate from the agent: their total memory is limited, and if a plugin
+//! exceeds the limit, the kernel kills it instead of the agent.
 //!
-//! The agent makes it inside of its own group, which has to be delegated to it: by systemd (`Delegate=yes`), or as the
-//! group of a container. A group of version 2 has either processes or groups with limits, so the agent moves into a leaf
-//! first:
+//! The agent creates it inside of its own group, which has to be delegated to the agent: by systemd (`Delegate=yes`),
+//! or as the group of a container. A cgroup v2 group can have either processes or child groups with limits, so the
+//! agent first moves into a leaf:
 //!
 //! ```text
 //! its own group
@@ -11,7 +11,7 @@
 //! `- plugins    every plugin, and what it leaves behind
 //! ```
 //!
-//! Both stay until the own group goes: with its service or its container. See cgroups(7) and
+//! Both stay until the agent's own group is removed, with its service or its container. See cgroups(7) and
 //! <https://systemd.io/CGROUP_DELEGATION>.
 
 use std::fs::{self, File};
@@ -22,11 +22,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, getxattr, open};
 use rustix::mount::{MountFlags, mount_remount};
 
-/// The leaf with the agent.
+/// The leaf that contains the agent.
 const AGENT: &str = "agent";
 /// The group of the plugins.
 const PLUGINS: &str = "plugins";
-/// The marks by which systemd says that a group is delegated.
+/// The extended attributes by which systemd marks a delegated group.
 const MARKS: [&str; 2] = ["user.delegate", "trusted.delegate"];
 
 /// A group that plugins are started in.
@@ -34,19 +34,19 @@ const MARKS: [&str; 2] = ["user.delegate", "trusted.delegate"];
 pub struct PluginGroup {
     directory: OwnedFd,
     path: PathBuf,
-    /// Most memory of all of them, in bytes.
+    /// Memory limit of all plugins together, in bytes.
     limit: u64,
 }
 
 /// Why plugins run in the agent's own group.
 #[derive(Debug, thiserror::Error)]
 pub enum NoGroup {
-    /// Control groups of version 2 are not there.
+    /// The node has no cgroup v2 hierarchy.
     #[error(
         "the node has no control groups of version 2 at this process: boot it with systemd.unified_cgroup_hierarchy=1"
     )]
     NotUnified,
-    /// The group is somebody else's.
+    /// The group is managed by another program.
     #[error(
         "the control group {} is not the agent's to divide: run it as a service with Delegate=yes, or in a container",
         path.display()
@@ -55,7 +55,7 @@ pub enum NoGroup {
         /// The group.
         path: PathBuf,
     },
-    /// Other processes are in the group.
+    /// The group contains other processes.
     #[error("the control group {} has {others} processes besides the agent: start the agent in one of its own", path.display())]
     Shared {
         /// The group.
@@ -63,7 +63,7 @@ pub enum NoGroup {
         /// How many.
         others: usize,
     },
-    /// Memory is not counted there.
+    /// The memory controller is not available in the group.
     #[error("memory is not limited in the control group {}: have its parent enable the controller `memory`", path.display())]
     NoMemory {
         /// The group.
@@ -81,8 +81,8 @@ pub enum NoGroup {
 }
 
 impl PluginGroup {
-    /// Makes the group, or takes that of an earlier agent in the same place, and limits the memory of all plugins to
-    /// `limit` bytes, but at most to half of what the agent's own group has.
+    /// Creates the group, or takes over that of an earlier agent, and limits the memory of all plugins to `limit`
+    /// bytes, but at most to half of the limit of the agent's own group.
     ///
     /// # Errors
     /// [`NoGroup`]; nothing was changed then.
@@ -103,12 +103,12 @@ impl PluginGroup {
         make(&path)?;
         let limit = limit.min(most_of(&base).map_or(u64::MAX, |most| most / 2));
         write(&path.join("memory.max"), &limit.to_string())?;
-        // Absent without swap.
+        // The file does not exist without swap.
         let _ = fs::write(path.join("memory.swap.max"), "0");
         Self::existing(path, limit)
     }
 
-    /// A group that is there, and that somebody has limited to so many bytes.
+    /// Opens an existing group that was limited to `limit` bytes.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -119,22 +119,22 @@ impl PluginGroup {
         }
     }
 
-    /// Most memory of all plugins, in bytes.
+    /// Memory limit of all plugins together, in bytes.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Its directory.
+    /// Path of the group's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What a process is started in it by.
+    /// The descriptor with which a process is started in the group.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// How many processes of it the kernel has ended for their memory; 0 if it does not say.
+    /// Returns how many processes of the group the OOM killer has killed; 0 if unknown.
     pub(super) fn ended_for_memory(&self) -> u64 {
         let events = fs::read_to_string(self.path.join("memory.events")).unwrap_or_default();
         let count = events.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
@@ -142,11 +142,11 @@ impl PluginGroup {
     }
 }
 
-/// Moves this process into a leaf of its group and has the group limit memory. What was changed is taken back on failure.
+/// Moves this process into a leaf of its group and enables the memory controller. Reverts its changes on failure.
 fn divide(own: &Own) -> Result<(), NoGroup> {
     let base = &own.directory;
     let refused = || NoGroup::NotDelegated { path: base.clone() };
-    // Only the root has no type, and it is nobody's.
+    // Only the root group has no type, and the root is never delegated.
     if !base.join("cgroup.type").exists() || !is_delegated(base) {
         return Err(refused());
     }
@@ -169,8 +169,8 @@ fn divide(own: &Own) -> Result<(), NoGroup> {
     divided
 }
 
-/// Makes the leaf. A runtime mounts the file system read-only in a container; in the agent's own mount namespace that can
-/// be changed, as for `/proc/sys`.
+/// Creates the leaf. A runtime mounts the file system read-only in a container; the agent can remount it in its own
+/// mount namespace, as for `/proc/sys`.
 fn make_writable(own: &Own, leaf: &Path) -> Result<(), NoGroup> {
     match make(leaf) {
         Err(NoGroup::File { source, .. }) if source.kind() == ErrorKind::ReadOnlyFilesystem => {
@@ -183,7 +183,7 @@ fn make_writable(own: &Own, leaf: &Path) -> Result<(), NoGroup> {
     }
 }
 
-/// Whether nobody else manages the group: systemd marks those of its units that it has given away.
+/// Whether no other program manages the group: systemd marks those of its units that are delegated.
 fn is_delegated(group: &Path) -> bool {
     let is_unit = group
         .file_name()
@@ -196,7 +196,7 @@ fn is_delegated(group: &Path) -> bool {
     !is_unit || MARKS.into_iter().any(is_marked)
 }
 
-/// The memory that a group may have, if that is limited.
+/// Returns the memory limit of a group, if there is one.
 fn most_of(group: &Path) -> Option<u64> {
     fs::read_to_string(group.join("memory.max")).ok()?.trim().parse().ok()
 }
@@ -215,7 +215,7 @@ fn read(path: &Path) -> Result<String, NoGroup> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), NoGroup> {
-    // Not created: a file of a group is there or is not offered.
+    // Not created: a file of a group exists or is not available.
     let written = File::options()
         .write(true)
         .open(path)
@@ -223,15 +223,15 @@ fn write(path: &Path, text: &str) -> Result<(), NoGroup> {
     written.map_err(|source| NoGroup::File { path: path.to_owned(), source })
 }
 
-/// The group of this process in the hierarchy of version 2.
+/// The group of this process in the cgroup v2 hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 struct Own {
     directory: PathBuf,
-    /// Where its file system is mounted.
+    /// Mount point of its file system.
     mount: PathBuf,
 }
 
-/// From `/proc/self/cgroup` and `/proc/self/mountinfo`; `None`: it cannot be reached.
+/// Parses `/proc/self/cgroup` and `/proc/self/mountinfo`; `None`: the group's directory is not reachable.
 fn own_group(groups: &str, mounts: &str) -> Option<Own> {
     let group = Path::new(groups.lines().find_map(|line| line.strip_prefix("0::"))?);
     mounts.lines().find_map(|line| {
@@ -241,7 +241,7 @@ fn own_group(groups: &str, mounts: &str) -> Option<Own> {
         }
         let mut fields = place.split(' ').skip(3);
         let (root, mount) = (fields.next()?, PathBuf::from(fields.next()?));
-        // A path with `..` is of another namespace.
+        // A path with `..` belongs to another cgroup namespace.
         let below = group.strip_prefix(root).ok().filter(|below| !below.starts_with(".."))?;
         let directory = if below.as_os_str().is_empty() { mount.clone() } else { mount.join(below) };
         Some(Own { directory, mount })

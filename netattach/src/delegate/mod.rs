@@ -35,9 +35,9 @@ use crate::cni::{CniError, CniResult, Command, NetworkList, Value, Version};
 use crate::netns;
 use child::Invocation;
 
-/// Somebody who is told of every call that has ended.
+/// Receives a notification of every call that has ended.
 pub trait Watcher: fmt::Debug + Send + Sync {
-    /// A call of that plugin and verb took so long.
+    /// A call of that plugin and verb has ended after this time.
     fn ended(&self, plugin: &str, verb: &'static str, succeeded: bool, took: Duration);
 }
 
@@ -51,14 +51,14 @@ pub struct Delegate {
     /// Name of the agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent ends
     /// them.
     pub owner: String,
-    /// The root directory that plugins are started in ([`chroot(2)`]): the node's, where this process has another. None: this
-    /// process's own. Plugins are looked for there, by the paths of `search`.
+    /// The root directory that plugins are started in ([`chroot(2)`]): the node's, if this process has another one.
+    /// None: this process's own. Plugins are searched there, by the paths of `search`.
     ///
     /// [`chroot(2)`]: https://man7.org/linux/man-pages/man2/chroot.2.html
     pub root: Option<PathBuf>,
-    /// Is told of every call.
+    /// Notified of every call.
     pub watcher: Option<Arc<dyn Watcher>>,
-    /// The control group that plugins are started in; without one they are in that of this process.
+    /// The control group that plugins are started in; `None`: that of this process.
     pub group: Option<Arc<PluginGroup>>,
 }
 
@@ -150,7 +150,7 @@ impl Delegate {
         Ok(stdout)
     }
 
-    /// The executable of a plugin, without calling it: its path in [`root`](Self::root).
+    /// Returns the executable of a plugin, without calling it: its path in [`root`](Self::root).
     ///
     /// # Errors
     /// The name is not a file name, or there is no such file.
@@ -182,8 +182,8 @@ impl Delegate {
         probe::version(self, plugin_type)
     }
 
-    /// Checks that every plugin of a list exists and supports the list's version; plugins that netattach carries
-    /// itself (`is_native`) are not called. Returns the capabilities that the list declares.
+    /// Checks that every plugin of a list exists and supports the list's version; plugins that netattach implements
+    /// (`is_native`) are not called. Returns the capabilities that the list declares.
     ///
     /// # Errors
     /// Every unfit plugin, with its reason.

@@ -1,4 +1,4 @@
-//! Ends plugins that outlived the agent that had called them.
+//! Ends plugins that outlived the agent that called them.
 //!
 //! When an agent is killed, the plugin that it waits for keeps running: its effects could come after the DEL of the
 //! next agent and would never be removed. Therefore every plugin has an environment variable with its agent's name,

@@ -1,8 +1,9 @@
-//! Starts a program in a control group. The standard library can only move a process that runs already: what it has done
-//! until then is not counted there, and the move waits for a grace period of the kernel. clone3(2) starts it there.
+//! Starts a program in a control group. The standard library can only move a process that runs already: its memory
+//! use before the move is not counted there, and the move waits for a grace period of the kernel. clone3(2) starts it
+//! in the group.
 //!
-//! Between clone and exec the child has a copy of this process with one thread, in which locks may be held that nobody
-//! releases: it makes system calls only, on what was prepared before (signal-safety(7)).
+//! Between clone and exec the child has a copy of this process with one thread, in which locks may be held that are
+//! never released: so it makes only system calls, on data that was prepared before (signal-safety(7)).
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -26,7 +27,7 @@ pub(super) struct Started {
     pub(super) stderr: File,
 }
 
-/// A child process that has to be waited for.
+/// A child process that must be reaped.
 #[derive(Debug)]
 pub(super) struct Process(Pid);
 
@@ -35,7 +36,7 @@ impl Process {
         self.0
     }
 
-    /// Waits for its end.
+    /// Waits for the exit of the process.
     pub(super) fn wait(&mut self) -> io::Result<ExitStatus> {
         loop {
             match waitpid(Some(self.0), WaitOptions::empty()) {
@@ -46,7 +47,7 @@ impl Process {
         }
     }
 
-    /// Its end, if it has ended.
+    /// Returns the exit status, if the process has exited.
     pub(super) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         let ended = waitpid(Some(self.0), WaitOptions::NOHANG)?;
         Ok(ended.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
@@ -76,16 +77,16 @@ const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 /// `_NSIG` of Linux.
 const LAST_SIGNAL: i32 = 64;
 
-/// What the child needs, ready before it is there.
+/// The data that the child needs, prepared before the clone.
 struct Prepared {
     program: CString,
     argv: [*const libc::c_char; 2],
     envp: Vec<*const libc::c_char>,
-    /// The root directory that it begins in; null: that of this process.
+    /// The child's root directory; null: that of this process.
     root: *const libc::c_char,
-    /// Its ends of the standard streams.
+    /// The child's ends of the standard streams.
     streams: [i32; 3],
-    /// Where it says why it could not be executed; closed when it is.
+    /// The pipe on which the child reports why execve(2) failed; closed by a successful execve(2).
     failed: i32,
 }
 
@@ -145,8 +146,8 @@ pub(super) fn in_group(
     }
 }
 
-/// Blocks the signals of this thread while there are two of it: a handler of the agent must not run in the child, which has
-/// none any more when it takes signals again.
+/// Blocks all signals of this thread around the clone: a handler of the agent must not run in the child, which has
+/// reset its handlers by the time it unblocks signals.
 fn clone_and_execute(arguments: &CloneArgs, prepared: &Prepared) -> io::Result<Pid> {
     // SAFETY: a set of signals is plain data, which sigfillset and pthread_sigmask fill.
     let (mut all, mut before) =
@@ -174,14 +175,15 @@ fn clone_and_execute(arguments: &CloneArgs, prepared: &Prepared) -> io::Result<P
     }
 }
 
-/// What the child does: never returns.
+/// The code of the child: never returns.
 ///
 /// # Safety
 /// The process is a child that shares nothing with another, and the pointers of `prepared` are valid in it.
 unsafe fn execute(prepared: &Prepared) -> ! {
     // SAFETY: system calls on descriptors and strings that the caller vouches for.
     unsafe {
-        // A signal that comes before execve(2) is the plugin's, and does by default what it does. What is ignored stays so.
+        // A signal before execve(2) is meant for the plugin, and has its default effect. Ignored signals stay
+        // ignored.
         for signal in 1..=LAST_SIGNAL {
             let mut action = std::mem::zeroed::<libc::sigaction>();
             let is_ignored = libc::sigaction(signal, ptr::null(), &raw mut action) == 0
@@ -215,7 +217,7 @@ unsafe fn errno() -> *mut i32 {
     unsafe { libc::__errno_location() }
 }
 
-/// From a child of the standard library.
+/// Takes over a child of the standard library.
 pub(super) fn adopted(mut child: std::process::Child) -> io::Result<Started> {
     let none = || io::Error::other("a stream of the child is missing");
     let file = |stream: Option<OwnedFd>| stream.map(File::from).ok_or_else(none);
@@ -223,7 +225,7 @@ pub(super) fn adopted(mut child: std::process::Child) -> io::Result<Started> {
         stdin: file(child.stdin.take().map(OwnedFd::from))?,
         stdout: file(child.stdout.take().map(OwnedFd::from))?,
         stderr: file(child.stderr.take().map(OwnedFd::from))?,
-        // Waiting by its number is what the standard library does too.
+        // The standard library also waits by the process id.
         process: Process(Pid::from_child(&child)),
     })
 }

@@ -27,7 +27,7 @@ pub enum Error {
     /// The name servers of `host-local` cannot be read.
     #[error(transparent)]
     ResolvConf(#[from] host_local::ReadResolvConfError),
-    /// A route of a configuration that a record keeps cannot be read.
+    /// A route of a recorded configuration cannot be parsed.
     #[error("key ipam.routes")]
     Routes(#[source] serde_json::Error),
     /// An error of `static`.
@@ -53,7 +53,7 @@ pub enum Failure {
 }
 
 impl Error {
-    /// The consequence for the request.
+    /// Returns the consequence for the request.
     pub fn failure(&self) -> Failure {
         match self {
             Self::HostLocal(error) => error.failure(),
@@ -69,7 +69,7 @@ impl Error {
         matches!(self, Self::HostLocal(host_local::Error::Allocate { .. }))
     }
 
-    /// The pool without free addresses, and the requested address, if any.
+    /// Returns the pool without free addresses, and the requested address, if any.
     pub fn none_free(&self) -> Option<(Pool, Option<IpAddr>)> {
         match self {
             Self::HostLocal(error) => {

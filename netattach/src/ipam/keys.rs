@@ -1,6 +1,6 @@
 //! Reads the keys of a plugin's configuration one by one, with errors that name them. Pure.
 //!
-//! Every kind of address management reads its configuration with [`ConfigObject`], so that all report errors alike.
+//! Every kind of IPAM reads its configuration with [`ConfigObject`], so that all report errors alike.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -101,7 +101,7 @@ fn parse_network(key: &str, text: &str) -> Result<IpNet, KeyError> {
     cidr::parse(text).ok_or_else(|| KeyError::Network { key: key.to_owned(), value: text.to_owned() })
 }
 
-/// All addresses that the pod or the runtime asks for, whichever of them counts.
+/// Returns all addresses that the pod or the runtime requests, whichever of them takes effect.
 pub(super) fn all_asked(config: &Map<String, Value>, args: &cni::CniArgs) -> Result<Vec<IpAddr>, KeyError> {
     let of_args = args.get("IP").unwrap_or_default().split(',').map(str::trim);
     let of_args = of_args.filter(|text| !text.is_empty());
@@ -146,7 +146,7 @@ impl<'a> ConfigObject<'a> {
         Ok(self.switch(name)?.unwrap_or_default())
     }
 
-    /// `true` or `false`, if it is there.
+    /// `true` or `false`; `None` if absent.
     pub(super) fn switch(&self, name: &str) -> Result<Option<bool>, KeyError> {
         let Some(item) = self.get(name) else { return Ok(None) };
         item.value.as_bool().map(Some).ok_or_else(|| item.wrong_type("true or false"))
@@ -282,7 +282,7 @@ impl<'a> Item<'a> {
         parse_network(&self.key, self.text()?)
     }
 
-    /// A network, or an address as a network of its own. Host bits are cleared.
+    /// A network, or an address as a host network. Host bits are cleared.
     pub(super) fn network_or_address(&self) -> Result<IpNet, KeyError> {
         match self.text()?.parse::<IpAddr>() {
             Ok(address) => Ok(IpNet::from(address.to_canonical())),

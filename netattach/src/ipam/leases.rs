@@ -1,4 +1,4 @@
-//! Passes the calls of steps and requests to the kinds of address management.
+//! Dispatches the calls of steps and requests to the kinds of IPAM.
 
 use std::net::IpAddr;
 
@@ -10,21 +10,21 @@ use super::{
 use super::{dhcp, host_local};
 use crate::cni;
 
-/// The address management of this node. The documentation of [`super`] says what each call may do.
+/// The IPAM of this node. The documentation of [`super`] says what each call may do.
 #[derive(Debug, Default)]
 pub struct Leases {
     host_local: host_local::Leases,
-    /// Of an agent: nobody else renews leases.
+    /// Present only in an agent, which alone renews leases.
     dhcp: Option<dhcp::Leases>,
 }
 
 impl Leases {
-    /// The address management of an agent, which renews leases.
+    /// Makes the IPAM of an agent, which renews leases.
     pub fn renewing(dhcp: dhcp::Leases) -> Self {
         Self { dhcp: Some(dhcp), ..Self::default() }
     }
 
-    /// The leases of `dhcp`, if they are kept here.
+    /// Returns the leases of `dhcp`, if this process keeps them.
     pub fn dhcp(&self) -> Option<&dhcp::Leases> {
         self.dhcp.as_ref()
     }
@@ -33,11 +33,11 @@ impl Leases {
         self.dhcp.as_ref().ok_or(dhcp::Error::NoAgent)
     }
 
-    /// Leases the addresses that the configuration requests: all of them or none. `before_probe` is called with an address before
-    /// the pod's link is asked whether another host has it.
+    /// Leases the addresses that the configuration requests: all of them or none. Calls `before_probe` with an
+    /// address before the probe on the pod's link for another host with that address.
     ///
     /// # Errors
-    /// No address can be leased. Nothing is held then except what a release removes.
+    /// No address can be leased. Then nothing is held except what a release removes.
     pub fn lease(
         &self,
         config: &Config,
@@ -68,7 +68,7 @@ impl Leases {
     /// Verifies that the lessee holds each of these addresses; if the list is empty, that it holds any at all.
     ///
     /// # Errors
-    /// It does not, or this could not be determined.
+    /// The lessee does not, or this could not be determined.
     pub fn check(&self, config: &Config, lessee: Lessee<'_>, addresses: &[IpAddr]) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => {
@@ -79,8 +79,8 @@ impl Leases {
         }
     }
 
-    /// Verifies that what was leased for an ADD is in force still, as that is about to answer. Only a server takes back what it has
-    /// given.
+    /// Verifies that the lease of an ADD is still in force when the ADD is about to answer. Only a DHCP server may
+    /// have withdrawn a lease.
     ///
     /// # Errors
     /// The lease is lost: its address must not be used.
@@ -91,34 +91,35 @@ impl Leases {
         }
     }
 
-    /// An address by a server that a container has for any interface except those in `keep`.
+    /// Returns an address from a DHCP server that a container holds for any interface except those in `keep`.
     pub fn held_by_server(&self, container_id: &str, keep: &[String]) -> Option<IpAddr> {
         self.dhcp.as_ref()?.held_by(container_id, keep).map(IpAddr::from)
     }
 
-    /// Gives back to servers what a container has for any interface except those in `keep`.
+    /// Releases a container's DHCP leases for any interface except those in `keep`.
     ///
     /// # Errors
-    /// A lease could not be given back; all were tried.
+    /// A lease could not be released; all were tried.
     pub fn release_to_servers(&self, container_id: &str, keep: &[String]) -> Result<(), Error> {
         Ok(self.dhcp.as_ref().map_or(Ok(()), |dhcp| dhcp.release_container(container_id, keep))?)
     }
 
-    /// Which of these holders of a pool's addresses do not hold each of theirs, or any at all where they name none: their places
-    /// in the list. For a look that nobody waits for: it fails where others are at the pool, and comes again.
+    /// Returns the indices of those owners in `holders` that do not hold each of their addresses in the pool, or any
+    /// address if they list none. For periodic checks: fails if another process holds the pool's lock, and is
+    /// repeated later.
     ///
     /// # Errors
-    /// The pool could not be read, or others are at it.
+    /// The pool could not be read, or another process holds its lock.
     pub fn lacking(&self, pool: &Pool, holders: &[(Owner, Vec<IpAddr>)]) -> Result<Vec<usize>, Error> {
         match pool {
             Pool::HostLocal(pool) => Ok(self.host_local.lacking(&pool.data_dir, &pool.network, holders)?),
         }
     }
 
-    /// Leases addresses again that the lessee had and that somebody has removed; returns those.
+    /// Leases again those addresses of the lessee that another program has removed, and returns them.
     ///
     /// # Errors
-    /// Another one has an address by now, or it could not be leased.
+    /// Another owner has an address now, or it could not be leased.
     pub fn restore(
         &self,
         config: &Config,
@@ -129,7 +130,7 @@ impl Leases {
             Config::HostLocal(config) => {
                 Ok(self.host_local.restore(&config.data_dir, &config.network, lessee.owner, addresses)?)
             }
-            // They are kept nowhere, or only a server can give them.
+            // Such leases are stored nowhere, or only a server can grant them.
             Config::Static(_) | Config::Dhcp(_) => Ok(Vec::new()),
         }
     }
@@ -150,7 +151,7 @@ impl Leases {
         }
     }
 
-    /// Releases every address of a pool that is held by others than `in_use`.
+    /// Releases every address of a pool whose owner is not in `in_use`.
     ///
     /// # Errors
     /// An address could not be released.
@@ -166,21 +167,21 @@ impl Leases {
     /// Verifies that a lease without requested addresses would succeed now.
     ///
     /// # Errors
-    /// [`Error::is_without_address`] if it would not; or this could not be determined.
+    /// [`Error::is_without_address`] if it would not; another error if this could not be determined.
     pub fn room(&self, config: &Config, patience: Patience) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.check_room(config, patience)?),
             Config::Static(_) => Ok(()),
-            // Nobody knows what a server has before it is asked.
+            // The free addresses of a server are unknown before a request.
             Config::Dhcp(_) => Ok(self.kept().map(drop)?),
         }
     }
 
-    /// How many addresses the configuration's pool has, and how many are held. Empty: it shares none. For a look, as
-    /// [`Leases::lacking`].
+    /// Returns the number of all and of leased addresses of the configuration's pool. Empty if the configuration has
+    /// no pool. For periodic checks, like [`Leases::lacking`].
     ///
     /// # Errors
-    /// The pool could not be read, or others are at it.
+    /// The pool could not be read, or another process holds its lock.
     pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.usage(config)?),
@@ -188,11 +189,11 @@ impl Leases {
         }
     }
 
-    /// How full the configuration's pool is; `None` if it shares none. For a look at many pools: it fails where others are at the
-    /// pool.
+    /// Returns the use of the configuration's pool; `None` if the configuration has no pool. For a check of many
+    /// pools: fails if another process holds the pool's lock.
     ///
     /// # Errors
-    /// The pool could not be read, or others are at it.
+    /// The pool could not be read, or another process holds its lock.
     pub fn survey(&self, config: &Config) -> Result<Option<Survey>, Error> {
         match config {
             Config::HostLocal(config) => Ok(Some(self.host_local.survey(config)?)),
@@ -200,10 +201,10 @@ impl Leases {
         }
     }
 
-    /// The addresses that are held in a pool of which no configuration is known.
+    /// Returns the leased addresses of a pool without a configuration.
     ///
     /// # Errors
-    /// The pool could not be read, or others are at it for longer than that.
+    /// The pool could not be read, or another process holds its lock for longer than `patience`.
     pub fn holders(&self, pool: &Pool, patience: Patience) -> Result<Vec<Held>, Error> {
         match pool {
             Pool::HostLocal(pool) => Ok(self.host_local.holders(&pool.data_dir, &pool.network, patience)?),

@@ -1,10 +1,10 @@
-//! Address management that netattach carries out itself, with one interface for all kinds.
+//! IPAM that netattach implements itself, with one interface for all kinds.
 //!
-//! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which is part of a plan's step `Lease` and
-//! of its record; [`Leases`] carries out the calls of steps and requests. Only this directory names a single kind:
-//! address management of any other `type` is executed as a plugin.
+//! A [`Kind`] is a value of `ipam.type`. Its configuration is a [`Config`], which is part of a plan's step `Lease`
+//! and of its record. [`Leases`] serves the calls of steps and requests. Only this directory contains code for a
+//! particular kind; IPAM with any other `type` is executed as a plugin.
 //!
-//! In the order of one lease: `keys` read a configuration, `leases` passes the call on to its kind, [`host_local`],
+//! In the order of one lease: `keys` reads a configuration, `leases` dispatches the call to its kind, [`host_local`],
 //! [`static_addresses`] or [`dhcp`], and `error` defines the errors.
 //!
 //! # What each function may do
@@ -15,31 +15,32 @@
 //! | [`Leases::lease`] | once for an ADD, after the journal's line "began" | locks, disk, network | not before [`Leases::release`] |
 //! | [`Leases::check`] | CHECK | the same | the same answer; changes nothing |
 //! | [`Leases::release`] | DEL, and an ADD or an agent's start that undoes a lease which may not have begun | the same | succeeds: nothing is left to release |
-//! | [`Leases::collect`] | GC, while the pool is closed to all others | the same | succeeds |
-//! | [`Leases::room`], [`Leases::survey`] | STATUS, every few seconds concurrently with requests; when an operator asks | the same | the same answer; changes nothing |
-//! | [`Leases::usage`] | a look at the networks, every few seconds | the same | the same answer; changes nothing |
-//! | [`Leases::check_in_force`] | as an ADD is about to answer | nothing | the same answer; changes nothing |
+//! | [`Leases::collect`] | GC, while the pool is closed to all other operations | the same | succeeds |
+//! | [`Leases::room`], [`Leases::survey`] | STATUS, every few seconds concurrently with requests; an operator's query | the same | the same answer; changes nothing |
+//! | [`Leases::usage`] | the periodic check of the networks, every few seconds | the same | the same answer; changes nothing |
+//! | [`Leases::check_in_force`] | immediately before an ADD answers | nothing | the same answer; changes nothing |
 //! | [`Leases::held`], [`Leases::release_container`], [`Leases::held_by_server`], [`Leases::release_to_servers`] | for a container whose record has lost its plan | the same | as `check` and `release` |
 //!
-//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], one for a look ([`Patience::Look`]) within a tenth of a
-//! second where others are at the pool, with an error whose [`Failure`] is `TryLater` if a retry may succeed. A kind that
-//! uses a service limits connection and answer to that time.
+//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`]; a periodic check ([`Patience::Look`]) ends within a
+//! tenth of a second if another process holds the pool's lock. A call that times out returns an error whose
+//! [`Failure`] is `TryLater` if a retry may succeed. A kind that uses a service limits connection and answer to that
+//! time.
 //!
 //! *Lanes.* Because a call of [`Leases`] may take that long, callers first enter the lane of the [`Pool`]
-//! (`waits::at_pool`): [`Config::pool`] names the pool that a call may wait for, operations that need the same pool
+//! (`waits::at_pool`): [`Config::pool`] names the pool that a call may wait for. Operations that need the same pool
 //! share a lane, and operations of other pools do not wait for them. A kind that waits for nothing outside this
-//! process has no pool. A kind that waits for a service has no pool either: it has the lane that an executed plugin of its
-//! name would have in that network (`waits::of_lease`).
+//! process has no pool. A kind that waits for a service has no pool either: it uses the lane that an executed plugin
+//! of its name would have in that network (`waits::of_lease`).
 //!
 //! *Owner of an address.* An [`Owner`] is an interface of a container: unique on this node, and the same from ADD to
 //! DEL and across restarts. A kind whose addresses are unique in a cluster adds the node's name itself. The agent
-//! compares a chosen address ([`Config::is_chosen`]) with those of other attachments and of the node
+//! compares a chosen address ([`Config::is_chosen`]) with the addresses of other attachments and of the node
 //! (`attach::occupied`); a kind only has to avoid conflicts among its own addresses.
 //!
-//! *Persistence.* A restarted agent has to find a lease by its owner alone: on disk, at the service, or nowhere if the
-//! configuration contains it. A writer that is killed leaves either a complete lease or none. A kind that renews
-//! leases starts doing so in `lease` and stops in `release` and `collect`; the [`Lessee`] has the pod's namespace for
-//! a kind that communicates from there.
+//! *Persistence.* A restarted agent must find a lease by its owner alone: on disk, at the service, or nowhere if the
+//! configuration contains the lease. If a writer is killed, the lease is either complete or absent. A kind that
+//! renews leases starts renewal in `lease` and stops renewal in `release` and `collect`; [`Lessee`] contains the
+//! pod's namespace for a kind that communicates from the pod.
 
 pub mod dhcp;
 mod error;
@@ -67,23 +68,23 @@ pub use leases::Leases;
 /// The longest duration of a call of [`Leases`].
 pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
 
-/// How long a call waits for a pool that others are at.
+/// How long a call waits for a pool whose lock another process holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// As long as an operation may: [`DEADLINE`].
+    /// As long as an operation may wait: [`DEADLINE`].
     Operation,
-    /// Hardly: a tenth of a second. For a look that is taken again, or that has many pools to look at.
+    /// A tenth of a second: for a check that is repeated anyway, or that reads many pools.
     Look,
 }
 
-/// A kind of address management.
+/// A kind of IPAM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Addresses of one node, each reserved by a file.
     HostLocal,
     /// Addresses from the configuration or the pod.
     Static,
-    /// Addresses of a DHCP server.
+    /// Addresses leased from a DHCP server.
     Dhcp,
 }
 
@@ -91,18 +92,19 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 3] = [Self::HostLocal, Self::Static, Self::Dhcp];
 
-    /// The kind with that name.
+    /// Returns the kind with that name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The kind in a plugin's configuration.
+    /// Returns the kind that a plugin's configuration names.
     pub fn of(config: &Map<String, Value>) -> Option<Self> {
         Self::named(config.get("ipam")?.get("type")?.as_str()?)
     }
 
-    /// Whether netattach carries a plugin's whole configuration out itself. `recorded`: by an agent, which keeps a record;
-    /// only there leases are renewed. A configuration that names the socket of another daemon is that daemon's.
+    /// Whether netattach implements the whole configuration itself. `recorded`: on behalf of an agent, which keeps a
+    /// record; only an agent renews leases. A DHCP configuration that names the socket of another daemon is left to
+    /// that daemon.
     pub fn is_carried_out(self, config: &Map<String, Value>, recorded: bool) -> bool {
         match self {
             Self::HostLocal | Self::Static => true,
@@ -110,7 +112,7 @@ impl Kind {
         }
     }
 
-    /// Whether it works without an agent, as a plain CNI executable.
+    /// Whether this kind works without an agent, as a plain CNI executable.
     pub const fn is_plain(self) -> bool {
         match self {
             Self::HostLocal | Self::Static => true,
@@ -118,7 +120,7 @@ impl Kind {
         }
     }
 
-    /// The value of `ipam.type`, and the name of the plugin.
+    /// Returns the value of `ipam.type`, which is also the plugin's name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HostLocal => "host-local",
@@ -127,7 +129,7 @@ impl Kind {
         }
     }
 
-    /// The keys of `CNI_ARGS` that the kind reads.
+    /// Returns the keys of `CNI_ARGS` that this kind reads.
     pub const fn args(self) -> &'static [&'static str] {
         match self {
             Self::HostLocal => &["IP"],
@@ -148,8 +150,8 @@ impl Kind {
         })
     }
 
-    /// The part of a configuration that releasing needs, even if the rest is invalid; nothing can be leased with it.
-    /// `None` if nothing was ever leased, or a lease leaves nothing to release.
+    /// Returns the part of a configuration that releasing needs, even if the rest is invalid; the result cannot be
+    /// used to lease. `None` if this configuration never leased anything, or a lease leaves nothing to release.
     pub fn remains(self, config: &Map<String, Value>) -> Option<Config> {
         match self {
             Self::HostLocal => host_local::Config::for_release(config).map(Config::HostLocal),
@@ -159,8 +161,8 @@ impl Kind {
     }
 }
 
-/// As [`Config::subnet_of`], of an address that a plugin has given which is executed. Of one that netattach does not know, what is
-/// asked for counts as outside of all subnets of the author.
+/// Like [`Config::subnet_of`], for an address from an IPAM plugin that is executed. If netattach does not know the
+/// plugin, a requested address counts as outside of all subnets that the network's author has configured.
 pub fn subnet_of_plugin(
     plugin: &str,
     config: &Map<String, Value>,
@@ -176,8 +178,8 @@ pub fn subnet_of_plugin(
     }
 }
 
-/// Whether a configuration lacks parts that the runtime adds at ADD. STATUS is not given those, so it cannot judge
-/// such a configuration.
+/// Whether a configuration lacks parts that the runtime adds at ADD. The runtime does not pass these parts to STATUS,
+/// so STATUS cannot judge such a configuration.
 pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
     let declares = |capability: &str| {
         config.get("capabilities").and_then(|all| all.get(capability)) == Some(&Value::Bool(true))
@@ -195,9 +197,9 @@ pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
     }
 }
 
-/// Gives the networks of one namespace pools of their own: changes an `ipam` section so that its pool differs from
-/// that of the same network name in another namespace. A kind without pools stays unchanged, as do plugins that are
-/// not built in.
+/// Gives the networks of one namespace their own pools: changes an `ipam` section so that its pool differs from the
+/// pool of the same network name in another namespace. Sections of kinds without pools and of plugins that are not
+/// built in stay unchanged.
 pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     match section.get("type").and_then(Value::as_str).and_then(Kind::named) {
         Some(Kind::HostLocal) => host_local::separate(section, namespace),
@@ -205,7 +207,8 @@ pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     }
 }
 
-/// Makes an `ipam` section use a pool of this network name, whatever pool it names. A kind without pools stays unchanged.
+/// Makes an `ipam` section use this pool instead of the pool that it names. Sections of kinds without pools stay
+/// unchanged.
 pub fn use_pool(section: &mut Map<String, Value>, pool: &Pool) {
     match (section.get("type").and_then(Value::as_str).and_then(Kind::named), pool) {
         (Some(Kind::HostLocal), Pool::HostLocal(pool)) => {
@@ -215,19 +218,19 @@ pub fn use_pool(section: &mut Map<String, Value>, pool: &Pool) {
     }
 }
 
-/// Addresses that a pod or a runtime asks for where the network's author has named none. Nobody has seen to it that they
-/// are not somebody's on the node's links.
+/// Addresses that a pod or a runtime requests although the network's author has not configured them. The author has
+/// not ensured that these addresses are unused on the node's links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Asked {
-    /// These.
+    /// Exactly these addresses.
     These(Vec<IpAddr>),
-    /// It cannot be read which.
+    /// The request cannot be parsed.
     Unread,
 }
 
 impl Asked {
-    /// What is asked of a plugin that is executed. Which addresses one that netattach does not know has of its own is not known
-    /// either: all that are asked for count.
+    /// Returns the addresses requested from a plugin that is executed. If netattach does not know the plugin, it does
+    /// not know the plugin's own addresses either, so all requested addresses count.
     pub fn of_plugin(plugin: &str, config: &Map<String, Value>, args: &CniArgs) -> Self {
         match Kind::named(plugin).map(|kind| kind.parse(config, args)) {
             Some(Ok(config)) => config.asked_elsewhere(),
@@ -235,7 +238,7 @@ impl Asked {
         }
     }
 
-    /// Whether the address may be one of them.
+    /// Whether the address may be one of the requested ones.
     pub fn may_be(&self, address: IpAddr) -> bool {
         match self {
             Self::These(addresses) => addresses.contains(&address),
@@ -244,7 +247,7 @@ impl Asked {
     }
 }
 
-/// A validated configuration, with the runtime's requests.
+/// A validated configuration, including the runtime's requests.
 ///
 /// In a record `host-local` has no tag, as it was the only kind; every other kind is tagged by `ipam`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -260,15 +263,16 @@ pub enum Config {
 }
 
 impl Config {
-    /// What a plugin before has leased: nothing is leased again, and nothing released. `key` names its addresses there.
+    /// Makes a configuration from the result of a plugin that runs earlier in the list: such addresses are neither
+    /// leased again nor released. `key` names the addresses in error messages.
     ///
     /// # Errors
-    /// There are none, or one cannot belong to a single interface, or is there twice.
+    /// There are no addresses, an address cannot belong to a single interface, or an address occurs twice.
     pub fn given(key: &str, lease: Lease) -> Result<Self, ConfigError> {
         Ok(static_addresses::Config::given(key, lease).map(Self::Static)?)
     }
 
-    /// The kind that it configures.
+    /// Returns the kind of this configuration.
     pub fn kind(&self) -> Kind {
         match self {
             Self::HostLocal(_) => Kind::HostLocal,
@@ -277,7 +281,7 @@ impl Config {
         }
     }
 
-    /// The pool of the addresses, if attachments share one.
+    /// Returns the pool of the addresses, if attachments share one.
     pub fn pool(&self) -> Option<Pool> {
         match self {
             Self::HostLocal(config) => Some(Pool::HostLocal(config.pool())),
@@ -285,7 +289,8 @@ impl Config {
         }
     }
 
-    /// Whether the addresses are asked for by the pod's interface, which has to be there until they are released.
+    /// Whether addresses are requested from the network through the pod's interface, which must then exist until the
+    /// addresses are released.
     pub fn asks_the_network(&self) -> bool {
         match self {
             Self::HostLocal(_) | Self::Static(_) => false,
@@ -309,7 +314,8 @@ impl Config {
         }
     }
 
-    /// Whether the network's author, the pod or a server chose the addresses, which may be in use elsewhere.
+    /// Whether the network's author, the pod or a server chose the addresses, which may therefore be in use
+    /// elsewhere.
     pub fn is_chosen(&self) -> bool {
         match self {
             Self::HostLocal(config) => !config.requested.is_empty(),
@@ -317,17 +323,18 @@ impl Config {
         }
     }
 
-    /// Of the addresses that the pod or the runtime asks for, those that the configuration does not have itself.
+    /// Returns the addresses that the pod or the runtime requests and that the configuration itself does not contain.
     pub fn asked_elsewhere(&self) -> Asked {
         Asked::These(match self {
             Self::Static(config) => config.asked_elsewhere(),
-            // A pool has none but its own, and a server chooses.
+            // `host-local` leases only addresses of its pool, and a DHCP server chooses its addresses itself.
             Self::HostLocal(_) | Self::Dhcp(_) => Vec::new(),
         })
     }
 
-    /// An address that was leased, with the length of its subnet as the network's author has it, or a server; `None`: a pod or a
-    /// runtime asks for it, and the author has named no subnet that it is in.
+    /// Returns a leased address with the prefix length of its subnet as the network's author or the server defines
+    /// it. `None`: a pod or a runtime requested the address, and the author has configured no subnet that contains
+    /// it.
     pub fn subnet_of(&self, address: IpNet) -> Option<IpNet> {
         match self {
             Self::Static(config) => config.subnet_of(address),
@@ -335,10 +342,12 @@ impl Config {
         }
     }
 
-    /// The same configuration for a network whose gateways are addresses of the node, which no pod chooses.
+    /// Returns the same configuration for a network whose gateways are addresses of the node: each requested address
+    /// gets the gateway that the network's author has configured for its subnet.
     ///
     /// # Errors
-    /// A pod or a runtime asks for an address that would choose one.
+    /// A pod or a runtime requests an address outside the subnets that the network's author has configured, or the
+    /// gateway's own address.
     pub fn behind_own_gateways(self) -> Result<Self, static_addresses::GatewayError> {
         match self {
             Self::Static(config) => config.behind_own_gateways().map(Self::Static),
@@ -346,7 +355,7 @@ impl Config {
         }
     }
 
-    /// Whether an address may have been leased with this configuration.
+    /// Whether this configuration may have leased the address.
     pub fn may_give(&self, address: IpAddr) -> bool {
         match self {
             Self::HostLocal(config) => config.sets.iter().any(|set| set.range_of(address).is_some()),
@@ -355,7 +364,7 @@ impl Config {
         }
     }
 
-    /// A copy without potentially large parts: the pool and the requested addresses remain.
+    /// Returns a copy without potentially large parts; the pool and the requested addresses remain.
     pub fn without_routes(&self) -> Self {
         match self {
             Self::HostLocal(config) => Self::HostLocal(config.without_routes()),
@@ -388,19 +397,19 @@ pub enum Pool {
 }
 
 impl Pool {
-    /// The pool that a plugin's whole configuration names, whether or not the plugin is executed.
+    /// Returns the pool that a plugin's whole configuration names, whether or not the plugin is executed.
     pub fn of(config: &Map<String, Value>) -> Option<Self> {
         Kind::of(config)?.remains(config)?.pool()
     }
 
-    /// Where it keeps what is held.
+    /// Returns the directory with the pool's reservations.
     pub fn path(&self) -> std::path::PathBuf {
         match self {
             Self::HostLocal(pool) => pool.data_dir.join(&pool.network),
         }
     }
 
-    /// The network name that a configuration needs in order to use the pool.
+    /// Returns the network name that a configuration needs in order to use the pool.
     pub fn network(&self) -> &str {
         match self {
             Self::HostLocal(pool) => &pool.network,
@@ -410,7 +419,7 @@ impl Pool {
 
 #[cfg(test)]
 impl Pool {
-    /// The pool of one network.
+    /// Returns the pool of one network.
     pub(crate) fn directory(data_dir: impl Into<std::path::PathBuf>, network: &str) -> Self {
         Self::HostLocal(host_local::Pool { data_dir: data_dir.into(), network: network.to_owned() })
     }
@@ -424,16 +433,16 @@ impl fmt::Display for Pool {
     }
 }
 
-/// How much of a pool is held.
+/// The number of leased addresses of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolUse {
     /// The pool's network name.
     pub network: String,
     /// `IPv4` or `IPv6`.
     pub family: &'static str,
-    /// Addresses that pods may have.
+    /// Number of addresses that pods may have.
     pub size: u128,
-    /// Those of them that are held.
+    /// Number of those addresses that are leased.
     pub used: usize,
 }
 
@@ -452,12 +461,12 @@ impl From<&AttachmentId> for Owner {
     }
 }
 
-/// Who holds what GC leaves alone.
+/// The owners whose leases GC must keep.
 #[derive(Debug, Default)]
 pub struct InUse {
-    /// These.
+    /// Owners, each with its interface.
     pub owners: Vec<Owner>,
-    /// And whatever interfaces these containers have.
+    /// Containers of which GC keeps the leases of all interfaces.
     pub containers: BTreeSet<String>,
 }
 
@@ -478,7 +487,7 @@ impl fmt::Display for Owner {
 pub struct Lessee<'a> {
     /// The holder of the addresses.
     pub owner: &'a Owner,
-    /// The pod's namespace, if it exists: for a kind that communicates from the pod's interface.
+    /// The pod's namespace, if it exists, for a kind that communicates from the pod's interface.
     pub netns: Option<&'a Netns>,
 }
 
@@ -491,50 +500,50 @@ pub struct Lease {
     pub routes: Vec<cni::Route>,
     /// Name servers of the lease.
     pub dns: cni::Dns,
-    /// The server that extends it, of `dhcp`.
+    /// The DHCP server that renews the lease; only of `dhcp`.
     pub server: Option<Ipv4Addr>,
 }
 
-/// How full a pool is, see [`Leases::survey`].
+/// The ranges and the leases of a pool, see [`Leases::survey`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Survey {
-    /// The ranges that a configuration gives it, in order.
+    /// The ranges that the configuration gives the pool, in order.
     pub ranges: Vec<RangeUse>,
-    /// All addresses that are held, in order, whether or not a range has them.
+    /// All leased addresses, in order, whether or not a range contains them.
     pub held: Vec<Held>,
 }
 
-/// How full a range is. A count that does not fit is the largest number.
+/// The number of leased and free addresses of a range. Counts saturate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RangeUse {
-    /// Position of its set.
+    /// Index of the range's set.
     pub set: usize,
     /// First address.
     pub first: IpAddr,
     /// Last address.
     pub last: IpAddr,
-    /// The gateway, which is never given.
+    /// The gateway, which is never leased.
     pub gateway: IpAddr,
-    /// Addresses that can be given.
+    /// Number of addresses that can be leased.
     pub size: u64,
-    /// Those that are held.
+    /// Number of those addresses that are leased.
     pub used: u64,
-    /// Those that are free.
+    /// Number of those addresses that are free.
     pub free: u64,
-    /// The pieces in which free addresses lie.
+    /// Number of runs of consecutive free addresses.
     pub free_runs: u64,
-    /// First address of the longest piece.
+    /// First address of the longest run.
     pub longest_free: Option<IpAddr>,
-    /// Its length.
+    /// Length of the longest run.
     pub longest_free_size: u64,
 }
 
-/// An address that is held.
+/// A leased address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
     /// The address.
     pub address: IpAddr,
-    /// Its holder; `None` if the reservation cannot be read. Entries of old versions have no interface.
+    /// The address's owner; `None` if the reservation cannot be read. Entries of old versions contain no interface.
     pub owner: Option<Owner>,
 }
 
@@ -571,7 +580,7 @@ mod tests {
             (&range, json!([]), both.clone(), "IP=10.3.0.8", these(&["10.3.0.8", "10.1.0.8", "10.2.0.8"])),
             (&range, json!([]), json!(["x"]), "", Asked::Unread),
             (&addresses, json!([]), lengths.clone(), "", these(&["10.2.0.8"])),
-            // What this implementation does not read, another may.
+            // Another implementation may accept a request that this one cannot parse.
             (&addresses, json!([]), both.clone(), "", these(&["10.1.0.8", "10.2.0.8"])),
             (&pool, json!([]), lengths.clone(), "", these(&[])),
         ] {

@@ -21,7 +21,7 @@ use crate::{budget, cidr};
 pub struct Config {
     /// In the order of the sources. Never empty, without duplicates.
     pub addresses: Vec<LeasedAddress>,
-    /// `ipam.addresses`, where the pod or the runtime asks for others: what the network's author has named himself.
+    /// `ipam.addresses`, that is, the network author's own addresses, if the pod or the runtime requests others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<Vec<LeasedAddress>>,
     /// `ipam.routes`.
@@ -62,10 +62,10 @@ pub enum ConfigError {
     ManyPerFamily(String),
 }
 
-/// An address that the pod or the runtime asks for would choose one for the node, which is the gateway of its subnet.
+/// A requested address would determine an address of the node: the gateway of its subnet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum GatewayError {
-    /// The network's author has named no such subnet.
+    /// The network's author has configured no such subnet.
     #[error(
         "{0} is asked for, and no address of ipam.addresses is in that subnet: the pod would choose an address and a route of the \
          node; ipam.addresses names the subnets that pods may choose in"
@@ -74,13 +74,13 @@ pub enum GatewayError {
     /// It is the gateway's own address.
     #[error("{0} is asked for, but is the gateway's address, which is the node's")]
     Gateway(IpAddr),
-    /// The plugin that is executed knows another gateway.
+    /// The executed plugin would use another gateway.
     #[error(
         "{address} is asked for, and the executed plugin cannot be told its gateway, {gateway}: have the agent carry static out, or \
          have ipam.addresses name the first address of the subnet as the gateway"
     )]
     Untold {
-        /// What is asked for.
+        /// The requested address.
         address: IpNet,
         /// The gateway that `ipam.addresses` names.
         gateway: IpAddr,
@@ -125,10 +125,11 @@ impl Config {
         Ok(Self { addresses, own, routes: ipam.parsed_routes()?, dns: ipam.dns()? })
     }
 
-    /// What a plugin before has leased, as it is in its result: `key` names its addresses there.
+    /// Makes a configuration from the result of a plugin earlier in the list; `key` names the addresses in error
+    /// messages.
     ///
     /// # Errors
-    /// There are none, or one cannot belong to a single interface, or is there twice.
+    /// There are no addresses, an address cannot belong to a single interface, or an address occurs twice.
     pub fn given(key: &str, lease: Lease) -> Result<Self, ConfigError> {
         let Lease { addresses, routes, dns, server: _ } = lease;
         let named = addresses.iter().enumerate();
@@ -139,7 +140,7 @@ impl Config {
         Ok(Self { addresses, own: None, routes, dns })
     }
 
-    /// The lease: exactly the configured addresses, routes and name servers.
+    /// Returns the lease: exactly the configured addresses, routes and name servers.
     pub fn lease(&self) -> Lease {
         Lease {
             addresses: self.addresses.clone(),
@@ -149,15 +150,15 @@ impl Config {
         }
     }
 
-    /// The addresses that the pod or the runtime asks for outside of the subnets of `ipam.addresses`.
+    /// Returns the addresses that the pod or the runtime requests outside of the subnets of `ipam.addresses`.
     pub fn asked_elsewhere(&self) -> Vec<IpAddr> {
         let Some(own) = &self.own else { return Vec::new() };
         let addresses = self.addresses.iter().map(|leased| leased.address.addr());
         addresses.filter(|address| !own.iter().any(|own| own.address.contains(address))).collect()
     }
 
-    /// An address with the length of the smallest subnet of `ipam.addresses` that it is in, whatever length the pod or the runtime
-    /// asks for; `None`: the network's author has named no such subnet.
+    /// Returns an address with the prefix length of the smallest subnet of `ipam.addresses` that contains it,
+    /// whatever length the request has; `None`: no subnet of the network's author contains it.
     pub fn subnet_of(&self, address: IpNet) -> Option<IpNet> {
         let Some(own) = &self.own else { return Some(address) };
         let named = own.iter().filter(|own| own.address.contains(&address.addr()));
@@ -165,11 +166,11 @@ impl Config {
         IpNet::new(address.addr(), length).ok()
     }
 
-    /// The same addresses for a network whose gateways the node has. The gateway of an address that is asked for is that which
-    /// `ipam.addresses` names in its subnet.
+    /// Returns the same addresses for a network whose gateways are addresses of the node. A requested address gets
+    /// the gateway that `ipam.addresses` names in its subnet.
     ///
     /// # Errors
-    /// One is asked for in a subnet of which `ipam.addresses` has none, or is the gateway's.
+    /// A requested address is in none of the subnets of `ipam.addresses`, or is the gateway's.
     pub fn behind_own_gateways(mut self) -> Result<Self, GatewayError> {
         let Some(own) = &self.own else { return Ok(self) };
         for leased in self.addresses.iter_mut().filter(|leased| !own.contains(leased)) {
@@ -186,11 +187,11 @@ impl Config {
         Ok(self)
     }
 
-    /// Refuses what [`Self::behind_own_gateways`] refuses, for the plugin of this name where it is executed: that one reports an
-    /// address that is asked for without the gateway of `ipam.addresses`, and the node would have the first of the subnet.
+    /// Refuses what [`Self::behind_own_gateways`] refuses, if the plugin is executed: that plugin reports a requested
+    /// address without the gateway of `ipam.addresses`, so the node would use the first address of the subnet.
     ///
     /// # Errors
-    /// As there, and one is asked for whose gateway is not the first address of its subnet.
+    /// As there; or a requested address has a gateway other than the first address of its subnet.
     pub fn behind_untold_gateways(self) -> Result<(), GatewayError> {
         let gateway = |leased: &LeasedAddress| leased.gateway.or_else(|| cidr::first_host(leased.address));
         let reported: Vec<Option<IpAddr>> = self.addresses.iter().map(gateway).collect();
@@ -252,7 +253,7 @@ impl Named {
     }
 }
 
-/// Where a runtime names addresses that are more than those of the configuration.
+/// The source of addresses that the runtime adds to those of the configuration.
 const IP_OF_ARGS: &str = "IP of CNI_ARGS";
 
 /// `ipam.addresses`, then those of `CNI_ARGS`.

@@ -130,11 +130,11 @@ fn where_the_boot_cannot_be_noted_nothing_is_concluded_of_it() {
     scene.torn_in_this_boot(&store, "new");
     let next = scene.open();
     assert_eq!(["a", "b", "new"].map(|of| is_of_earlier_boot(&next, &key(of))), [false; 3]);
-    // Who began to note the first boot of a directory was killed.
+    // The agent was killed while it noted the first boot of a directory.
     fs::write(scene.boot(), "").unwrap();
     let next = scene.open();
     assert_eq!(["a", "b", "new"].map(|of| is_of_earlier_boot(&next, &key(of))), [false; 3]);
-    // There is room by now.
+    // The disk has space now.
     store.note_boot().unwrap();
     assert_eq!(scene.noted().as_deref(), Some("\na@eth0.jsonl\nb@eth0.jsonl\n"));
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use crate::durable;
 
-/// A directory of records.
+/// Operations on a directory of records.
 pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// Creates an empty file that only its owner can access.
     ///
@@ -26,22 +26,22 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// # Errors
     /// The system's error.
     fn remove(&self, name: &str) -> io::Result<()>;
-    /// Gives a file another name: it has the one or the other, or for a moment both.
+    /// Gives a file another name: at any moment the file has one of the two names, or briefly both.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AlreadyExists`] where that name is taken.
+    /// [`io::ErrorKind::AlreadyExists`] if the new name is taken.
     fn give_name(&self, from: &str, name: &str) -> io::Result<()>;
-    /// Gives a file another name, in place of the file that has it; a power loss leaves one of the two.
+    /// Renames a file and replaces the file with the new name; a power failure leaves one of the two.
     ///
     /// # Errors
     /// The system's error.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
-    /// All names, in any order.
+    /// Returns all names, in any order.
     ///
     /// # Errors
     /// The system's error.
     fn list(&self) -> io::Result<Vec<String>>;
-    /// Makes created and removed names survive a power loss.
+    /// Makes created and removed names survive a power failure.
     ///
     /// # Errors
     /// The system's error.
@@ -55,7 +55,7 @@ pub(crate) trait Appended: fmt::Debug + Send {
     /// # Errors
     /// The system's error.
     fn read(&mut self) -> io::Result<Vec<u8>>;
-    /// Its length, in bytes.
+    /// Returns the file's length in bytes.
     ///
     /// # Errors
     /// The system's error.
@@ -70,12 +70,12 @@ pub(crate) trait Appended: fmt::Debug + Send {
     /// # Errors
     /// The system's error.
     fn cut(&mut self, length: u64) -> io::Result<()>;
-    /// A second handle to the same open file, for another thread.
+    /// Opens a second handle to the same open file, for another thread.
     ///
     /// # Errors
     /// The system's error.
     fn again(&self) -> io::Result<Box<dyn Appended>>;
-    /// Makes written bytes survive a power loss.
+    /// Makes written bytes survive a power failure.
     ///
     /// # Errors
     /// The system's error.
@@ -105,7 +105,7 @@ impl Files for OnDisk {
             OpenOptions::new().read(true).write(write).custom_flags(flags).open(self.at(name))
         };
         let file = match open(true) {
-            // A file that cannot be written can still be read, so its sandbox is removed all the same.
+            // A file that cannot be written can still be read, so that its sandbox can be removed nevertheless.
             Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => open(false)?,
             other => other?,
         };
@@ -123,9 +123,9 @@ impl Files for OnDisk {
     }
 
     fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
-        // Renaming would replace what has the name.
+        // `rename` would replace a file with the new name.
         std::fs::hard_link(self.at(from), self.at(name))?;
-        // It has its name. What is left of the other one goes with the next start.
+        // The file has its new name. The next start removes a remaining old name.
         let _ = std::fs::remove_file(self.at(from));
         Ok(())
     }

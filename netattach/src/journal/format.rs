@@ -1,12 +1,12 @@
 //! Reads and writes the content of a record's file, and detects damage. Pure.
 //!
-//! Version 2 begins with a header line of fixed length: version, whether the sandbox is attached and how long the file
-//! was then, and a checksum. The header is rewritten in place once, when the sandbox is attached; a file that is
-//! shorter afterwards has lost lines. (Where no line can be added for the removal, it is rewritten as it was before, and the
-//! line of the attachment goes.) Every other line is a JSON array of a checksum and an event. A checksum covers
-//! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
-//! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
-//! to 10 are version 2 with plans that an earlier version cannot express.
+//! Version 2 begins with a header line of fixed length: the version, whether the sandbox is attached and the length
+//! of the file at that moment, and a checksum. The header is rewritten in place once, when the sandbox is attached; a
+//! file that is shorter afterwards has lost lines. (If no line can be appended for the removal, the header gets its
+//! former content, and the line of the attachment is removed.) Every other line is a JSON array of a checksum and an
+//! event. A checksum covers the name of the file, its own line and the previous checksum, so that changed, reordered,
+//! repeated and foreign lines are detected. Version 1 had no checksums and no header: each line was an event.
+//! Versions 3 to 10 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
@@ -29,19 +29,19 @@ const WRITTEN: [u32; 9] = [2, 3, 4, 5, 6, 7, 8, 9, 10];
 /// The versions that are read.
 pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 
-/// The version in which a plan is written: the lowest that can express all of it, so that an agent of that version can
-/// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
-/// `host-local`, and ipvlans; version 4 the node's translation of addresses; version 5 exceptions from
-/// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
-/// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
-/// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
-/// interfaces of other plugins, and who is masqueraded on the way; version 10 interfaces that a plugin before netattach in the
-/// runtime's list has made, what the node forwards past a filter that drops, pods on ipvlans that the node reaches, VFs whose
-/// node's end is a representor, and leases of `dhcp`.
+/// Returns the version in which a plan is written: the lowest that can express the whole plan, so that an agent of
+/// that version can read it, and an older agent reports the version that it would need. Version 3 adds leases of
+/// kinds other than `host-local`, and ipvlans; version 4 address translation by the node; version 5 exceptions from
+/// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links
+/// that were added later; version 7 devices of the node, and tables by source; version 8 macvlans whose programs are
+/// attached before they have addresses, and pods on a parent that reach the node; version 9 VRFs, taps and netkits,
+/// port mappings to interfaces of other plugins, and the choice of masqueraded senders; version 10 interfaces that a
+/// plugin earlier in the runtime's list has created, forwarding past a filter that drops, pods on ipvlans that reach
+/// the node, VFs with a representor, and leases of `dhcp`.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
-        // The last by executables alone, which keep no record.
+        // The last is used only by executables, which keep no record.
         Step::TakeMade(_) | Step::Admit(_) | Step::RestrictSender => tenth,
         Step::Translate(translate) if !translate.senders.is_usual() => ninth,
         Step::FindReach => ninth,
@@ -90,8 +90,8 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
     plan.steps().map(|(_, _, step)| needed(step)).max().unwrap_or(second)
 }
 
-/// Whether the interface is configured as no version before the sixth can express. An agent that does not know
-/// `v4_alone` passes over it: it matters while the interface is made, and nothing looks at it later.
+/// Whether the interface is configured in a way that versions before the sixth cannot express. An agent that does not
+/// know `v4_alone` can ignore it: it is used only while the interface is created.
 fn is_new(configure: &Configure) -> bool {
     let Configure { style, detect_duplicates, down, default_route: _, dns: _, v4_alone: _ } = configure;
     *style == Style::PointToPoint || *detect_duplicates || *down
@@ -104,7 +104,7 @@ pub(super) enum Line {
     Planned {
         version: u32,
         boot: String,
-        /// Time of writing, in milliseconds since 1970: for people.
+        /// Time of writing, in milliseconds since 1970: for people only.
         at: u64,
         /// Time of writing, in nanoseconds since that boot. Not in version 1.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -140,7 +140,7 @@ mod shared {
     }
 }
 
-/// A part of a record that is not as it was written.
+/// A part of a record that differs from what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// Number of the line, from 1.
@@ -162,7 +162,7 @@ pub enum Verdict {
     Torn,
     /// The file has a version that this code does not know.
     Foreign(u64),
-    /// The file is not as it was written.
+    /// The file differs from what was written.
     Damaged(Vec<Damage>),
     /// The file is as it was written.
     Whole {
@@ -199,8 +199,8 @@ pub(super) struct Read {
     /// Bytes up to the end of the last whole line.
     pub(super) length: usize,
     pub(super) writer: Writer,
-    /// The file as it was before the line that says that the sandbox is attached, if there is one: its length, and what
-    /// would have written the next line.
+    /// The file before the line that marks the sandbox as attached, if there is such a line: its length, and the
+    /// encoder for the next line.
     pub(super) before_attached: Option<(usize, Writer)>,
 }
 
@@ -229,7 +229,7 @@ pub(super) fn head(name: &str, version: u32, attached_at: Option<u64>) -> String
 }
 
 impl Writer {
-    /// For a new file of that name.
+    /// Makes the encoder for a new file with this name.
     pub(super) fn new(name: &str, version: u32) -> Self {
         Self { version, sum: checksum(0, name.as_bytes()) }
     }
@@ -263,7 +263,7 @@ impl Writer {
     }
 }
 
-/// Reads the content of the file of that name.
+/// Reads the content of the file with this name.
 pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
     if let Some(version) = foreign_version(&bytes[..whole]) {
@@ -296,7 +296,7 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     Content::Lines(Read { lines, damage, sealed: sealed.is_some(), length: whole, writer, before_attached })
 }
 
-/// The version, if this is the header of a file of that version, and the length that it states if the sandbox is
+/// Returns the version, if this is the header of a file of that version, and the stated length if the sandbox is
 /// attached.
 fn first_line(name: &str, version: u32, line: &[u8]) -> Option<(u32, Option<u64>)> {
     if line == head(name, version, None).as_bytes() {
@@ -313,7 +313,7 @@ struct Chained {
     lines: Vec<Line>,
     /// The checksum of the last.
     sum: u32,
-    /// Where the line begins that says that the sandbox is attached, and the checksum of the one before.
+    /// Offset of the line that marks the sandbox as attached, and the checksum of the line before it.
     attached: Option<(usize, u32)>,
 }
 
@@ -368,7 +368,7 @@ fn taken_apart(line: &[u8]) -> Option<(u32, &[u8])> {
     lower.then_some((sum, body))
 }
 
-/// Whether a file begins as one of version 1, and not of one whose number only begins with that digit.
+/// Whether a file begins like one of version 1, and not like one of a version such as 10.
 fn is_of_first_version(bytes: &[u8]) -> bool {
     let rest = bytes.strip_prefix(b"{\"planned\":{\"version\":1");
     rest.is_some_and(|rest| !rest.first().is_some_and(u8::is_ascii_digit))
@@ -408,8 +408,8 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n").unwrap_or(line))
 }
 
-/// The version that a complete header names, if this code does not know it. A header with a checksum was written by version
-/// 2 or later: one that says less is damaged.
+/// Returns the version in a complete header, if this code does not know that version. A header with a checksum was
+/// written by version 2 or later: if it names a lower version, it is damaged.
 fn foreign_version(text: &[u8]) -> Option<u64> {
     let first = text.split(|byte| *byte == b'\n').next()?;
     let line: Value = serde_json::from_slice(first).ok()?;

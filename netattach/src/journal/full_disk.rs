@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::files::{Appended, Files, OnDisk};
 use crate::sync::{Arc, Mutex, locked};
 
-/// What a disk still takes.
+/// The writes that a disk still accepts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Takes {
     /// Everything.

@@ -1,4 +1,4 @@
-//! The plan for each sandbox and the steps carried out, kept across crashes.
+//! The plan of each sandbox and the steps carried out, stored so that they survive crashes.
 //!
 //! One file for each (container, interface name): JSON lines, appended to. The plan is written before the first
 //! effect, and every step writes a line before it begins and one when it is done. The file is removed only when every
@@ -10,31 +10,31 @@
 //! belong to the sandbox alone, even if progress was lost. If the plan itself or another plugin's result is lost, DEL
 //! is refused and the numbers stay allocated until an operator has examined the record.
 //!
-//! **A full disk.** No line is begun for a step whose line cannot be written. A removal goes on: its line is the only one that
-//! is needed then, and where it cannot be added, the record becomes that of a sandbox that is not attached yet, in place
-//! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
+//! **A full disk.** If the line that announces a step cannot be written, the step does not begin. A removal
+//! continues, because it needs only one line; if that line cannot be appended, the record is changed in place to that
+//! of a sandbox that is not attached yet ([`Record::removing`]). So a restarted agent never takes a sandbox for an
+//! attached one whose addresses may have other holders.
 //!
-//! **Written anew.** A record that somebody has removed is written from memory under another name, and gets its own once all
-//! of it is there ([`Store::create_whole`]). Where the agent ends before that, there is still none: one with its plan alone
-//! would say of a live sandbox that nothing was begun.
+//! **Rewritten records.** A record that another program has removed is written from memory under a temporary name,
+//! and renamed once it is complete ([`Store::create_whole`]). If the agent ends before that, no record exists: a
+//! record with only its plan would claim that no step of a live sandbox had begun.
 //!
-//! **Torn by whom.** What an agent of this boot leaves torn had no effect, and a loss of power may have torn the record of a pod
-//! with leases. So a torn record of this boot whose container has any is damage, and one of an earlier boot is not. Which boot it
-//! was cannot be read in it: the first agent of a boot notes the torn records that it finds ([`Store::note_boot`]), before there
-//! can be another.
+//! **Torn records.** A record that an agent of this boot leaves torn had no effect, whereas a power failure may have
+//! torn the record of a pod with leases. So a torn record of this boot whose container has leases is damage, and one
+//! of an earlier boot is not. A torn record does not tell its boot: the first agent of a boot lists the torn records
+//! that it finds ([`Store::note_boot`]), before new ones can exist.
 //!
 //! **Durability.** A line is in the page cache when `write(2)` returns, so it survives the death of the agent at any
 //! moment. A power loss also destroys the kernel's links and maps; leases and the files of other plugins survive it.
 //! For a record of an earlier boot, every step of its plan counts as begun.
 //!
-//! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`] begins
-//! writing it out while links are being created, [`Record::wait_durable`] waits, or writes it out itself where no thread could
-//! be had for it). A plan whose only lasting effects
-//! are leases is not synced: its file exists before its leases do, which a journalling filesystem keeps in that order,
-//! and even an empty file still identifies their owner. The pools that may contain them are noted once each
-//! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
+//! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`] starts
+//! a sync while links are being created; [`Record::wait_durable`] waits for it, or syncs itself if no thread could be
+//! started). A plan whose only lasting effects are leases is not synced: its file exists before its leases do, which
+//! a journalling filesystem keeps in that order, and even an empty file still identifies their owner. Each pool that
+//! may contain such leases is noted once ([`Store::note_pool`]), so a slow sync does not delay pods.
 //!
-//! What is noted of pools is in `pools`. One that is known already is found without waiting for who notes another.
+//! `pools` stores the noted pools. Finding a noted pool does not wait for an operation that notes another one.
 //!
 //! A [`Store`] (`store`) is the directory of records, a [`Record`] (`record`) one file in it, which [`format`] reads
 //! and judges. `files` defines the directory operations that the journal needs, so that a model checker can use a

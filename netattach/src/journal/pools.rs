@@ -1,7 +1,9 @@
-//! The pools that leases may have been taken from: in memory, and in a file that an agent after a loss of power reads.
+//! The pools that leases may have been taken from: in memory, and in a file that an agent reads after a power
+//! failure.
 //!
-//! A pool is in the file, and the file on disk, before it is known, and is not known any more before the file is written
-//! without it. So whenever the agent ends, the file has every pool that a lease was taken from.
+//! A pool is written to the file, and the file is synced, before the pool counts as noted in memory. A pool is
+//! removed from memory before the file is rewritten without it. So the file contains every pool that a lease was
+//! taken from, whenever the agent ends.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,54 +15,55 @@ use crate::sync::{Arc, Mutex, locked};
 /// File with the pools, in the directory of records. No record has this name: records have an `@` in their names.
 pub(super) const POOLS: &str = "pools.jsonl";
 
-/// The file that is to have that name next, and is left by who was killed before it had.
+/// The new content, before it is renamed to [`POOLS`]; left behind if the agent is killed before the rename.
 const NEXT_POOLS: &str = "pools.jsonl.new";
 
-/// So many pools are kept without a question whether anybody needs them: a pool that is noted anew costs an ADD a sync.
+/// Up to this many pools are kept without checking whether any lease needs them: noting a pool again costs an ADD a
+/// sync.
 const FEW_POOLS: usize = 64;
 
-/// Most pools that are noted. Whoever defines networks names pools; those that nobody needs are forgotten long before
-/// ([`Pools::are_many`]), so more are pools that pods have addresses of.
+/// Most pools that can be noted. The authors of networks name pools; unneeded pools are forgotten at much smaller
+/// numbers ([`Pools::are_many`]), so more than this means that pods hold addresses of that many pools.
 pub(super) const MOST_POOLS: usize = 16_384;
 
 /// The pools, and the file of them.
 #[derive(Debug)]
 pub(super) struct Pools {
     files: Arc<dyn Files>,
-    /// Never locked over what waits for the disk.
+    /// Never locked during disk I/O.
     known: Mutex<Known>,
-    /// Locked while the file changes, which waits for the disk. Locked before `known`.
+    /// Locked while the file changes, which includes disk I/O. Locked before `known`.
     file: Mutex<Written>,
 }
 
 #[derive(Debug, Default)]
 struct Known {
     pools: BTreeMap<Pool, Use>,
-    /// The number of the last look for pools that nobody needs.
+    /// The number of the last check for unneeded pools.
     look: u64,
-    /// How many pools it has left.
+    /// The number of pools that this check has left.
     left: usize,
 }
 
-/// How a pool is used by who leases from it.
+/// The use of a pool by operations that lease from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Use {
-    /// How many are about to lease from it.
+    /// The number of operations that are about to lease from the pool.
     by: usize,
-    /// The look before the last of them began or ended.
+    /// The number of the last check that had begun when the last of these operations began or ended.
     last: u64,
 }
 
-/// What is known of the file.
+/// The known state of the file.
 #[derive(Debug, Default)]
 struct Written {
-    /// Its length in bytes, which is the end of a line, when it was written last.
+    /// The length in bytes after the last write, at the end of a line.
     end: Option<u64>,
-    /// Whether its name survives a loss of power.
+    /// Whether the file's directory entry survives a power failure.
     is_named: bool,
 }
 
-/// A pool that is noted, and not forgotten until this is dropped.
+/// A noted pool, which is not forgotten until this is dropped.
 #[derive(Debug)]
 pub struct NotedPool<'s> {
     pools: &'s Pools,
@@ -86,7 +89,7 @@ impl Pools {
     /// Reads the file.
     ///
     /// # Errors
-    /// It is there and cannot be read.
+    /// The file exists and cannot be read.
     pub(super) fn read(files: Arc<dyn Files>) -> io::Result<Self> {
         let text = match files.open(POOLS).and_then(|mut file| file.read()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
@@ -112,7 +115,7 @@ impl Pools {
         locked(&self.known).pools.keys().cloned().collect()
     }
 
-    /// Whether a pool is noted.
+    /// Whether the pool is noted.
     pub(super) fn has(&self, pool: &Pool) -> bool {
         locked(&self.known).pools.contains_key(pool)
     }
@@ -126,7 +129,8 @@ impl Pools {
         known.pools.len() >= MOST_POOLS || known.pools.len() > (known.left + more).max(FEW_POOLS)
     }
 
-    /// Notes a pool. Waits for the disk if it is not noted yet; nobody who needs one that is waits meanwhile.
+    /// Notes a pool. If the pool is not noted yet, waits for the disk; operations that need a noted pool do not wait
+    /// meanwhile.
     pub(super) fn note(&self, pool: Pool) -> Result<NotedPool<'_>, NotNoted> {
         let is_known = locked(&self.known).enter(&pool);
         if is_known {
@@ -135,7 +139,7 @@ impl Pools {
         let mut file = locked(&self.file);
         let is_known = {
             let mut known = locked(&self.known);
-            // Somebody else has noted it meanwhile, or not.
+            // Another operation may have noted the pool meanwhile.
             let is_known = known.enter(&pool);
             if !is_known && known.pools.len() >= MOST_POOLS {
                 return Err(NotNoted::Many);
@@ -150,11 +154,11 @@ impl Pools {
         Ok(NotedPool { pools: self, pool })
     }
 
-    /// Forgets the pools of which `is_needed` is false, where there are more than a few, but for those that somebody has noted
-    /// since this began or is about to lease from. Returns how many were forgotten.
+    /// Forgets the pools for which `is_needed` is false, if there are more than [`FEW_POOLS`], except pools that an
+    /// operation has noted since this began or is about to lease from. Returns how many were forgotten.
     ///
     /// # Errors
-    /// The file cannot be written anew; all are known then.
+    /// The file cannot be rewritten; all pools are still known then.
     pub(super) fn keep(&self, is_needed: impl Fn(&Pool) -> bool) -> io::Result<usize> {
         let (look, all) = {
             let mut known = locked(&self.known);
@@ -166,7 +170,7 @@ impl Pools {
         };
         let unneeded: Vec<Pool> = all.into_iter().filter(|pool| !is_needed(pool)).collect();
         let mut file = locked(&self.file);
-        // From here on who leases from one of these notes it anew, once the file is written.
+        // After this, an operation that leases from one of these pools notes it again, once the file is written.
         let (forgotten, kept) = {
             let mut known = locked(&self.known);
             let forgotten = known.take_out(unneeded, look);
@@ -188,26 +192,27 @@ impl Pools {
 }
 
 impl Known {
-    /// Notes that somebody is about to lease from a pool, if it is known.
+    /// Notes that an operation is about to lease from a pool. Returns whether the pool is known.
     fn enter(&mut self, pool: &Pool) -> bool {
         let Some(of) = self.pools.get_mut(pool) else { return false };
         *of = Use { by: of.by + 1, last: self.look };
         true
     }
 
-    /// Adds a pool that somebody is about to lease from.
+    /// Adds a pool that an operation is about to lease from.
     fn add(&mut self, pool: &Pool) {
         self.pools.insert(pool.clone(), Use { by: 1, last: self.look });
     }
 
-    /// Notes that somebody who was about to lease from a pool has or has not.
+    /// Notes that an operation that was about to lease from a pool has finished, with or without a lease.
     fn leave(&mut self, pool: &Pool) {
         if let Some(of) = self.pools.get_mut(pool) {
             *of = Use { by: of.by.saturating_sub(1), last: self.look };
         }
     }
 
-    /// Takes out those of these pools that nobody has used since the look of that number began. What was leased before, it has seen.
+    /// Removes and returns those of the given pools that no operation has used since check `look` began. That check
+    /// has seen leases that were taken before.
     fn take_out(&mut self, unneeded: Vec<Pool>, look: u64) -> Vec<(Pool, Use)> {
         let is_unused = |of: &Use| of.by == 0 && of.last < look;
         let unused = unneeded.into_iter().filter(|pool| self.pools.get(pool).is_some_and(is_unused));
@@ -217,7 +222,7 @@ impl Known {
 }
 
 impl Written {
-    /// Adds the line of a pool, and has it survive a loss of power.
+    /// Appends a pool's line, and syncs the file and its directory entry.
     fn append(&mut self, files: &dyn Files, pool: &Pool) -> io::Result<()> {
         let mut line = serde_json::to_vec(pool)?;
         line.push(b'\n');
@@ -231,7 +236,7 @@ impl Written {
         let length = file.length()?;
         let end = match self.end.filter(|end| *end == length) {
             Some(end) => end,
-            // A line that a crash cut off is overwritten.
+            // Overwrites a line that a crash has cut off.
             None => {
                 let end = whole(&file.read()?) as u64;
                 file.cut(end)?;
@@ -243,7 +248,7 @@ impl Written {
         match written {
             Ok(()) => *self = Self { end: Some(end + line.len() as u64), is_named: true },
             Err(error) => {
-                // Else each try on a disk that fails would leave a line.
+                // Otherwise each retry on a failing disk would leave a line.
                 let _ = file.cut(end);
                 return Err(error);
             }
@@ -251,7 +256,7 @@ impl Written {
         Ok(())
     }
 
-    /// Writes the file anew, with the pools that are to be kept and with the lines that cannot be read: a later version may have
+    /// Rewrites the file with the pools to keep and with the lines that cannot be parsed: a later version may have
     /// written them.
     fn write_anew(&mut self, files: &dyn Files, is_kept: impl Fn(&Pool) -> bool) -> io::Result<()> {
         let text = files.open(POOLS)?.read()?;
@@ -266,14 +271,14 @@ impl Written {
         file.sync()?;
         crate::crash_point!("journal", "pools");
         files.rename(NEXT_POOLS, POOLS)?;
-        // The file has its name, and what is known has to be what it says. A loss of power may bring back the one before, which
-        // has all of these and more; the next pool that is noted waits until it cannot.
+        // The file is renamed, so the state in memory must match it. A power failure may restore the previous file,
+        // which contains all of these pools and more; noting the next pool syncs the directory.
         *self = Self { end: Some(text.len() as u64), is_named: files.sync().is_ok() };
         Ok(())
     }
 }
 
-/// The length of the whole lines.
+/// Returns the length of the complete lines.
 fn whole(text: &[u8]) -> usize {
     text.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1)
 }
@@ -325,7 +330,7 @@ mod tests {
         assert_eq!(pools.all(), [1, 3, 4, 5, 6].map(pool));
         assert_eq!(text(directory), [1, 3, 4, 5, 6].map(line).concat());
         drop((before, meanwhile));
-        // One that was forgotten is in the file again before anybody leases from it.
+        // A forgotten pool is in the file again before an operation leases from it.
         drop(pools.note(pool(2)).unwrap());
         assert_eq!(open(&Disk::at(directory)).all(), [1, 2, 3, 4, 5, 6].map(pool));
     }
@@ -346,14 +351,14 @@ mod tests {
         disk.fails_to_sync(false);
         drop(pools.note(pool(2)).unwrap());
         assert_eq!((pools.all(), text(directory)), (vec![pool(1), pool(2)], line(1) + &line(2)));
-        // The name is there to stay by now.
+        // The name survives a power failure now.
         disk.fails_to_sync(true);
         drop(pools.note(pool(3)).unwrap());
         disk.fails_to_sync(false);
         disk.takes(Takes::UpTo(text(directory).len() as u64 + 3));
         assert!(matches!(pools.note(pool(4)), Err(NotNoted::File(_))));
         disk.takes(Takes::Everything);
-        // Somebody else has shortened the file.
+        // Another program has truncated the file.
         fs::write(directory.join(POOLS), line(1) + "{").unwrap();
         drop(pools.note(pool(4)).unwrap());
         assert_eq!(text(directory), line(1) + &line(4));

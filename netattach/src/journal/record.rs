@@ -81,7 +81,8 @@ pub struct Record {
     /// without cookies (before Linux 5.14), and in records of version 1.
     pub netns_cookie: Option<u64>,
     begun: BTreeSet<StepRef>,
-    /// Written during an earlier boot: nothing in the kernel is left of it, and progress may be missing.
+    /// Whether the record was written during an earlier boot: nothing of the sandbox is left in the kernel, and
+    /// progress may be missing.
     earlier_boot: bool,
     /// The damaged lines: progress may be missing.
     damage: Vec<Damage>,
@@ -94,38 +95,38 @@ pub struct Record {
     length: u64,
     /// A crash left part of a line after `length`.
     cut_off: bool,
-    /// What `length` and `writer` were before the line that says that the sandbox is attached, if there is one.
+    /// `length` and `writer` before the line that marks the sandbox as attached, if there is such a line.
     before_attached: Option<(u64, Writer)>,
-    /// The steps whose output was written once more behind that line.
+    /// The steps whose output was written again after that line.
     amended: BTreeSet<StepRef>,
-    /// Whether it was there when the operation on its sandbox began.
+    /// Whether the record existed when the operation on its sandbox began.
     was_read: bool,
     /// Bytes to be written with the next write.
     unwritten: Vec<u8>,
     sync: Syncing,
 }
 
-/// How far it is that the plan survives a loss of power.
+/// The state of the sync that makes the plan survive a power failure.
 #[derive(Debug, Default)]
 enum Syncing {
-    /// Nobody has asked for it, or somebody has waited for it.
+    /// No sync was requested, or a caller has already waited for it.
     #[default]
     NotAsked,
-    /// It was asked for, and there was no descriptor or no thread for it.
+    /// A sync was requested, but no descriptor or no thread was available.
     Owed,
-    /// A thread is at it.
+    /// A thread is syncing.
     Begun(JoinHandle<std::io::Result<()>>),
 }
 
-/// What a sandbox has come to.
+/// The progress of a sandbox whose record is rewritten.
 #[derive(Debug)]
 pub struct Progress<'a> {
-    /// Of its namespace; 0: that is gone, or the kernel has no cookies.
+    /// The cookie of the sandbox's namespace; 0: the namespace is gone, or the kernel has no cookies.
     pub netns_cookie: u64,
-    /// Of the steps that were carried out.
+    /// The outputs of the steps that were carried out.
     pub outputs: &'a Outputs,
-    /// What the runtime has received, in the newest version. `None`: the sandbox is being removed, and its addresses may be
-    /// others' by now.
+    /// The result that the runtime received, in the newest version. `None`: the sandbox is being removed, and its
+    /// addresses may have other holders now.
     pub result: Option<Value>,
 }
 
@@ -268,8 +269,8 @@ impl Record {
         Ok(Replayed::Record(Box::new(record)))
     }
 
-    /// Has claims that do not say which programs were on their devices say when they were planned instead, where that is before
-    /// any process of the pod could have one on a device: not in a live pod.
+    /// For claims that do not contain the programs on their devices, stores the time of planning instead, if no
+    /// process of the pod could have attached a program to a device before that time: not in a live pod.
     fn date_claims(&mut self) {
         let is_first = self.plan.dynamic.is_none() && !self.was_written_anew();
         let is_sure = is_first && !self.earlier_boot && self.damage.is_empty();
@@ -286,8 +287,8 @@ impl Record {
         }
     }
 
-    /// Whether its time may be later than that of its plan, by [`Record::continue_from`]: that alone has steps begin that have
-    /// no inverse.
+    /// Whether the record may be newer than its plan because of [`Record::continue_from`]: only that function writes
+    /// a "began" line for steps without an inverse.
     fn was_written_anew(&self) -> bool {
         self.is_complete() && self.plan.steps().all(|(at, _, _)| self.begun.contains(&at))
     }
@@ -321,8 +322,9 @@ impl Record {
         self.plan.steps().all(|(at, _, _)| self.outputs.contains_key(&at))
     }
 
-    /// Whether its sandbox may have been attached: it says so, or it did before [`Record::removing`] found no room. What every
-    /// step has found is written no sooner than that, so an agent that ended before leaves no such record.
+    /// Whether the sandbox may have been attached: the record says so, or said so before [`Record::removing`] found
+    /// no space. The outputs of all steps are written only together with that line, so an agent that ended earlier
+    /// leaves no such record.
     pub fn may_have_been_attached(&self) -> bool {
         self.state != RecordState::Applying || (self.was_read && self.is_complete())
     }
@@ -332,7 +334,7 @@ impl Record {
         self.earlier_boot || !self.damage.is_empty() || self.begun.contains(&step)
     }
 
-    /// Whether the machine was rebooted since: the kernel's part of the sandbox is gone.
+    /// Whether the machine was rebooted since: the kernel objects of the sandbox are gone.
     pub fn is_of_earlier_boot(&self) -> bool {
         self.earlier_boot
     }
@@ -351,7 +353,7 @@ impl Record {
         self.encode(&Line::Namespace(netns_cookie))
     }
 
-    /// To be called before the effects of steps that have an inverse. Written at once.
+    /// Called before the effects of steps that have an inverse. Written at once.
     pub fn begin(&mut self, steps: &[StepRef]) -> Result<(), JournalError> {
         self.begun.extend(steps);
         let Some((last, others)) = steps.split_last() else { return Ok(()) };
@@ -359,8 +361,8 @@ impl Record {
         self.append(&Line::Began(*last))
     }
 
-    /// To be called after a step's effect. The line is written together with the next one: there is no effect in
-    /// between that needs undoing, and a step that is only known to have begun is undone too.
+    /// Called after a step's effect. The line is written together with the next one: no effect in between needs
+    /// undoing, and a step that is only known to have begun is undone too.
     pub fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
         let line = Line::Done(step, Box::new(output.clone()));
         self.outputs.insert(step, output);
@@ -370,7 +372,7 @@ impl Record {
     /// Replaces the output of a finished step. Written at once.
     ///
     /// # Errors
-    /// The record has the one before.
+    /// The record still has the previous output.
     pub fn amend(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
         if self.before_attached.is_some() {
             self.amended.insert(step);
@@ -379,11 +381,11 @@ impl Record {
         timing::part("journal", || self.flush())
     }
 
-    /// Writes the progress of a sandbox whose record was lost. Until the end of it the record says that nothing was done: it is
-    /// to have its name after that ([`Store::create_whole`](super::Store::create_whole)).
+    /// Writes the progress of a sandbox whose record was lost. Until the last line, the record says that no step was
+    /// carried out, so it must be renamed only afterwards ([`Store::create_whole`](super::Store::create_whole)).
     ///
     /// # Errors
-    /// It could not be written.
+    /// The progress could not be written.
     pub(super) fn continue_from(&mut self, progress: Progress<'_>) -> Result<(), JournalError> {
         let Progress { netns_cookie, outputs, result } = progress;
         self.note_namespace(netns_cookie)?;
@@ -414,11 +416,11 @@ impl Record {
         Ok(())
     }
 
-    /// Marks the start of the inverses. Where no line can be added, as on a full disk, the one goes instead that says that the
-    /// sandbox is attached, which needs no room: a start rolls the record back in either case.
+    /// Marks the start of the inverses. If no line can be appended, as on a full disk, removes the line that marks
+    /// the sandbox as attached instead, which needs no space: in either case a restarted agent rolls the record back.
     ///
     /// # Errors
-    /// The record says what it said before.
+    /// The record is unchanged.
     pub fn removing(&mut self) -> Result<(), JournalError> {
         self.state = RecordState::Removing;
         let Err(error) = self.append(&Line::Removing) else { return Ok(()) };
@@ -430,8 +432,8 @@ impl Record {
             );
             return Err(error);
         }
-        // There may be room where that line was, for what was written behind it too. Without these the record is unfinished all
-        // the same.
+        // The removed line may have freed space, which the outputs written after it need too. Without them the record
+        // is still an unfinished one.
         let amended = std::mem::take(&mut self.amended);
         for (step, output) in amended.iter().filter_map(|step| Some((*step, self.outputs.get(step)?.clone())))
         {
@@ -441,8 +443,8 @@ impl Record {
         Ok(())
     }
 
-    /// Makes the record one of a sandbox that is not attached yet. No part of the file grows. An end between the two writes
-    /// leaves it attached: the line counts that is then still there.
+    /// Makes the record one of a sandbox that is not attached yet. No part of the file grows. If the agent ends
+    /// between the two writes, the record still counts as attached, because of the line that is still there.
     fn go_back_to(&mut self, (length, writer): (u64, Writer)) -> std::io::Result<()> {
         if writer.has_head() {
             let head = format::head(&self.name, writer.version(), None);
@@ -457,8 +459,8 @@ impl Record {
         Ok(())
     }
 
-    /// Starts writing the plan out to disk, on a thread of its own. Without one, or without another descriptor for it, the plan
-    /// is written out by [`Record::wait_durable`].
+    /// Starts syncing the plan on a thread of its own. Without a thread or a second descriptor,
+    /// [`Record::wait_durable`] syncs the plan.
     pub fn start_sync(&mut self) {
         self.sync = Syncing::Owed;
         let Ok(mut file) = self.file.again() else { return };
@@ -472,15 +474,15 @@ impl Record {
         }
     }
 
-    /// Whether [`Record::start_sync`] was called, and nobody has waited for it since.
+    /// Whether [`Record::start_sync`] was called and no caller has waited for the sync since.
     pub fn is_being_synced(&self) -> bool {
         !matches!(self.sync, Syncing::NotAsked)
     }
 
-    /// Waits until the plan is on disk, where [`Record::start_sync`] was called.
+    /// Waits until the plan is on disk, if [`Record::start_sync`] was called.
     ///
     /// # Errors
-    /// It may not be there.
+    /// The plan may not be on disk.
     pub fn wait_durable(&mut self) -> Result<(), JournalError> {
         const PART: &str = "journal on disk";
         let synced = match std::mem::take(&mut self.sync) {
@@ -515,15 +517,15 @@ impl Record {
         self.flush()
     }
 
-    /// Writes the lines that wait.
+    /// Writes the buffered lines.
     fn flush(&mut self) -> Result<(), JournalError> {
         if std::mem::take(&mut self.cut_off) {
             self.file.cut(self.length).map_err(|source| self.not_written(source))?;
         }
         // A single write: after a crash a line is complete, cut off at the end, or absent.
         if let Err(source) = self.file.write_at(self.length, &self.unwritten) {
-            // A full disk may have accepted part of a line. It is removed, so that the next line starts at the right
-            // offset.
+            // A full disk may have accepted part of a line. That part is cut off, so that the next line starts at the
+            // right offset.
             let _ = self.file.cut(self.length);
             return Err(self.not_written(source));
         }

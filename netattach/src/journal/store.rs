@@ -19,11 +19,12 @@ use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
 use crate::timing;
 
-/// File with the boot in which an agent last took over what was there, and below it, a line each, the records that an earlier
-/// boot had torn and that are there still. An agent that does not know such lines takes the file for that of another boot.
+/// File with the id of the boot in which an agent last took over the records and, on further lines, the records that
+/// an earlier boot has torn and that still exist. An agent that does not know these lines takes the file for that of
+/// another boot.
 const BOOT: &str = "boot";
 
-/// Ends the name of a record that is being written as a whole, behind that which it will have.
+/// Suffix of the temporary name of a record that is being written as a whole.
 const UNFINISHED: &str = ".new";
 /// The state of a record on disk.
 #[derive(Debug)]
@@ -46,10 +47,11 @@ pub struct Store {
     directory: PathBuf,
     files: Arc<dyn Files>,
     boot: String,
-    /// The records that are of an earlier boot if they are torn: all that were there when the first agent of this boot opened
-    /// the directory, and from [`Store::keep_torn`] on those that were torn then.
+    /// The records that count as of an earlier boot if they are torn: all that existed when the first agent of this
+    /// boot opened the directory, and after [`Store::keep_torn`] those that were torn then.
     earlier: Mutex<BTreeSet<String>>,
-    /// Whether the file [`BOOT`] is another boot's: the next start would take every record for one of that.
+    /// Whether the file [`BOOT`] names another boot: the next start would then take every record for one of an
+    /// earlier boot.
     is_of_another: AtomicBool,
     pools: Pools,
 }
@@ -88,7 +90,7 @@ impl Store {
         Ok(Self { directory, files, boot, earlier, is_of_another, pools })
     }
 
-    /// The current moment, as records have it.
+    /// Returns the current moment, as stored in records.
     pub fn now(&self) -> Moment {
         Moment::now(&self.boot)
     }
@@ -118,10 +120,11 @@ impl Store {
         created
     }
 
-    /// Writes a new record with all that its sandbox has come to: whenever the agent ends, the whole of it is there, or none.
+    /// Writes a new record with the whole progress of its sandbox: whenever the agent ends, either the complete
+    /// record exists or none.
     ///
     /// # Errors
-    /// [`JournalError::Exists`] if there is one for the same sandbox and interface. There is no new one.
+    /// [`JournalError::Exists`] if a record for the same sandbox and interface exists. No new record exists then.
     pub fn create_whole(
         &self,
         key: JournalKey,
@@ -152,7 +155,7 @@ impl Store {
         named
     }
 
-    /// Creates a file, in the place of one that was not finished.
+    /// Creates a file, and replaces one that an earlier agent left unfinished.
     fn create_in_place(&self, name: &str) -> io::Result<Box<dyn Appended>> {
         match self.files.create(name) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -163,8 +166,8 @@ impl Store {
         }
     }
 
-    /// Removes what an earlier agent has left of records that it was writing as a whole. To be called before there can be any
-    /// such of this agent.
+    /// Removes the temporary files of records that an earlier agent was writing as a whole. Must be called before
+    /// this agent writes such a record.
     ///
     /// # Errors
     /// The journal cannot be listed.
@@ -172,14 +175,14 @@ impl Store {
         let failed = |source| JournalError::Open { path: self.directory.clone(), source };
         let names = self.files.list().map_err(failed)?;
         for name in names.iter().filter(|name| name.ends_with(UNFINISHED)) {
-            // One that stays is no record, and its place is taken by the next.
+            // A file that stays is not a record, and the next one replaces it.
             let _ = self.files.remove(name);
         }
         Ok(())
     }
 
-    /// Has the current boot noted before a record is made: what a bad byte makes unreadable of it would be taken for torn by an
-    /// earlier boot.
+    /// Ensures that the current boot is noted before a record is created: if a bad byte made that record unreadable,
+    /// it would otherwise count as torn by an earlier boot.
     fn ensure_boot(&self) -> Result<(), JournalError> {
         if self.is_of_another.load(Ordering::Relaxed) {
             let noted = self.note_boot();
@@ -200,7 +203,7 @@ impl Store {
         }
     }
 
-    /// Whether a record is as it was written. One that another operation has removed meanwhile is.
+    /// Whether a record is as it was written. A record that another operation has removed meanwhile counts as such.
     pub fn can_read(&self, key: &JournalKey) -> bool {
         match self.peek(key) {
             Ok(Loaded::Whole(record)) => record.check_whole().is_ok(),
@@ -238,24 +241,24 @@ impl Store {
         }
     }
 
-    /// To be called when all records have been looked at, with those that an earlier boot has torn: no other is of an earlier
-    /// boot from now on, whatever becomes of it. [`Store::note_boot`] is to follow.
+    /// Called when all records have been read, with those that an earlier boot has torn: from now on no other record
+    /// counts as of an earlier boot, whatever happens to it. [`Store::note_boot`] must follow.
     pub fn keep_torn<'k>(&self, torn: impl IntoIterator<Item = &'k JournalKey>) {
         let torn: BTreeSet<String> = torn.into_iter().filter_map(|key| key.file_name().ok()).collect();
         locked(&self.earlier).retain(|name| torn.contains(name));
     }
 
-    /// Notes the current boot, and which records an earlier one has torn. Where that cannot be written, the file goes: the next
-    /// start concludes nothing then, and keeps what is torn and may have an address.
+    /// Notes the current boot, and which records an earlier boot has torn. If that cannot be written, removes the
+    /// file: the next start then draws no conclusions, and keeps torn records that may have an address.
     ///
     /// # Errors
-    /// It could not be written.
+    /// The note could not be written.
     pub fn note_boot(&self) -> Result<(), JournalError> {
         self.note(&locked(&self.earlier))
     }
 
     fn note(&self, earlier: &BTreeSet<String>) -> Result<(), JournalError> {
-        // Each name has its newline, so that what is left of a longer text makes no other names.
+        // Each name ends with a newline, so that the rest of a longer text does not form other names.
         let names = earlier.iter().flat_map(|name| [name.as_str(), "\n"]);
         let text: String =
             [&*self.boot].into_iter().chain((!earlier.is_empty()).then_some("\n")).chain(names).collect();
@@ -271,7 +274,8 @@ impl Store {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut file = self.files.create(BOOT)?;
                 file.write_at(0, text)?;
-                // Once: a loss of power leaves one that was there as it was, or as it is written, but a new one empty.
+                // Synced only once: a power failure leaves an existing file with its old or new content, but a new
+                // file empty.
                 file.sync()?;
                 return self.files.sync();
             }
@@ -280,7 +284,8 @@ impl Store {
         if file.read().is_ok_and(|noted| noted == text) {
             return Ok(());
         }
-        // Over what is there, which takes no room of a full disk. An end before the cut leaves names that are not there any more.
+        // Overwrites the content, which needs no space on a full disk. If the agent ends before the cut, names remain
+        // that do not exist any more.
         file.write_at(0, text)?;
         crate::crash_point!("journal", "boot");
         file.cut(text.len() as u64)
@@ -292,21 +297,21 @@ impl Store {
         JournalError::damaged(&path, &[Damage { line: 1, what }])
     }
 
-    /// The file of a record, whether it is there or not.
+    /// Returns the path of a record's file, whether or not the file exists.
     ///
     /// # Errors
-    /// The key cannot be one.
+    /// The key cannot be part of a file name.
     pub fn path(&self, key: &JournalKey) -> Result<PathBuf, JournalError> {
         Ok(self.directory.join(key.file_name()?))
     }
 
-    /// Removes a record that is torn.
+    /// Removes a torn record.
     pub fn discard(&self, key: &JournalKey) -> Result<(), JournalError> {
         let name = key.file_name()?;
         let failed = |source| JournalError::Write { path: self.directory.join(&name), source };
         self.files.remove(&name).map_err(failed)?;
         let mut earlier = locked(&self.earlier);
-        // A record of that name is of this boot from now on.
+        // From now on a record with this name is of this boot.
         if earlier.remove(&name)
             && let Err(error) = self.note(&earlier)
         {
@@ -315,13 +320,13 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a pool is noted: [`Store::note_pool`] then does not wait for the disk.
+    /// Whether a pool is noted: then [`Store::note_pool`] does not wait for the disk.
     pub fn has_noted(&self, pool: &Pool) -> bool {
         self.pools.has(pool)
     }
 
-    /// Notes a pool that leases are about to be taken from. It stays noted until a [`Store::keep_pools`] that comes after what is
-    /// returned is dropped. Waits for the disk the first time.
+    /// Notes a pool that leases are about to be taken from. The pool stays noted until the next [`Store::keep_pools`]
+    /// after the returned value is dropped. Waits for the disk the first time.
     ///
     /// # Errors
     /// [`JournalError::ManyPools`], or the file cannot be written.
@@ -332,16 +337,17 @@ impl Store {
         })
     }
 
-    /// Whether there are so many pools that [`Store::keep_pools`] is worth its time.
+    /// Whether there are enough pools for [`Store::keep_pools`] to be worthwhile.
     pub fn has_many_pools(&self) -> bool {
         self.pools.are_many()
     }
 
-    /// Forgets the pools of which `is_needed` is false, where there are more than a few: whoever defines networks names pools, and
-    /// a node would have all that it ever had. One that somebody leases from meanwhile stays. Returns how many were forgotten.
+    /// Forgets the pools for which `is_needed` is false, if there are more than a few: the authors of networks name
+    /// pools, and a node would otherwise keep all pools that it ever had. A pool that an operation leases from
+    /// meanwhile is kept. Returns how many were forgotten.
     ///
     /// # Errors
-    /// The file cannot be written anew; all are known then.
+    /// The file cannot be rewritten; all pools are still known then.
     pub fn keep_pools(&self, is_needed: impl Fn(&Pool) -> bool) -> Result<usize, JournalError> {
         let failed = |source| JournalError::Write { path: self.directory.join(POOLS), source };
         self.pools.keep(is_needed).map_err(failed)
@@ -368,15 +374,15 @@ impl Store {
     }
 }
 
-/// The records that an earlier boot has torn, by the file [`BOOT`]. `None`: it is another boot's, so all that are there are of an
-/// earlier one.
+/// Returns the records that an earlier boot has torn, according to the file [`BOOT`]. `None`: the file names another
+/// boot, so all existing records are of an earlier one.
 fn noted_earlier(noted: &[u8], boot: &str) -> Option<BTreeSet<String>> {
     let noted = String::from_utf8_lossy(noted);
     let mut lines = noted.lines();
     match lines.next() {
         Some(of) if of == boot => Some(lines.map(str::to_owned).collect()),
         Some(_) => None,
-        // Nobody has noted a boot, or who began to was killed. Nothing is concluded from it.
+        // No boot was noted, or the agent was killed while writing. No conclusions are drawn.
         None => Some(BTreeSet::new()),
     }
 }

@@ -12,7 +12,7 @@ use crate::sync::{Arc, Mutex, locked};
 #[derive(Debug)]
 struct Short {
     disk: OnDisk,
-    /// What was made to survive a loss of power.
+    /// The names that survive a power failure.
     synced: Arc<Mutex<Vec<String>>>,
     is_broken: bool,
 }

@@ -218,7 +218,7 @@ fn what_was_written_behind_the_line_that_goes_stays_where_there_is_room() {
     record.amend(StepRef(0, 1), changed.clone()).unwrap();
     let written = fs::read(&path).unwrap();
     let disk = Disk::at(directory);
-    // By whoever has written it, and by whoever has read it.
+    // By its writer, and by a reader.
     for is_read in [false, true] {
         disk.takes(Takes::Everything);
         fs::write(&path, &written).unwrap();

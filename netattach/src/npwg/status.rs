@@ -58,8 +58,8 @@ pub struct StatusEntry {
     /// distinguished from the others and defines no key for it.
     #[serde(default, rename = "dev.netattach.dynamic", skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
-    /// The device that the kubelet gave the pod for the attachment, and to which of its containers: the standard has keys
-    /// for what the device is, and none for whose it is.
+    /// The device that the kubelet allocated to the pod for the attachment, and the container that it belongs to: the
+    /// standard has keys for the description of the device, but none for its owner.
     #[serde(default, rename = "dev.netattach.device", skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
 }
@@ -220,7 +220,7 @@ pub fn render(entries: &[StatusEntry]) -> String {
     serde_json::json!(entries).to_string()
 }
 
-/// Gateways as others write them: Multus writes `<nil>` for a default route that has none.
+/// Gateways as other programs write them: Multus writes `<nil>` for a default route without one.
 fn those_readable<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpAddr>, D::Error> {
     Ok(those_readable_if_any(deserializer)?.unwrap_or_default())
 }

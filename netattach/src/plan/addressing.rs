@@ -24,20 +24,21 @@ pub fn pod_side(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::
     Addressing { detect_duplicates: configure.detect_duplicates, ..addressing }
 }
 
-/// When the neighbours of an interface are told its IPv4 addresses.
+/// When the IPv4 addresses of an interface are announced to its neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Announcement {
-    /// It has none, or nobody beside it could use them.
+    /// The interface has no IPv4 addresses, or no neighbour could use them.
     Never,
-    /// Within the ADD.
+    /// During the ADD.
     AtOnce,
-    /// Once the ADD has been answered.
+    /// After the ADD has been answered.
     Late,
 }
 
-/// When the neighbours of an interface are told its IPv4 addresses. `may_wait`: somebody is there to tell them after the
-/// answer. That is done by asking for each address, in the name of the first of its subnet: where two are in one subnet it
-/// would tell of one alone. And the ADD has waited for the carrier of a card.
+/// Returns when the IPv4 addresses of an interface are announced to its neighbours. `may_wait`: the caller can
+/// announce them after the answer. A late announcement sends an ARP request for each address from the first address
+/// of its subnet, so with two addresses in one subnet only one would be announced. For a card, the ADD has waited for
+/// the carrier anyway.
 pub fn announcement(made_by: MadeBy<'_>, addressing: &Addressing, may_wait: bool) -> Announcement {
     if !addressing.announce_v4 {
         return Announcement::Never;
@@ -49,9 +50,9 @@ pub fn announcement(made_by: MadeBy<'_>, addressing: &Addressing, may_wait: bool
     }
 }
 
-/// Whether neighbours are told of the addresses of a link that is up by a request for each. Else its Ethernet address is set to
-/// what it is, whereupon the kernel tells of all, IPv6 ones too: which an ipvlan does not let anybody set, and for which the
-/// driver of a VF asks its card, a tenth of an ADD.
+/// Whether the addresses of a link that is up are announced with an ARP request for each. Otherwise the link's
+/// Ethernet address is set to its current value, after which the kernel announces all addresses, including IPv6. The
+/// kernel refuses that for an ipvlan, and the driver of a VF asks its card, which takes a tenth of an ADD.
 pub fn announced_by_requests(made_by: MadeBy<'_>, addressing: &Addressing) -> bool {
     match made_by {
         MadeBy::Link(Link::Ipvlan(_)) => true,
@@ -63,8 +64,8 @@ pub fn announced_by_requests(made_by: MadeBy<'_>, addressing: &Addressing) -> bo
     }
 }
 
-/// Whether the ADD waits for the carrier of the pod's interface before its neighbours are told of it: for that of a card that
-/// gets addresses. A VF whose link its card keeps down gets none, whoever has set that.
+/// Whether the ADD waits for the carrier of the pod's interface before it announces the addresses: for a card that
+/// gets addresses. A VF whose card keeps its link down never gets a carrier, whoever has set that.
 pub fn awaits_carrier(steps: &[Step], outputs: Brought<'_>, addressing: &Addressing) -> bool {
     let is_card = steps.iter().any(|step| matches!(step, Step::ClaimDevice(_)));
     let asked = steps.iter().find_map(|step| match step {
@@ -107,18 +108,19 @@ pub fn host_side(style: Style, leased: &[LeasedAddress]) -> Addressing {
     addressing
 }
 
-/// [`GATEWAY_V6`] as an interface has it.
+/// [`GATEWAY_V6`] with the prefix length that an interface has it with.
 fn link_net_v6() -> IpNet {
     Ipv6Net::new_assert(GATEWAY_V6, 64).into()
 }
 
-/// The gateway of a leased address on a point-to-point link; where the lease names none, that of every routed link.
+/// Returns the gateway of a leased address on a point-to-point link; if the lease names none, the gateway of every
+/// routed link.
 pub fn only_gateway(leased: &LeasedAddress) -> IpAddr {
     leased.gateway.unwrap_or_else(|| link_gateway(leased.address.addr()))
 }
 
-/// The gateway addresses that a bridge has to carry, each with the prefix length of its subnet. Where the lease names
-/// no gateway, it is the first address of the subnet.
+/// Returns the gateway addresses that a bridge must have, each with the prefix length of its subnet. If the lease
+/// names no gateway, it is the first address of the subnet.
 pub fn gateways(leased: &[LeasedAddress]) -> Vec<IpNet> {
     let mut gateways: Vec<IpNet> = Vec::new();
     for leased in leased {
@@ -129,7 +131,7 @@ pub fn gateways(leased: &[LeasedAddress]) -> Vec<IpNet> {
     gateways
 }
 
-/// The changes that make a bridge carry its gateway addresses.
+/// The changes that give a bridge its gateway addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GatewayChanges {
     /// Addresses that conflict with the gateways.
@@ -147,12 +149,12 @@ pub struct GatewayConflict {
     pub wanted: IpNet,
 }
 
-/// What becomes of other addresses of a bridge.
+/// How other addresses of a bridge are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Others {
     /// Any other IPv4 address conflicts; another IPv6 address conflicts only if the subnets overlap.
     Refused,
-    /// Those that would conflict are removed.
+    /// Addresses that would conflict are removed.
     Removed,
     /// Another address of either family conflicts only if the subnets overlap.
     Kept,
@@ -161,7 +163,7 @@ pub enum Others {
 /// Compares the addresses of a bridge with the `wanted` gateways.
 ///
 /// # Errors
-/// An address conflicts, and is not to be removed.
+/// An address conflicts, and must not be removed.
 pub fn gateway_changes(
     present: &[IpNet],
     wanted: &[IpNet],
@@ -198,7 +200,7 @@ fn is_in_the_way(present: IpNet, wanted: IpNet, others: Others) -> bool {
     }
 }
 
-/// The gateway of a routed veth in the family of `address`: all traffic goes through it.
+/// Returns the gateway of a routed veth in the family of `address`: all traffic goes through this gateway.
 pub fn link_gateway(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => GATEWAY_V4.into(),
@@ -261,7 +263,7 @@ fn routed(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) 
     result
 }
 
-/// As the reference plugin leaves it: the gateway on the link, and the subnet behind the gateway.
+/// Like the reference plugin: the gateway is on-link, and the subnet is routed through the gateway.
 fn point_to_point(leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
     let mut result = Addressing {
         addresses: leased.iter().map(|leased| leased.address).collect(),
@@ -550,7 +552,7 @@ mod tests {
         let device = fixtures::device();
         let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
         let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);
-        // Addresses; by a card, by another link, by one where nobody tells them after the answer.
+        // Addresses: on a card, on another link, and on one without an announcement after the answer.
         let table: [(&[&str], bool, [Announcement; 3]); 6] = [
             (&["10.9.0.7/24"], true, [at_once, late, at_once]),
             (&["10.9.0.7/24"], false, [never, never, never]),

@@ -1,4 +1,4 @@
-//! Plans one attachment of a pod: from its network's configuration and the pod's request to steps. Pure.
+//! Plans one attachment of a pod: derives its steps from its network's configuration and the pod's request. Pure.
 
 use serde_json::{Map, Value};
 
@@ -18,7 +18,7 @@ use crate::npwg::{self, Selection, device_info};
 use crate::spec::{Properties, Tune};
 use crate::step::{Delegate, EnforceWhen, Protect, Role, SetDevice, Step};
 
-/// The capabilities of `runtimeConfig` that the native plugins carry out. A plugin must not declare a capability and
+/// The capabilities of `runtimeConfig` that the native plugins implement. A plugin must not declare a capability and
 /// ignore it. The path of the device information is offered by netattach, not requested; a plugin that creates no
 /// device may ignore it.
 const NATIVE_CAPABILITIES: [&str; 4] = [IPS, "ipRanges", MAC, device_info::CAPABILITY];
@@ -32,7 +32,7 @@ const IPS: &str = "ips";
 /// Most keys that a warning lists.
 const SHOWN_KEYS: usize = 8;
 
-/// An attachment that is to be planned.
+/// An attachment to plan.
 pub(super) struct Wanted<'a> {
     pub(super) network: &'a Network,
     pub(super) ifname: &'a str,
@@ -44,7 +44,7 @@ pub(super) struct Wanted<'a> {
     pub(super) asked: Option<&'a Selection>,
     /// Facts about the node that the driver needs.
     pub(super) facts: &'a Facts,
-    /// The result of the plugin that has made the interface before netattach was called, if one has.
+    /// The result of the plugin that created the interface before netattach was called, if any.
     pub(super) made_before: Option<&'a Value>,
 }
 
@@ -141,7 +141,7 @@ fn planned(
     })
 }
 
-/// The device of the attachment, if its pod may have it of these plugins.
+/// Returns the attachment's device, if its plugins accept one.
 fn device<'a>(wanted: &Wanted<'a>, options: &Options) -> Result<Device<'a>, CniError> {
     let Wanted { network, asked, .. } = *wanted;
     let list = &network.list;
@@ -154,22 +154,22 @@ fn device<'a>(wanted: &Wanted<'a>, options: &Options) -> Result<Device<'a>, CniE
     Ok(device)
 }
 
-/// A plugin of a network's list.
+/// A plugin in a network's list.
 struct Configured<'a> {
-    /// Its place in the list, from 0.
+    /// Its position in the list, from 0.
     position: usize,
     kind: &'a str,
     /// The configuration that it receives.
     config: Map<String, Value>,
 }
 
-/// The plugins of a network's list, without those that are properties of the interface before them.
+/// The plugins of a network's list, without those that are folded into the interface before them as properties.
 struct Plugins<'a> {
-    /// What makes the interface, if netattach does.
+    /// The driver that creates the interface, if netattach does.
     driver: Option<&'static dyn Driver>,
     first: Configured<'a>,
     chained: Vec<Configured<'a>>,
-    /// Whether the list gives an interface of netattach's own the dataplane.
+    /// Whether the list enables the dataplane for an interface that netattach creates.
     has_dataplane: bool,
 }
 
@@ -185,7 +185,7 @@ fn configured<'a>(
     plugins.map(configured).collect()
 }
 
-/// Folds those plugins into the configuration of the interface that are its properties ([`chained::fold`]).
+/// Folds plugins that only set properties of the interface into its configuration ([`chained::fold`]).
 fn folded<'a>(plugins: Vec<Configured<'a>>, options: &Options) -> Result<Plugins<'a>, CniError> {
     let mut plugins = plugins.into_iter();
     let Some(mut first) = plugins.next() else {
@@ -212,7 +212,7 @@ fn folded<'a>(plugins: Vec<Configured<'a>>, options: &Options) -> Result<Plugins
     Ok(Plugins { driver: Some(driver), first, chained: rest, has_dataplane })
 }
 
-/// Puts what the pod asks for of the check of its sources into the configuration of what judges the interface.
+/// Adds the pod's requests about source checks to the configuration of the plugin that enables the dataplane.
 fn ask_sources(
     plugins: &mut Plugins<'_>,
     sandbox: &Sandbox,
@@ -232,7 +232,7 @@ fn ask_sources(
     pod_sources::apply(sources, place, wanted.asked, &options.pod_sources)
 }
 
-/// The steps of an interface that netattach makes. `needs_dataplane`: it is not attached without.
+/// Returns the steps of an interface that netattach creates. `needs_dataplane`: planning fails without the dataplane.
 fn own_interface(
     driver: &dyn Driver,
     request: &link::Request<'_>,
@@ -252,25 +252,25 @@ fn own_interface(
     Ok(judged_first(driver.plan(&request)?))
 }
 
-/// The interface that chained plugins are behind.
+/// The interface that chained plugins follow.
 struct Place<'a> {
     request: link::Request<'a>,
     device: Device<'a>,
-    /// Whether netattach has made it.
+    /// Whether netattach creates the interface.
     is_own: bool,
-    /// Whether another plugin has, and the agent has a dataplane that can judge it.
+    /// Whether another plugin creates the interface and the agent has a dataplane that can enforce policies on it.
     has_numbers: bool,
-    /// When programs run for it then.
+    /// When programs run for such an interface.
     when: EnforceWhen,
     /// The network's plugins as its author has written them.
     plugins: &'a [PluginConf],
 }
 
-/// What chained plugins ask of the programs of an interface that another plugin makes.
+/// The requests of chained plugins for the programs of an interface that another plugin creates.
 #[derive(Default)]
 struct Asked<'a> {
     limits: Option<Bandwidth>,
-    /// The configuration of netattach behind it.
+    /// The configuration of netattach as a chained plugin.
     dataplane: Option<&'a Map<String, Value>>,
 }
 
@@ -347,8 +347,8 @@ fn check_can_follow(
     is_behind_own: bool,
     options: &Options,
 ) -> Result<(), CniError> {
-    // What is to follow another plugin is executed: what it has left is known only then. Behind an interface of
-    // netattach's own there is nothing for it to make.
+    // A plugin that follows another one is executed, because the result of that one is known only then. After an
+    // interface that netattach creates there is nothing for it to create.
     let follows = |driver: &dyn Driver| !is_behind_own && driver.lacks_alone().is_some();
     if native(kind, options).is_some_and(|driver| !follows(driver)) {
         let msg = format!(
@@ -359,14 +359,14 @@ fn check_can_follow(
     Ok(())
 }
 
-/// The steps by which an interface that another plugin has made is judged.
+/// Returns the steps that attach the dataplane to an interface that another plugin creates.
 fn judged_from_without(
     asked: &Asked<'_>,
     place: &Place<'_>,
     network: &Network,
     numbers: &mut (dyn Numbers + '_),
 ) -> Result<[Step; 2], CniError> {
-    // The programs hold the limit, so they cannot wait for a policy.
+    // The programs enforce the rate limit, so they must not wait for a policy.
     let when = if asked.limits.is_some() { EnforceWhen::Always } else { place.when };
     let mut protect = protect(network, numbers, false, when)?;
     if let Some(config) = asked.dataplane {
@@ -377,7 +377,7 @@ fn judged_from_without(
     Ok([Step::FindDevice, Step::Protect(protect)])
 }
 
-/// What has no effect, of the configuration and of what the pod asks for.
+/// Warnings about parts of the configuration and of the pod's request that have no effect.
 fn warnings(wanted: &Wanted<'_>, steps: &[Step], options: &Options) -> Vec<String> {
     let plugins = wanted.network.list.plugins.iter();
     let own = plugins.filter(|plugin| is_native(plugin.plugin_type(), options));
@@ -404,9 +404,9 @@ impl Wanted<'_> {
         Ok(capabilities)
     }
 
-    /// A network declares the capabilities `mac` and `ips` to let its attachments choose their addresses (NPWG 4.1.2.1.3,
-    /// 4.1.2.1.4). This applies to every way in which a pod can request one, and its runtime an Ethernet address. Plugins
-    /// in Go read keys in any case ([`cni::keys::is_same`]).
+    /// Checks that the pod may choose its addresses: a network declares the capabilities `mac` and `ips` to permit
+    /// that (NPWG 4.1.2.1.3, 4.1.2.1.4). This covers every way in which a pod can request an address, and its runtime
+    /// an Ethernet address. Plugins in Go read keys in any case ([`cni::keys::is_same`]).
     fn check_addresses_are_permitted(&self, cni_args: &CniArgs) -> Result<(), CniError> {
         let argument = |name: &str| {
             let arguments = self.asked?.cni_args.as_ref()?;
@@ -434,7 +434,7 @@ impl Wanted<'_> {
         Ok(())
     }
 
-    /// The configuration that one of the network's plugins receives.
+    /// Returns the configuration that one of the network's plugins receives.
     pub(super) fn config(
         &self,
         plugin: &PluginConf,
@@ -450,11 +450,11 @@ impl Wanted<'_> {
     }
 }
 
-/// The facts about the node that the driver of a network needs.
+/// Returns the facts about the node that the driver of a network needs.
 pub(super) fn wishes(network: &Network, selection: Option<&Selection>, options: &Options) -> Wishes {
     let asked = |plugin: &PluginConf| -> Vec<Fact> {
         let Some(driver) = native(plugin.plugin_type(), options) else { return Vec::new() };
-        // A device that is lacking is reported when the attachment is planned.
+        // A missing device is reported when the attachment is planned.
         let device = Device::of(network, selection, false, options.in_cluster);
         match device.ok().filter(|_| driver.takes_device()) {
             Some(device) => {
@@ -468,7 +468,7 @@ pub(super) fn wishes(network: &Network, selection: Option<&Selection>, options: 
     network.list.plugins.first().map(asked).unwrap_or_default().into_iter().collect()
 }
 
-/// Whether netattach carries the type out itself, as an interface or chained.
+/// Whether netattach implements the type itself, as an interface plugin or a chained one.
 pub(super) fn is_native(kind: &str, options: &Options) -> bool {
     native(kind, options).is_some() || is_chained(kind, options)
 }
@@ -477,12 +477,12 @@ fn is_chained(kind: &str, options: &Options) -> bool {
     link::chained(kind).is_some_and(|own| is_own(own, kind, options))
 }
 
-/// Whether the type is this one and is not executed.
+/// Whether the type is `own` and is not executed as a plugin.
 fn is_own(own: &str, kind: &str, options: &Options) -> bool {
     kind == own && !options.exec.iter().any(|name| name == kind)
 }
 
-/// Refuses netattach behind another plugin's interface where the dataplane would not run.
+/// Refuses netattach after another plugin's interface if the dataplane would not run.
 pub(super) fn check_dataplane_runs(is_there: bool, when: EnforceWhen) -> Result<(), CniError> {
     let why = match (is_there, when) {
         (false, _) => "the agent has no dataplane",
@@ -494,8 +494,8 @@ pub(super) fn check_dataplane_runs(is_there: bool, when: EnforceWhen) -> Result<
     Err(CniError::new(code::INVALID_CONFIG, format!("plugin {} behind another: {why}", dataplane::KIND)))
 }
 
-/// Refuses a chained plugin that routes an interface where it cannot: loopback is not routed, there is one rule for an
-/// address, and the table of a VRF is one for all addresses.
+/// Refuses a chained plugin that routes an interface that cannot be routed so: loopback is not routed, an address can
+/// have only one rule, and the table of a VRF applies to all addresses.
 fn check_routed_otherwise(steps: &[Step], (position, kind): (usize, &str)) -> Result<(), CniError> {
     let by_source = steps.iter().any(|step| matches!(step, Step::UseTables(_)));
     let by_vrf = steps.iter().any(|step| matches!(step, Step::JoinVrf(_)));
@@ -515,15 +515,15 @@ fn check_routed_otherwise(steps: &[Step], (position, kind): (usize, &str)) -> Re
     Err(CniError::new(code::INVALID_CONFIG, format!("plugins[{position}].type: {kind}: {why}")))
 }
 
-/// The driver of a type; `None` if netattach has none or the type is in `exec`.
+/// Returns the driver of a type; `None` if netattach has none or the type is in `exec`.
 pub(super) fn native(kind: &str, options: &Options) -> Option<&'static dyn Driver> {
     link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind))
 }
 
-/// Prepares for an interface to be tuned. A link that netattach makes is made with its Ethernet address, by which it is
-/// judged and which nobody else may have then; its end is its own. A device of the node gets it before the pod has the
-/// device, by its physical function where there is one. Another plugin's interface may be a device that goes home, so
-/// what it was is noted.
+/// Plans the tuning of an interface. A link that netattach creates gets its Ethernet address at creation, because the
+/// dataplane checks that address and other links must not have it; the link need not be restored. A device of the
+/// node gets the address before the pod has the device, from its physical function if there is one. Another plugin's
+/// interface may be a device that goes back to the node, so its former properties are stored.
 fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
     let is_lo = steps.contains(&Step::RaiseLoopback);
     let refused = |what: &str| {
@@ -560,7 +560,7 @@ fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Has the device that the step there claims set to that Ethernet address.
+/// Adds the Ethernet address to the settings of the device that is claimed at that position.
 fn set_device(steps: &mut Vec<Step>, claimed_at: usize, mac: Mac) -> Result<(), PlanError> {
     if let Some(Step::ClaimDevice(device)) = steps.get(claimed_at) {
         link::check_mac_can_be_set(device)?;
@@ -573,7 +573,7 @@ fn set_device(steps: &mut Vec<Step>, claimed_at: usize, mac: Mac) -> Result<(), 
     Ok(())
 }
 
-/// Checks that a chained plugin of ours supports every capability that it receives.
+/// Checks that a chained plugin of netattach supports every capability that it receives.
 pub(super) fn check_offered(kind: &str, config: &Map<String, Value>) -> Result<(), PlanError> {
     let kind = link::chained(kind).unwrap_or_default();
     let asked = config.get("runtimeConfig").and_then(Value::as_object);
@@ -617,7 +617,7 @@ pub(super) fn protect(
     })
 }
 
-/// Checks that one of our own kinds of interface supports every capability that it receives.
+/// Checks that a native interface plugin supports every capability that it receives.
 pub(super) fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {
     let is_carried_out = |capability: &str| {
         NATIVE_CAPABILITIES.contains(&capability)
@@ -635,7 +635,7 @@ pub(super) fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>
     }
 }
 
-/// Whether the value of a capability asks for something.
+/// Whether the value of a capability contains a request.
 fn is_something(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -658,8 +658,8 @@ fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Re
     Ok(())
 }
 
-/// A warning if the configuration of a plugin that netattach carries out itself has keys that it does not know: one may be
-/// misspelt.
+/// Returns a warning if the configuration of a plugin that netattach implements has keys that it does not know, which
+/// may be misspelt.
 pub(super) fn without_effect(plugin: &PluginConf) -> Option<String> {
     let unknown = cni::keys::unknown(plugin.raw());
     let (shown, more) = unknown.split_at(unknown.len().min(SHOWN_KEYS));
@@ -674,7 +674,7 @@ pub(super) fn without_effect(plugin: &PluginConf) -> Option<String> {
     })
 }
 
-/// A warning if the pod claims an address and netattach's own address management serves the attachment: it does not
+/// Returns a warning if the pod claims an address and netattach's own IPAM serves the attachment, which does not
 /// support claims. The standard lets such an attachment succeed (section 4.1.2.1.11).
 fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
     let claim = selection.ipam_claim_reference.as_deref()?;

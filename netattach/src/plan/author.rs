@@ -1,4 +1,5 @@
-//! What of an attachment's addresses its network's author has named, and what its pod has chosen. Pure.
+//! Determines which of an attachment's addresses its network's author has configured, and which its pod has chosen.
+//! Pure.
 
 use ipnet::{IpNet, Ipv6Net};
 
@@ -7,18 +8,19 @@ use crate::cni::CniArgs;
 use crate::ipam;
 use crate::step::Step;
 
-/// The widest prefix of an IPv6 address that a pod has chosen and whose subnet the author has not named: that of a link (RFC 4291,
-/// section 2.5.1). What is asked for in it is no more than what the link-local prefix of every link has.
+/// The shortest prefix of an IPv6 address that a pod has chosen outside of the author's subnets: that of a link (RFC
+/// 4291, section 2.5.1). Neighbours in it are no more than those in the link-local prefix of every link.
 const WIDEST: u8 = 64;
 
-/// An address of an attachment, with the length of its subnet as the network's author has it, a pool or a server; `None`: a pod or
-/// its runtime has asked for it, and nobody else has named a subnet that it is in. Of a plugin that makes the interface itself, all
-/// that was asked for is chosen: which subnets it has of its own is not known.
+/// Returns an address of an attachment, with the prefix length of its subnet as the network's author, a pool or a
+/// server defines it; `None`: a pod or its runtime has requested the address, and no such subnet contains it. For a
+/// plugin that creates the interface itself, every requested address counts as chosen: the plugin's own subnets are
+/// unknown.
 pub fn subnet(sandbox: &Sandbox, attachment: &AttachmentPlan, address: IpNet) -> Option<IpNet> {
     let by_step = |step: &Step| match step {
         Step::Lease(config) => Some(config.subnet_of(address)),
         Step::Delegate(delegate) => {
-            // Unreadable ones may ask for anything.
+            // Unreadable arguments may request anything.
             let args = CniArgs::parse(&sandbox.args_of(attachment)).ok();
             let of =
                 |args: CniArgs| ipam::subnet_of_plugin(&delegate.plugin, &delegate.config, &args, address);
@@ -26,18 +28,19 @@ pub fn subnet(sandbox: &Sandbox, attachment: &AttachmentPlan, address: IpNet) ->
         }
         _ => None,
     };
-    // The first one of several has the addresses: what is chained behind it changes its interface.
+    // Of several plugins the first determines the addresses; later ones only change its interface.
     attachment.steps.iter().find_map(by_step).unwrap_or(Some(address))
 }
 
-/// The IPv6 prefix that is on the link of an address: [`subnet`], and of one that was chosen outside of those no wider one than a
-/// link's own. The pod names its length, and is to ask for no more neighbours by it than there can be.
+/// Returns the on-link IPv6 prefix of an address: [`subnet`], or for an address chosen outside of those, a prefix
+/// that is no shorter than a link's. The pod chooses the length, and must not make neighbour discovery cover more
+/// addresses than a link can have.
 pub fn prefix_v6(sandbox: &Sandbox, attachment: &AttachmentPlan, address: Ipv6Net) -> Ipv6Net {
     match subnet(sandbox, attachment, address.into()) {
         Some(IpNet::V6(named)) => named.trunc(),
         _ => {
             let length = address.prefix_len().max(WIDEST);
-            // The length is one of an address that there is.
+            // The length is that of an existing address.
             Ipv6Net::new(address.addr(), length).map_or(address, |net| net.trunc())
         }
     }

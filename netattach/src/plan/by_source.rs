@@ -1,7 +1,7 @@
 //! The routing tables of one interface's addresses, as the chained plugin `sbr` chooses them. Pure.
 //!
-//! Each address gets a table, with the routes of the interface that belong to it, and a rule that leads what it sends
-//! there. The tables' numbers are those that the reference plugin takes.
+//! Each address gets a table, with the routes of the interface that belong to the address, and a rule that selects
+//! the table for packets from the address. The table numbers are those that the reference plugin chooses.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,16 +14,16 @@ use super::routing::metric;
 use crate::cni::{CniResult, Interface};
 use crate::spec::{BySource, Route, SourceTable, SourceTables};
 
-/// The first table that is taken.
+/// The lowest table number to use.
 const FIRST_TABLE: u32 = 100;
 
 /// `RTPROT_BOOT`, by which the reference plugin marks the default routes that it adds.
 const BOOT: u8 = 3;
 
-/// Addresses of the pod's interface with the gateways that they came with. As with the reference plugin one that names no
-/// interface belongs to it.
+/// Returns the addresses of the pod's interface with their gateways. As with the reference plugin, an address that
+/// names no interface belongs to it.
 pub fn addresses(result: &CniResult, ifname: &str) -> Vec<(IpNet, Option<IpAddr>)> {
-    // One of the node may have the same name. There are plugins that say of no interface that it is the pod's.
+    // An interface of the node may have the same name. Some plugins mark no interface as the pod's.
     let is_told = result.interfaces.iter().any(|it| it.name == ifname && it.sandbox.is_some());
     let is_pods = |it: &Interface| it.name == ifname && (it.sandbox.is_some() || !is_told);
     let is_its = |index: &Option<usize>| {
@@ -34,8 +34,8 @@ pub fn addresses(result: &CniResult, ifname: &str) -> Vec<(IpNet, Option<IpAddr>
     its.map(|ip| (ip.address, ip.gateway)).collect()
 }
 
-/// Chooses the tables. `routes` are those of the interface in the main table, `taken` the tables that have a route, a
-/// rule or a VRF.
+/// Chooses the tables. `routes` are those of the interface in the main table, `taken` the tables with a route, a rule
+/// or a VRF.
 pub fn choose(
     asked: &BySource,
     index: u32,
@@ -44,7 +44,7 @@ pub fn choose(
     taken: &BTreeSet<u32>,
 ) -> SourceTables {
     let mut chosen = SourceTables { index, ..SourceTables::default() };
-    // The set is finite, and the numbers end far behind what fits into a message.
+    // `taken` is finite and bounded by what fits into a message, so a free number exists.
     let mut free = (FIRST_TABLE..).filter(|table| !taken.contains(table));
     let is_for = |route: &Route, (address, gateway): &(IpNet, Option<IpAddr>)| {
         let of_subnet = |it: Option<IpAddr>| it.is_some_and(|it| address.contains(&it));
@@ -62,12 +62,12 @@ pub fn choose(
             continue;
         }
         let Some(table) = free.next() else { break };
-        // A route that belongs to no address would be lost, so every table has it.
+        // A route that belongs to no address would be lost, so every table gets it.
         let its = routes
             .iter()
             .filter(|route| same_family(route, *address) && (is_for(route, one) || !is_anybodys(route)));
         let mut its: Vec<Route> = its.cloned().collect();
-        // What a gateway is reached by comes before what leads to it.
+        // Routes by which a gateway is reached come before routes through that gateway.
         its.sort_by_key(|route| route.gateway.is_some());
         let wanted = asked.gateways.iter().find(|it| it.is_ipv4() == source.is_ipv4()).copied();
         if let Some(gateway) = wanted.or(*gateway) {
@@ -83,7 +83,7 @@ pub fn choose(
         }
         for route in &mut its {
             route.table = Some(table);
-            // The kernel has accepted the gateway once, by routes that this table need not have.
+            // The kernel has accepted the gateway before, by routes that this table need not have.
             route.on_link |= route.gateway.is_some();
         }
         chosen.tables.push(SourceTable { source, table, routes: its });
@@ -96,37 +96,38 @@ pub fn choose(
     chosen
 }
 
-/// What the table of an address has to have for what it sends to arrive anywhere.
+/// The route that the table of an address needs, so that packets reach any destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needed {
-    /// A default route: by that gateway, where one was asked for.
+    /// A default route; through that gateway, if one was requested.
     Default {
-        /// Whether it is of IPv4.
+        /// Whether the family is IPv4.
         is_ipv4: bool,
         /// The next hop.
         by: Option<IpAddr>,
     },
     /// Any route of that family.
     Any {
-        /// Whether it is of IPv4.
+        /// Whether the family is IPv4.
         is_ipv4: bool,
     },
 }
 
-/// What [`choose`] has put into the table of an address whatever routes the interface had, for callers that do not know them;
-/// `None`: there may have been nothing. The interface's own default route may lead by another gateway than the address's, or by none.
+/// Returns the route that [`choose`] has certainly put into the table of an address, for callers that do not know the
+/// interface's routes; `None`: there may be none. The interface's own default route may have another gateway than the
+/// address, or none.
 pub fn needed(asked: &BySource, address: IpNet, gateway: Option<IpAddr>) -> Option<Needed> {
     let is_ipv4 = address.addr().is_ipv4();
     let by = asked.gateways.iter().find(|it| it.is_ipv4() == is_ipv4).copied();
     if by.is_some() || gateway.is_some() {
         return Some(Needed::Default { is_ipv4, by });
     }
-    // With others in its subnet there is a route to them.
+    // If the address's subnet contains other addresses, there is a route to them.
     (address.prefix_len() < address.max_prefix_len()).then_some(Needed::Any { is_ipv4 })
 }
 
 impl Needed {
-    /// Whether a route is it.
+    /// Whether a route is the needed one.
     pub fn is(self, destination: IpNet, gateway: Option<IpAddr>) -> bool {
         let is_default = destination.prefix_len() == 0;
         match self {
@@ -152,7 +153,7 @@ fn same_family(route: &Route, address: IpNet) -> bool {
     route.destination.addr().is_ipv4() == address.addr().is_ipv4()
 }
 
-/// The route to an address's subnet, with that address as its source.
+/// Returns the route to an address's subnet, with that address as its source.
 fn hinted_by(route: &Route, addresses: &[(IpNet, Option<IpAddr>)]) -> Option<Route> {
     let (own, _) = addresses.iter().find(|(address, _)| address.trunc() == route.destination)?;
     Some(Route { source: Some(own.addr()), ..route.clone() })

@@ -1,11 +1,11 @@
-//! Chained plugins that are properties of an interface of netattach's own: `portmap`, `bandwidth` and netattach itself.
-//! Pure.
+//! Chained plugins that are properties of an interface that netattach creates: `portmap`, `bandwidth` and netattach
+//! itself. Pure.
 //!
-//! A list of a reference interface plugin with one of the first two behind it works as before, without any of the two
-//! being executed: what the chained plugin is asked for becomes a request to the interface, which netattach carries out in its
-//! packet filter and its programs. With a key that has no counterpart there the plugin is executed, and so it is behind
-//! an interface of netattach's own that has no such property. Behind an interface that another plugin makes they are
-//! steps of their own: decision 0037. `firewall` is a step of its own behind all of them: decision 0038.
+//! A list with a reference interface plugin followed by one of the first two works as before, although neither plugin
+//! is executed: the chained plugin's request becomes a property of the interface, which netattach implements with its
+//! packet filter and its programs. If a key has no counterpart there, the chained plugin is executed, as it is after
+//! a native interface without that property. After an interface that another plugin creates, the two are steps of
+//! their own: decision 0037. `firewall` is always a step of its own: decision 0038.
 
 use serde_json::{Map, Value, json};
 
@@ -13,15 +13,15 @@ use crate::cni::{CniError, code};
 use crate::link::{self, Driver, PlanError, bandwidth, dataplane, firewall, portmap};
 use crate::step::{Admit, PortSenders, Step};
 
-/// The capability of `portmap`, and the key by which an interface is told who is masqueraded.
+/// The capability of `portmap`, and the key that tells an interface which senders are masqueraded.
 const PORTS: &str = "portMappings";
 const SENDERS: &str = "portSenders";
 
-/// Puts what a chained plugin is asked for into the configuration of the interface before it. Returns whether it did:
-/// else the plugin is executed.
+/// Folds the request of a chained plugin into the configuration of the interface before it. Returns whether it did;
+/// otherwise the plugin is executed.
 ///
 /// # Errors
-/// A key of the plugin has no valid value, or the interface has it with another one.
+/// A key of the plugin has an invalid value, or the interface's configuration has another value for it.
 pub(super) fn fold(
     driver: &dyn Driver,
     interface: &mut Map<String, Value>,
@@ -29,7 +29,7 @@ pub(super) fn fold(
     chained: &Map<String, Value>,
 ) -> Result<bool, PlanError> {
     match kind {
-        // Its other keys say how ports are mapped.
+        // Its other keys only tell how ports are mapped.
         portmap::KIND if ports(chained).is_none() => Ok(true),
         portmap::KIND if driver.maps_ports() && portmap::text_of_iptables(chained).is_none() => {
             let senders = portmap::senders(chained)?;
@@ -51,9 +51,9 @@ pub(super) fn fold(
     }
 }
 
-/// Whether a chained plugin that is no property of its interface ([`fold`]) is executed, as netattach's own cannot do what it
-/// is asked for. `is_behind_own`: the interface is netattach's, and could have it as a property. `has_dataplane`: it can be
-/// limited.
+/// Whether a chained plugin that was not folded into its interface ([`fold`]) is executed because netattach cannot
+/// fulfil its request. `is_behind_own`: netattach creates the interface, which could have the property.
+/// `has_dataplane`: rate limits are possible.
 pub(super) fn is_executed(
     kind: &str,
     chained: &Map<String, Value>,
@@ -67,8 +67,8 @@ pub(super) fn is_executed(
     }
 }
 
-/// Whether a chained plugin behind an interface of another plugin's is carried out by a step of netattach's own, or asks
-/// for nothing. `has_dataplane`: its interface can be limited.
+/// Whether a chained plugin after another plugin's interface is carried out by a step of netattach, or requests
+/// nothing. `has_dataplane`: its interface can be rate limited.
 fn is_own_step(kind: &str, chained: &Map<String, Value>, has_dataplane: bool) -> bool {
     match kind {
         portmap::KIND => ports(chained).is_none() || portmap::text_of_iptables(chained).is_none(),
@@ -79,23 +79,23 @@ fn is_own_step(kind: &str, chained: &Map<String, Value>, has_dataplane: bool) ->
     }
 }
 
-/// Adds what the node is to forward for the interface that these steps make: before one of netattach's own comes up, as a live
-/// pod's processes use it from then on, and its bridge may have to be closed.
+/// Adds the step that admits forwarded traffic of the interface that these steps create: before a native interface
+/// comes up, because processes of a live pod use it from then on, and because its bridge may have to be closed.
 pub(super) fn admit(steps: &mut Vec<Step>, admit: Admit) {
     let comes_up = matches!(steps.last(), Some(Step::Configure(_)));
     steps.insert(steps.len() - usize::from(comes_up), Step::Admit(admit));
 }
 
-/// The ports that are asked for, if any are.
+/// Returns the requested ports, if any.
 pub(super) fn ports(chained: &Map<String, Value>) -> Option<Value> {
     let ports = chained.get("runtimeConfig")?.get(PORTS)?;
     let is_something = !ports.is_null() && ports.as_array().is_none_or(|ports| !ports.is_empty());
     is_something.then(|| ports.clone())
 }
 
-/// Refuses a second plugin that limits the interface, as one of the two would have no effect, a second that gives it the
-/// dataplane, and a second `firewall`, whose rules would be in the place of the first one's. `chained`: position, type and
-/// configuration of what is not executed by name.
+/// Refuses a second plugin that limits the interface, as one of the two would have no effect; a second one that
+/// enables the dataplane; and a second `firewall`, whose rules would replace those of the first. `chained`: position,
+/// type and configuration of plugins that are not executed by name.
 pub(super) fn check_once<'a>(
     chained: impl Iterator<Item = (usize, &'a str, &'a Map<String, Value>)>,
 ) -> Result<(), CniError> {
@@ -269,7 +269,7 @@ mod tests {
         let asked = || Admit { ingress: crate::step::Ingress::Isolated, ..Admit::default() };
         for (before, expected) in [
             (vec![Step::EnsureForwarding, up()], vec![Step::EnsureForwarding, Step::Admit(asked()), up()]),
-            // By what another plugin has changed since.
+            // With the changes of another plugin since.
             (vec![up(), Step::FindReach], vec![up(), Step::FindReach, Step::Admit(asked())]),
             (Vec::new(), vec![Step::Admit(asked())]),
         ] {

@@ -14,15 +14,15 @@ use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 pub struct Expected {
     /// The interface in the pod. An MTU of 0 means unknown.
     pub pod: Option<Interface>,
-    /// The link as requested; `None` if another plugin made it.
+    /// The link as requested; `None` if another plugin created it.
     pub link: Option<spec::Link>,
     /// The node's end.
     pub host: Option<Interface>,
     /// The bridge as requested.
     pub bridge: Option<spec::Bridge>,
-    /// Gateway addresses that the bridge carries.
+    /// Gateway addresses that the bridge has.
     pub gateways: Vec<IpNet>,
-    /// The device that has them in place of the bridge.
+    /// The device that has these addresses instead of the bridge.
     pub gateway_device: Option<String>,
     /// Addresses on the interface in the pod.
     pub addresses: Vec<IpNet>,
@@ -30,41 +30,42 @@ pub struct Expected {
     pub routes: Vec<Route>,
     /// Addresses and routes of the node's end of a routed link.
     pub host_side: Option<spec::Addressing>,
-    /// What leads from the node to the pod on its parent.
+    /// The link and routes from the node to the pod on its parent.
     pub host_access: Option<HostAccess>,
-    /// What the node translates, and for which addresses.
+    /// The address translation of the node, and the addresses that it applies to.
     pub translation: Option<(Translate, Vec<LeasedAddress>)>,
-    /// What the node forwards.
+    /// The forwarded traffic that the node accepts.
     pub admitted: Option<Admitted>,
-    /// Whether the node's packet filter has the interface send by its own Ethernet address alone.
+    /// Whether the node's packet filter limits the interface to its own Ethernet address.
     pub restricted: bool,
     /// The configuration that the addresses were leased with.
     pub lease: Option<ipam::Config>,
-    /// The pod's default routes that were moved, and the interface that has them now.
+    /// The pod's default routes that were moved, and the interface that has them after the move.
     pub default_routes: Option<(String, Vec<Route>)>,
-    /// What stayed on the cluster's interface then.
+    /// The routes that stayed on the cluster's interface then.
     pub kept: Option<Kept>,
     /// The interfaces of the pod that have source-based rules.
     pub sources: Vec<SourceRouting>,
-    /// The tables of the interface's own addresses, where a chained plugin asked for them.
+    /// The routing tables of the interface's own addresses, if a chained plugin requested them.
     pub by_source: Option<SourceTables>,
     /// The VRF that the interface is a port of.
     pub vrf: Option<VrfPort>,
     /// Settings and properties of the interface.
     pub tune: Option<Tune>,
-    /// The device that the pod has, and what its physical function sets for it.
+    /// The device that the pod holds, and the settings that its physical function makes.
     pub device: Option<(spec::Device, spec::VfSettings)>,
     /// Whether loopback is up.
     pub loopback: bool,
     /// Whether the interface in the pod was left down.
     pub down: bool,
-    /// Whether programs on the interface in the pod judge what it sends and receives.
+    /// Whether programs on the interface in the pod enforce policies on its traffic.
     pub judged_in_pod: bool,
 }
 
-/// The state that the finished steps of an attachment have left. `last` is the attachment's final result: plugins that
-/// ran after the interface was made may have changed its Ethernet address and its MTU, and report that there. If
-/// another plugin made the interface, the result describes it and its addresses, provided that it names `netns`.
+/// Returns the state that the finished steps of an attachment have left. `last` is the attachment's final result:
+/// plugins that ran after the interface was created may have changed its Ethernet address and its MTU, and report
+/// that there. If another plugin created the interface, the result describes it and its addresses, provided that it
+/// names `netns`.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -79,7 +80,8 @@ pub fn expected(
         let tuned = expected.tune.as_ref().and_then(|tune| tune.properties.mtu);
         expected.pod = Some(as_reported(pod, attachment, tuned, last));
     } else if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
-        // The pod's program drives it: there is no interface, though the result has one for the addresses.
+        // A process of the pod drives the device: there is no interface, although the result has one for the
+        // addresses.
     } else if !expected.loopback
         && let Some((pod, addresses)) = of_another_plugin(attachment, outputs, last, netns)?
     {
@@ -89,7 +91,7 @@ pub fn expected(
     Ok(expected)
 }
 
-/// What the finished steps have left, as they were planned and by what they have put out.
+/// Returns the state that the finished steps have left, derived from the plan and their outputs.
 fn left_by_steps(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Expected, CniError> {
     let judged_in_pod = hook_kind::of(attachment, outputs) == HookKind::Pod;
     let mut expected = Expected { judged_in_pod, ..Expected::default() };
@@ -106,7 +108,8 @@ fn left_by_steps(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Ex
 }
 
 impl Expected {
-    /// Adds what a step of the attachment has left, and has put out. `leased`: the attachment's addresses.
+    /// Adds the state that a step has left, derived from the step and its output. `leased`: the attachment's
+    /// addresses.
     fn add(
         &mut self,
         step: &Step,
@@ -170,7 +173,7 @@ impl Expected {
         Ok(())
     }
 
-    /// Adds what a step has chosen when it was carried out, so that only what it has put out says it.
+    /// Adds what a step chose when it was carried out, which only its output contains.
     fn add_chosen(&mut self, step: &Step, output: &Output) {
         match (step, output) {
             (Step::Admit(_), Output::Admitted(admitted)) => self.admitted = Some(admitted.clone()),
@@ -184,7 +187,7 @@ impl Expected {
         }
     }
 
-    /// Adds the default routes that have moved to the attachment, and what stayed where they were.
+    /// Adds the default routes that have moved to the attachment, and the routes that stayed.
     fn add_moved_routes(&mut self, attachment: &AttachmentPlan, outputs: Brought<'_>) {
         let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
         self.default_routes = Some((attachment.ifname.clone(), routes));
@@ -193,8 +196,7 @@ impl Expected {
     }
 }
 
-/// The interface in the pod that the steps have left, as the plugins behind it have changed it. `tuned`: the MTU that
-/// those of netattach's own have given it.
+/// Returns the interface in the pod as changed by later plugins. `tuned`: the MTU set by netattach's own plugins.
 fn as_reported(
     mut pod: Interface,
     attachment: &AttachmentPlan,
@@ -203,7 +205,8 @@ fn as_reported(
 ) -> Interface {
     let listed = listed(last, &pod.name).map(|index| result::read_interface(&last.interfaces[index]));
     pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
-    // A plugin may change the MTU and report its result in a version without that field, or pass on the one that it was handed.
+    // A plugin may change the MTU and report a result in a version without that field, or pass on the MTU that it
+    // received.
     let others =
         attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
     pod.mtu = match listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0) {
@@ -215,7 +218,7 @@ fn as_reported(
     pod
 }
 
-/// The interface that another plugin has made, and its addresses, if the result says that it is in the pod.
+/// Returns the interface that another plugin created, and its addresses, if the result says that it is in the pod.
 fn of_another_plugin(
     attachment: &AttachmentPlan,
     outputs: Brought<'_>,
@@ -232,13 +235,13 @@ fn of_another_plugin(
     Ok(Some((pod, its.map(|ip| ip.address).collect())))
 }
 
-/// Position of the interface of this name in the result, among those that are in a pod.
+/// Returns the index of the interface with this name in the result, among those in a pod.
 fn listed(last: &CniResult, name: &str) -> Option<usize> {
     last.interfaces.iter().position(|listed| listed.sandbox.is_some() && listed.name == name)
 }
 
-/// Whether other plugins came behind the one that made an interface, and its MTU is the one which that reported: they may have
-/// changed it and passed on what they were handed.
+/// Whether other plugins ran after the one that created an interface, and the interface still has the MTU that this
+/// one reported: they may have changed the MTU and passed on the value that they received.
 fn is_handed_on(
     attachment: &AttachmentPlan,
     outputs: Brought<'_>,

@@ -1,10 +1,10 @@
-//! What stays on the cluster's interface when a pod's default routes move to another one. Pure.
+//! The routes that stay on the cluster's interface when a pod's default routes move to another one. Pure.
 //!
-//! Without more, a pod whose default route moves away loses the cluster: Services and pods of other nodes are behind
-//! its first interface, and so is whoever opened a connection to its address there, such as the kubelet's probes. Two
-//! things keep them: routes to the cluster's ranges through the gateway that the first interface had, and a table by
-//! source address, so that what the pod answers from that interface's addresses leaves by it. The interfaces from which
-//! such a route takes answers have tables of their own (`routing::by_source`).
+//! Otherwise, a pod whose default route moves away could not reach the cluster: Services and pods of other nodes are
+//! behind its first interface, and so are clients that connect to its address there, such as the kubelet's probes.
+//! Two things preserve this: routes to the cluster's ranges through the gateway of the first interface, and a table
+//! by source address, so that the pod's replies from that interface's addresses leave through it. Interfaces whose
+//! replies would be diverted by such a route get tables of their own (`routing::by_source`).
 
 use std::net::IpAddr;
 
@@ -15,43 +15,43 @@ use crate::cni::{CniError, code};
 use crate::spec::Route;
 use crate::step::{Kept, SourceRouting};
 
-/// Most ranges that are kept, each of which is a route in each pod whose default route moves. Beyond, those of nodes are
-/// left out, and the pod's status says so.
+/// Most ranges that are kept; each is a route in each pod whose default route moves. If there are more, ranges of
+/// nodes are left out, and the pod's status says so.
 const MOST_RANGES: usize = 256;
 
-/// The setting `keepClusterRoutes`, where it holds.
+/// The setting `keepClusterRoutes`, if it applies.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Keep {
     /// `clusterCIDRs`.
     pub cidrs: Vec<IpNet>,
-    /// Whether the source knows ranges too: a cluster does, manifests do not.
+    /// Whether the source also knows ranges: a cluster does, manifests do not.
     pub asks_cluster: bool,
 }
 
-/// The ranges that the cluster knows of.
+/// The known ranges of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Known {
-    /// Those of Services.
+    /// Ranges of Services.
     pub services: Vec<IpNet>,
-    /// Those of pods of the nodes, and the nodes' own addresses.
+    /// Pod ranges of the nodes, and the nodes' own addresses.
     pub nodes: Vec<IpNet>,
-    /// Whether those are all the nodes: else only this one.
+    /// Whether `nodes` covers all nodes; otherwise only this one.
     pub all_nodes: bool,
 }
 
-/// What is kept of the cluster, and what a pod's author should know of it.
+/// The kept ranges, and a message for the pod's author.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Destinations {
-    /// Without host bits, at most [`MOST_RANGES`].
+    /// Ranges without host bits, at most [`MOST_RANGES`].
     pub ranges: Vec<IpNet>,
-    /// What is not kept.
+    /// Describes what is not kept.
     pub missing: Option<String>,
 }
 
-/// The destinations that stay on the cluster's interface.
+/// Returns the destinations that stay on the cluster's interface.
 ///
 /// # Errors
-/// The cluster has not been asked yet: the ADD is tried again.
+/// The cluster has not been asked yet: the ADD must be retried.
 pub fn destinations(keep: &Keep, known: Option<&Known>) -> Result<Destinations, CniError> {
     let nothing = Known { all_nodes: true, ..Known::default() };
     let known = match known {
@@ -100,12 +100,12 @@ pub struct ClusterSide {
     pub addresses: Vec<IpNet>,
     /// Its routes in the main table.
     pub routes: Vec<Route>,
-    /// The destinations of all routes of the main table, whichever interface they are through: those are not changed.
+    /// The destinations of all routes of the main table, through any interface: these are not changed.
     pub taken: Vec<IpNet>,
 }
 
-/// What keeps the cluster on its interface once these default routes have moved; `None` if the interface had none of
-/// their families.
+/// Returns the routes that keep cluster traffic on its interface once these default routes have moved; `None` if the
+/// interface had none of their families.
 pub fn kept(side: &ClusterSide, moved: &[Route], destinations: &[IpNet]) -> Option<Kept> {
     let table = table_of(side.index);
     let mut kept = Kept {

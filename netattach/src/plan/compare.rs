@@ -6,8 +6,8 @@ use super::{AttachmentPlan, Plan, Sandbox};
 use crate::ipam::{self, static_addresses};
 use crate::step::Step;
 
-/// The settings by which a repeated ADD is planned. A plugin that was executed for the first ADD is executed again, even
-/// if netattach has become able to carry it out itself: what is asked for is the same.
+/// Returns the settings for planning a repeated ADD. A plugin that was executed for the first ADD is executed again,
+/// even if netattach can implement it now: then equal requests yield equal plans.
 pub fn as_planned(done: &Plan, options: &Options) -> Options {
     let mut options = options.clone();
     for (_, _, step) in done.steps() {
@@ -17,7 +17,7 @@ pub fn as_planned(done: &Plan, options: &Options) -> Options {
             options.exec.push(delegate.plugin.clone());
         }
     }
-    // What it asks for was permitted then; what it has is compared.
+    // The request was permitted then; only its effect is compared.
     options.pod_sources = vec![Permission::of_anything()];
     options
 }
@@ -38,9 +38,9 @@ pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
     Some(format!("{} has another {}", name(one), of_attachments(one, &other)))
 }
 
-/// What is asked for, in the words of a record of an earlier version: its interfaces had link-local addresses, wanted or
-/// not, and were protected once another plugin had given their addresses. The cluster's ranges are those of the moment at
-/// which the pod was attached, as is whether rules go with them, and what is said of a configuration is no part of it.
+/// Returns the requested attachment as an earlier version would have recorded it: its interfaces had link-local
+/// addresses, wanted or not, and were protected once another plugin had leased their addresses. The cluster's ranges,
+/// and whether rules accompany them, are those at the time of the first ADD, and warnings are not compared.
 fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan {
     let mut asked = asked.clone();
     asked.warnings.clone_from(&done.warnings);
@@ -71,8 +71,8 @@ fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan 
     asked
 }
 
-/// What a pod asks for is in `addresses`, whatever the network's author has named beside it. An earlier version did not
-/// note the latter, and took no gateway from there.
+/// `addresses` contains the pod's requests, regardless of the network author's further addresses. An earlier version
+/// did not record the latter, and took no gateway from there.
 fn as_leased(done: &static_addresses::Config, asked: &mut static_addresses::Config) {
     if done.own.is_none() && asked.own.is_some() {
         for (done, asked) in done.addresses.iter().zip(&mut asked.addresses) {
@@ -87,7 +87,7 @@ fn name(attachment: &AttachmentPlan) -> String {
 }
 
 fn of_sandboxes(done: &Sandbox, asked: &Sandbox) -> Option<&'static str> {
-    // Destructured completely, so that a new field has to be considered here.
+    // Destructured completely, so that new fields must be considered here.
     let Sandbox { container_id, ifname, netns: _, netns_id, cni_args, cni_path, config_name, pod } = done;
     let table = [
         (*container_id == asked.container_id, "CNI_CONTAINERID differs"),

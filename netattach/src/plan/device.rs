@@ -9,14 +9,14 @@ use crate::cni::{CniError, NetworkList, code, keys};
 use crate::npwg::{NetworkName, RESOURCE_ANNOTATION, Selection, device_info};
 use crate::step::DeviceInfoFiles;
 
-/// Capability, and key, by which a plugin receives its device.
+/// Capability, and key, with which a plugin receives its device.
 pub(super) const DEVICE_ID: &str = "deviceID";
 
-/// Key by which `host-device` and, earlier, `sriov` receive a PCI address.
+/// Key with which `host-device` and, earlier, `sriov` receive a PCI address.
 const PCI_BUS_ID: &str = "pciBusID";
 
-/// The PCI address of the device in a plugin's configuration, as the kernel spells it; `None` if the configuration
-/// names no device or a device of another kind.
+/// Returns the PCI address of the device in a plugin's configuration, in the kernel's notation; `None` if the
+/// configuration names no device or a device of another kind.
 pub fn pci_address(config: &Map<String, Value>) -> Option<&str> {
     let named = [PCI_BUS_ID, DEVICE_ID].into_iter().find_map(|key| config.get(key)?.as_str())?;
     device_info::is_pci_address(named).then_some(named).filter(|address| address.contains('.'))
@@ -29,18 +29,18 @@ pub(super) struct Device<'a> {
     resource: Option<&'a str>,
     /// The id of the device within the resource.
     id: Option<&'a str>,
-    /// Whether the pod's author has chosen it, and nobody compares it with what the pod was given.
+    /// Whether the pod's author has chosen the device without a comparison with the pod's allocated devices.
     is_chosen: bool,
 }
 
 impl<'a> Device<'a> {
-    /// The device that a selection requests, or that the pod was given for the network. `is_needed`: see
-    /// [`needs_device`](super::resolve::needs_device).
+    /// Returns the device that a selection requests, or that was allocated to the pod for the network. `is_needed`:
+    /// see [`needs_device`](super::resolve::needs_device).
     ///
     /// # Errors
-    /// The network needs a device and there is none: attaching without it would give the pod something other than what it
-    /// requested. Or, in a cluster, nobody has compared the one that the pod's author names with what the pod was given: its
-    /// annotation or the definition may have changed since it was decided not to ask.
+    /// The network needs a device and there is none: attaching without it would give the pod something other than it
+    /// requested. Or, in a cluster, the device that the pod's author names was not compared with the allocated
+    /// devices: the annotation or the definition may have changed since the kubelet was not asked.
     pub(super) fn of(
         network: &'a Network,
         selection: Option<&'a Selection>,
@@ -83,8 +83,8 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// The files of the attachment's device information, if a plugin needs their path or a device plugin may have
-    /// described the device.
+    /// Returns the files of the attachment's device information, if a plugin needs their path or a device plugin may
+    /// have described the device.
     pub(super) fn files(
         self,
         list: &NetworkList,
@@ -118,18 +118,20 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// Checks a device that these plugins take from the node, of our own or executed ones, by their configurations.
+    /// Checks that the pod may choose a device that these plugins, native or executed, take from the node, according
+    /// to their configurations.
     ///
     /// # Errors
-    /// The pod's author has chosen it, though the definition fixes another; or in a cluster, where authors of pods are not the
-    /// node's administrators.
+    /// The pod's author has chosen it although the definition names another one; or in a cluster, where the authors
+    /// of pods are not the node's administrators.
     pub(super) fn check_choice<'c>(
         self,
         takers: impl Iterator<Item = &'c Map<String, Value>>,
         in_cluster: bool,
     ) -> Result<(), CniError> {
         let Some(id) = self.id.filter(|_| self.is_chosen) else { return Ok(()) };
-        // Keys of types that are not ours stand as they were written, and plugins in Go read them in any case.
+        // Keys of types that netattach does not implement are passed as written, and plugins in Go read them in any
+        // case.
         let names_one = |key: &str| keys::is_same(key, DEVICE_ID) || keys::is_same(key, PCI_BUS_ID);
         let fields = takers.flatten().filter(|(key, _)| names_one(key));
         let fixed = fields.filter_map(|(_, value)| value.as_str()).filter(|fixed| !fixed.is_empty());
@@ -144,7 +146,7 @@ impl<'a> Device<'a> {
         Err(CniError::new(code::INVALID_CONFIG, format!("deviceID {id} asked for by the pod: {why}")))
     }
 
-    /// Adds the device under the keys that plugins know from Multus.
+    /// Adds the device under the keys that Multus uses.
     pub(super) fn insert_into(self, config: &mut Map<String, Value>) {
         if let Some(id) = self.id {
             for key in [DEVICE_ID, PCI_BUS_ID] {
@@ -249,7 +251,7 @@ mod tests {
     const NO_RESOURCE: &str =
         "the definition has no resource (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given";
 
-    /// Whoever writes a pod's annotation is no administrator of the node.
+    /// The author of a pod's annotation is not the node's administrator.
     #[test]
     fn a_pod_chooses_a_device_only_where_its_definition_leaves_it_the_choice_and_in_a_cluster_never() {
         let bus = |name: &str| Ok(DeviceId::Bus(name.to_owned()));

@@ -10,10 +10,10 @@ pub const ETHERTYPES_ANNOTATION: &str = "netattach.dev/ethertypes";
 /// Maximum number of ethertypes: an attachment's record has room for this many.
 pub const MOST: usize = AttachmentRecord::ETHERTYPES;
 
-/// IPv4, ARP and IPv6, whose contents are judged, and VLAN tags, which are followed by the ethertype.
+/// IPv4, ARP and IPv6, whose contents are checked by policies, and VLAN tags, which are followed by the ethertype.
 const JUDGED: [u16; 6] = [0x0800, 0x0806, 0x86dd, 0x8100, 0x88a8, 0x9100];
 
-/// Whether a number is an ethertype whose frames are not judged by their contents.
+/// Whether a number is an ethertype whose frames are not checked by their contents.
 pub fn is_other(number: u16) -> bool {
     number >= FIRST_ETHERTYPE && !JUDGED.contains(&number)
 }
@@ -24,7 +24,7 @@ pub enum InvalidEthertypes {
     /// Not an ethertype number.
     #[error("{0:?} is not an ethertype from 0x600 to 0xffff")]
     Number(String),
-    /// The frames of this ethertype are judged by their contents.
+    /// The contents of this ethertype's frames are checked by policies.
     #[error("{0:#06x} is judged by policies and cannot be exempted")]
     Judged(u16),
     /// More ethertypes than a record has room for.

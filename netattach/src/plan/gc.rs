@@ -113,7 +113,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
         let plugin_type = plugin.plugin_type();
         let is_executed = exec.iter().any(|name| name == plugin_type);
         if link::chained(plugin_type).is_some() && !is_executed {
-            // What it leaves is known by its record.
+            // The record contains its remains.
             continue;
         }
         match link::driver(plugin_type).filter(|_| !is_executed) {

@@ -10,16 +10,16 @@ use crate::budget;
 use crate::spec::{IpvlanMode, LinkMode};
 use crate::step::{Brought, HookKind, Interface, NotObservable, Output};
 
-/// The findings about an interface that another plugin made.
+/// The findings about an interface that another plugin created.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FoundDevice<'a> {
     /// The interface.
     pub pod: Option<Interface>,
-    /// The other end of its link, if that is on the node.
+    /// The peer of its link, if that is on the node.
     pub host: Option<Interface>,
     /// Its device information.
     pub device: Option<&'a Value>,
-    /// What the kernel has on it, where no result attributes an address to it.
+    /// The addresses that the kernel has on it, if no result attributes an address to it.
     pub addresses: Vec<IpNet>,
     /// Its mode, if its kind has modes.
     pub mode: Option<LinkMode>,
@@ -33,7 +33,7 @@ impl FoundDevice<'_> {
             None if self.host.is_some() => HookKind::Node,
             None => HookKind::Pod,
         };
-        // As many as a result may have: from others the pod may not send.
+        // At most as many as a result may have: the pod may not send from further ones.
         let own = self.addresses.into_iter().filter(is_its_own).take(budget::RESULT_IPS.most);
         Output::Device { vantage, host: self.host, pod: self.pod, addresses: own.collect() }
     }
@@ -52,7 +52,7 @@ impl FoundDevice<'_> {
         if let Some(rdma) = word("/pci/rdma-device") {
             return Some(NotObservable::Rdma(rdma.to_owned()));
         }
-        // Its packets come to the pod behind it (`drivers/net/ipvlan/ipvlan_l3s.c`).
+        // Its packets reach the pod after the hooks (`drivers/net/ipvlan/ipvlan_l3s.c`).
         if self.mode == Some(LinkMode::Ipvlan(IpvlanMode::L3s)) {
             return Some(NotObservable::NotJudged);
         }
@@ -62,15 +62,15 @@ impl FoundDevice<'_> {
     }
 }
 
-/// Whether an address of an interface is one that somebody gave it. The link-local one that follows from its Ethernet address
-/// may be used in any case, and another is the pod's choice.
+/// Whether an address of an interface was assigned explicitly. The link-local address derived from its Ethernet
+/// address may always be used, and another one is the pod's choice.
 fn is_its_own(net: &IpNet) -> bool {
     let address = net.addr();
     let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     !is_link_local && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
 }
 
-/// Where programs see the traffic of an attachment's interface after its steps have been carried out.
+/// Returns where programs see the traffic of an attachment's interface after its steps have been carried out.
 pub fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> HookKind {
     let found = || {
         outputs.iter().find_map(|output| match output {
@@ -81,7 +81,7 @@ pub fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> HookKind {
     attachment.vantage().or_else(found).unwrap_or(HookKind::Nowhere(NotObservable::NoInterface))
 }
 
-/// The attachment's device information, if it has been read.
+/// Returns the attachment's device information, if it has been read.
 pub fn device_info(outputs: Brought<'_>) -> Option<&Value> {
     outputs.iter().find_map(|output| match output {
         Output::DeviceInfo { info } => Some(info),

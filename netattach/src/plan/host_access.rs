@@ -1,25 +1,26 @@
-//! Which addresses of the node a pod on a parent reaches, and from which the node reaches the pod (`hostAccess`). Pure.
+//! Determines which addresses of the node a pod on a parent reaches, and from which of them the node reaches the pod
+//! (`hostAccess`). Pure.
 
 use ipnet::IpNet;
 
 use crate::step::{LeasedAddress, Reached};
 
-/// How the names of the node's own links on parents begin. The index of the parent follows.
+/// Prefix of the names of the node's own links on parents, followed by the index of the parent.
 const PREFIX: &str = "nahst";
 
-/// Name of the node's link on the parent of that index: 15 bytes at most, as a name has.
+/// Returns the name of the node's link on the parent with that index: at most 15 bytes, the limit of a link name.
 pub fn device(parent: u32) -> String {
     format!("{PREFIX}{parent}")
 }
 
-/// Whether a link of that name is the node's on a parent.
+/// Whether a link with that name is the node's link on a parent.
 pub fn is_device(name: &str) -> bool {
     let index = name.strip_prefix(PREFIX);
     index.is_some_and(|index| index.parse::<u32>().is_ok_and(|index| device(index) == name))
 }
 
-/// The pod's addresses that have one of the node's in their subnet and are in that one's, each with it. The node's are
-/// on the parent. A pod may have chosen its prefix, the node has not: none leads the node's traffic for elsewhere here.
+/// Pairs each of the pod's addresses with an address of the node on the parent, if each is in the other's subnet. A
+/// pod may have chosen its prefix, but not the node's, so its routes cannot divert the node's other traffic.
 pub fn reached(leased: &[LeasedAddress], of_node: &[IpNet]) -> Vec<Reached> {
     let in_subnet = |leased: &LeasedAddress| {
         let pod = leased.address.addr();

@@ -1,12 +1,12 @@
-//! Has an interface that comes up to be asked for its address judged before that. Pure.
+//! Attaches programs to an interface before it comes up to request its address. Pure.
 //!
-//! `dhcp` sets the interface up and waits for a server, for up to 10 s. Nobody in a new pod can use it meanwhile, but in a live
-//! one its processes run: they would send and receive past every policy.
+//! `dhcp` sets the interface up and waits for a server, for up to 10 s. In a new pod no process can use the interface
+//! meanwhile, but in a live pod processes run: they would bypass every policy.
 
 use crate::step::Step;
 
-/// The steps of an interface, with its policy and its programs before an address is asked for on its link. Its addresses are
-/// added where the programs came before.
+/// Reorders the steps of an interface so that its policy and its programs come before an address is requested on its
+/// link. The addresses are then added to the dataplane afterwards.
 pub(super) fn judged_first(mut steps: Vec<Step>) -> Vec<Step> {
     let asks = steps.iter().position(Step::asks_the_network);
     let protects = steps.iter().position(|step| matches!(step, Step::Protect(_)));

@@ -1,5 +1,5 @@
-//! Plans the pod's default network where a plugin before netattach in the runtime's list has made it: nothing is made, and
-//! its interface is judged as another plugin's. Pure.
+//! Plans the pod's default network if a plugin earlier in the runtime's list has created its interface: nothing is
+//! created, and the dataplane treats the interface as another plugin's. Pure.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use crate::cni::{self, CniArgs, CniError, code};
 use crate::link::{self, dataplane};
 use crate::step::{MadeBefore, Step};
 
-/// Kind of such an attachment, for display: which plugin made it is not known.
+/// Kind of such an attachment, for display: the plugin's type is unknown.
 const KIND: &str = "chained";
 
 /// Plans the attachment that this result, the `prevResult` of the request, describes.

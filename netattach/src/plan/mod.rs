@@ -2,22 +2,22 @@
 //!
 //! Everything that can be decided before the first effect is decided here. A value that is not known yet, such as the
 //! address of a future lease, is referred to by the step that will produce it: the executor keeps each step's
-//! [`Output`], and [`result`] and [`addressing`] compute from those.
+//! [`Output`], and [`result`] and [`addressing`] compute from the outputs.
 //!
 //! | module | what it decides |
 //! |---|---|
 //! | [`resolve`], `attachment` | the plan for a pod's networks; the steps for one network's configuration |
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
-//! | [`author`] | what of the addresses the network's author has named, and what the pod has chosen |
+//! | [`author`] | which addresses the network's author has configured, and which the pod has chosen |
 //! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
 //! | [`by_source`], [`vrf`] | the routing tables of an interface's addresses, for `sbr`; the table of a VRF, for `vrf` |
-//! | [`pod_sources`] | what a pod may ask for of the check of its sources |
-//! | `chained` | chained plugins that are properties of an interface of netattach's own |
-//! | `made_before` | the default network where a plugin before netattach has made it |
-//! | `judged_first` | whether programs come before the address is asked for |
-//! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
-//! | [`result`], `told`, [`result_cache`] | the CNI result; what each step tells for it; the entry in libcni's cache |
-//! | [`host_access`] | the node's own way to a pod on a parent |
+//! | [`pod_sources`] | which exceptions from the source check a pod may request |
+//! | `chained` | chained plugins that are properties of an interface that netattach creates |
+//! | `made_before` | the default network if an earlier plugin in the list has created it |
+//! | `judged_first` | whether programs are attached before the address is leased |
+//! | [`cluster_routes`] | which routes stay on the cluster's interface when the default routes move |
+//! | [`result`], `told`, [`result_cache`] | the CNI result; what each step contributes to it; the entry in libcni's cache |
+//! | [`host_access`] | how the node reaches a pod on a parent |
 //! | [`phases`] | which steps of several attachments are carried out together |
 //! | [`compare`], [`check`] | whether an ADD is repeated; the state that CHECK expects |
 //! | [`undo`], [`gc`] | the inverse of each step; the places that GC cleans up |
@@ -83,7 +83,8 @@ pub struct Plan {
 /// name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dynamic {
-    /// Interface name in the key of the sandbox that it belongs to: that sandbox's DEL also removes this attachment.
+    /// Interface name in the key of the sandbox that this attachment belongs to: that sandbox's DEL also removes this
+    /// attachment.
     pub sandbox: String,
     /// The requester.
     pub by: String,
@@ -104,8 +105,8 @@ pub struct Sandbox {
     pub cni_args: String,
     /// `CNI_PATH`, as given.
     pub cni_path: Vec<PathBuf>,
-    /// `name` of the runtime's configuration. GC only considers sandboxes of the configuration it is called with.
-    /// Empty in records from before this field existed: no GC considers those.
+    /// `name` of the runtime's configuration. GC only considers sandboxes of the configuration that it is called
+    /// with. Empty in records written before this field existed: no GC considers those.
     #[serde(default)]
     pub config_name: String,
     /// The pod, if the runtime named it.
@@ -114,14 +115,14 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Link group of the links that this record's plan makes: the same for the same container and
-    /// interface, different for another record of the same container, never 0 (the default group).
+    /// Returns the group of the links that this record's plan creates: the same for the same container and interface,
+    /// different for another record of the same container, never 0 (the default group).
     pub fn link_group(&self) -> u32 {
         link_group(&self.container_id, &self.ifname)
     }
 
-    /// The runtime's `CNI_ARGS` for an attachment: what it asks for beside the pod's name is for the default network alone
-    /// (NPWG 7.5).
+    /// Returns the runtime's `CNI_ARGS` for an attachment: arguments other than the pod's name apply only to the
+    /// default network (NPWG 7.5).
     pub fn args_of(&self, attachment: &AttachmentPlan) -> Cow<'_, str> {
         match attachment.default {
             true => Cow::Borrowed(&self.cni_args),
@@ -149,7 +150,7 @@ pub struct PodRef {
 }
 
 impl PodRef {
-    /// Whether the source's object can be that of this pod: where one of the two has no uid, its name says it.
+    /// Whether the source's object can be this pod: if one of the two has no UID, the name decides.
     pub fn is(&self, object: &Pod) -> bool {
         self.name == object.name && self.uid.as_deref().is_none_or(|uid| object.has_uid(uid))
     }
@@ -194,10 +195,10 @@ pub struct AttachmentPlan {
     /// attachment yield to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub yields_to: Option<StepRef>,
-    /// Warnings for the pod's author; they stopped nothing.
+    /// Warnings for the pod's author; they prevented nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// The device that the kubelet gave the pod for it.
+    /// The device that the kubelet allocated for this attachment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Device>,
 }
@@ -214,8 +215,8 @@ impl Plan {
         Stage::ALL.into_iter().flat_map(stage)
     }
 
-    /// A copy without configurations and routes, which may be large: for callers that keep the plan as long as the
-    /// attachments exist and only query them. Executing or undoing it uses the complete plan from the journal.
+    /// Returns a copy without configurations and routes, which may be large: for callers that keep the plan as long
+    /// as the attachments exist and only query it. Executing or undoing uses the complete plan from the journal.
     pub fn outline(&self) -> Self {
         let outline = |attachment: &AttachmentPlan| AttachmentPlan {
             network: attachment.network.clone(),
@@ -248,8 +249,8 @@ impl Plan {
 }
 
 impl AttachmentPlan {
-    /// Where programs see the interface's traffic, if the plan determines it; `None`: it is found out once the
-    /// interface exists.
+    /// Returns where programs see the interface's traffic, if the plan determines that; `None`: it is determined once
+    /// the interface exists.
     pub fn vantage(&self) -> Option<HookKind> {
         match (self.protect(), self.made_by()) {
             (None, _) => Some(HookKind::Nowhere(NotObservable::NotJudged)),
@@ -263,22 +264,23 @@ impl AttachmentPlan {
         }
     }
 
-    /// How the interface is made. An attachment without such a step has nothing made by netattach.
+    /// Returns how the interface is created. An attachment without such a step has an interface that another plugin
+    /// created.
     pub fn made_by(&self) -> MadeBy<'_> {
         self.steps.iter().find_map(Step::makes_interface).unwrap_or(MadeBy::Plugin)
     }
 
-    /// The link that netattach makes for the attachment.
+    /// Returns the link that netattach creates for the attachment.
     pub fn link(&self) -> Option<&spec::Link> {
         self.made_by().link()
     }
 
-    /// Whether the step at that position makes the interface.
+    /// Whether the step at that position creates the interface.
     pub fn is_made_at(&self, position: usize) -> bool {
         self.steps.iter().position(|step| step.makes_interface().is_some()) == Some(position)
     }
 
-    /// The data for the dataplane, if it judges the attachment.
+    /// Returns the dataplane's settings, if the dataplane enforces policies on the attachment.
     pub fn protect(&self) -> Option<&Protect> {
         self.steps.iter().find_map(|step| match step {
             Step::Protect(protect) => Some(protect),
@@ -286,7 +288,7 @@ impl AttachmentPlan {
         })
     }
 
-    /// Number in the dataplane's maps, if the attachment has one.
+    /// Returns the number in the dataplane's maps, if the attachment has one.
     pub fn number(&self) -> Option<u32> {
         self.protect().map(|protect| protect.id)
     }

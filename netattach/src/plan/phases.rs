@@ -1,24 +1,26 @@
-//! Which steps of a plan are carried out together: the kernel takes what several links need in one datagram.
+//! Groups the steps of a plan that are carried out together: the kernel accepts the requests for several links in one
+//! datagram.
 //!
-//! Attachments that follow one another and have steps of known phases alone are made side by side, phase by phase. The steps of
-//! one attachment stay in their order, and so do those of a phase. Whoever runs another plugin, takes a device or reads what
-//! is in the pod does so when all attachments before its own are made, and none after it.
+//! Consecutive attachments whose steps all have a known phase are created side by side, phase by phase. The steps of
+//! one attachment keep their order, and so do those of a phase. An attachment that runs another plugin, takes a
+//! device or reads what is in the pod runs alone: after all attachments before it are complete, and before any later
+//! one begins.
 
 use super::{AttachmentPlan, Plan};
 use crate::spec::{Link, Tie};
 use crate::step::{Stage, Step, StepRef};
 
-/// A step, where it stands, and whose it is.
+/// A step with its position and its attachment.
 pub type Item<'p> = (StepRef, &'p AttachmentPlan, &'p Step);
 
-/// Phases of attachments that are made side by side, in order.
+/// Phases of attachments that are created side by side, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
-    /// What links are ports of.
+    /// Bridges that links are ports of.
     Bridge,
-    /// The links, down.
+    /// Creation of the links, down.
     Create,
-    /// Addresses, and what the node does for them.
+    /// Addresses, and the node's part of them.
     Address,
     /// Policy and programs: before any packet passes.
     Protect,
@@ -29,12 +31,12 @@ enum Phase {
 impl Phase {
     const ALL: [Self; 5] = [Self::Bridge, Self::Create, Self::Address, Self::Protect, Self::Configure];
 
-    /// The phase of a step. `None`: its attachment is made by itself.
+    /// Returns the phase of a step. `None`: its attachment is created alone.
     fn of(step: &Step) -> Option<Self> {
         match step {
             Step::EnsureBridge(_) => Some(Self::Bridge),
             Step::CreateLink(link) => has_company(link).then_some(Self::Create),
-            // Its link comes up for that, when nothing of the others is half done.
+            // Its link comes up for the request, while no other attachment is half complete.
             Step::Lease(config) if config.asks_the_network() => None,
             Step::Lease(_)
             | Step::Gateway { .. }
@@ -71,13 +73,13 @@ impl Phase {
     }
 }
 
-/// Whether the link can be created together with others: it is made of nothing that is in the pod, and its first request
-/// gives it its name.
+/// Whether the link can be created together with others: it depends on nothing in the pod, and its first request sets
+/// its final name.
 pub fn has_company(link: &Link) -> bool {
     matches!(link, Link::Veth(_) | Link::Macvlan(_)) && link.tie() != Tie::InPod
 }
 
-/// All steps, in the order of execution: those of one group are carried out together. No group is empty.
+/// Returns all steps, in the order of execution: those of one group are carried out together. No group is empty.
 pub fn groups(plan: &Plan) -> Vec<Vec<Item<'_>>> {
     let (attaching, later): (Vec<_>, Vec<_>) =
         plan.steps().partition(|(_, _, step)| step.stage() == Stage::Attach);

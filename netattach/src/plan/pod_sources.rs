@@ -1,5 +1,5 @@
-//! What a pod asks for of the check of its sources, by `cni-args` of its selection, and who permits it: the setting
-//! `podSources`. Pure.
+//! Exceptions from the source check that a pod requests with `cni-args` of its selection, and the setting
+//! `podSources`, which permits them. Pure.
 
 use std::collections::BTreeSet;
 
@@ -12,21 +12,21 @@ use crate::cni::{CniError, code};
 use crate::link::sources::{self, ALLOWED, CHECK, SourceCheck, VLANS};
 use crate::npwg::{NetworkName, Selection};
 
-/// Stands for all namespaces, or all networks.
+/// Means all namespaces, or all networks.
 const ALL: &str = "*";
 
 /// One permission.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Permission {
-    /// Names of the namespaces whose pods have it; `*`: all.
+    /// Names of the namespaces whose pods have the permission; `*`: all.
     pub namespaces: Vec<String>,
-    /// The networks on which they have it, as `NAMESPACE/NAME`; `*`: all.
+    /// The networks on which the pods have it, as `NAMESPACE/NAME`; `*`: all.
     pub networks: Vec<String>,
-    /// The laxest check that they may ask for.
+    /// The laxest check that the pods may request.
     #[serde(default)]
     pub source_check: SourceCheck,
-    /// Where the addresses lie that they may ask for.
+    /// The networks that must contain the requested addresses.
     #[serde(default)]
     pub addresses: Vec<IpNet>,
     /// The VLANs that they may ask for, as in a definition.
@@ -35,7 +35,7 @@ pub struct Permission {
 }
 
 impl Permission {
-    /// What is wrong with it, in words: a permission that permits nothing is a mistake.
+    /// Describes a mistake in the permission: a permission that permits nothing counts as one.
     pub fn problem(&self) -> Option<String> {
         if let Some(problem) = self.mistake() {
             return Some(problem.to_owned());
@@ -68,7 +68,7 @@ impl Permission {
         }
     }
 
-    /// For a plan that is only compared with one that was carried out.
+    /// Makes a permission for everything, for a plan that is only compared with one that was carried out.
     pub(super) fn of_anything() -> Self {
         let all = || vec![ALL.to_owned()];
         let any = [Ipv4Net::default().into(), Ipv6Net::default().into()];
@@ -81,7 +81,7 @@ impl Permission {
         }
     }
 
-    /// The VLANs that pods may ask for; none where what is written is not valid.
+    /// Returns the VLANs that pods may request; none if the list is invalid.
     fn permitted_vlans(&self) -> BTreeSet<u16> {
         sources::permitted_vlans(&Value::Array(self.vlans.clone())).unwrap_or_default()
     }
@@ -92,10 +92,11 @@ impl Permission {
     }
 }
 
-/// Puts what the selection asks for into the interface's configuration. `is_own`: netattach makes the interface, and its programs judge it.
+/// Adds the selection's requests to the interface's configuration. `is_own`: netattach creates the interface, and its
+/// programs enforce the source check.
 ///
 /// # Errors
-/// It is not valid, not permitted, or nobody would heed it.
+/// The request is invalid, not permitted, or would have no effect.
 pub(super) fn apply(
     config: &mut Map<String, Value>,
     (sandbox, network, is_own): (&Sandbox, &NetworkName, bool),
@@ -128,7 +129,7 @@ pub(super) fn apply(
     if let Some(value) = check {
         let read = |value: &Value| serde_json::from_value::<SourceCheck>(value.clone());
         let wanted = read(value).map_err(|error| wrong(CHECK, &error.to_string()))?;
-        // What the network has is for all of its pods.
+        // The network's own setting applies to all of its pods.
         let own = config.get(CHECK).and_then(|own| read(own).ok()).unwrap_or_default();
         let laxest = its.iter().map(|it| it.source_check).max().unwrap_or_default().max(own);
         if wanted > laxest {
@@ -136,7 +137,7 @@ pub(super) fn apply(
         }
         config.insert(CHECK.to_owned(), value.clone());
         if wanted != SourceCheck::Full {
-            // All of them pass now.
+            // Without a source check, all addresses pass.
             config.shift_remove(ALLOWED);
         }
     }
@@ -161,7 +162,7 @@ pub(super) fn apply(
     Ok(())
 }
 
-/// Adds what a pod asks for to the list that its network has.
+/// Adds a pod's request to the list in the network's configuration.
 fn extend(config: &mut Map<String, Value>, key: &str, more: &Value) {
     let own = config.entry(key).or_insert_with(|| json!([]));
     if own.is_null() {
@@ -302,7 +303,7 @@ mod tests {
         }
     }
 
-    /// Each permission is read once: were it once for each VLAN that is asked for, nobody would wait for the end of this.
+    /// Each permission is parsed once: parsing it for each requested VLAN would make this test take far too long.
     #[test]
     fn all_vlans_that_a_pod_may_have_are_found_among_many_permissions() {
         let each: Vec<u16> = (1..=4094).collect();

@@ -1,18 +1,19 @@
-//! Which pool a network's addresses come from. Pure.
+//! Determines the pool that a network's addresses come from. Pure.
 //!
 //! # Separate pools
 //!
-//! host-local keeps a pool in a directory named after the network. A definition whose configuration has no `name` gets
-//! the name of its object (NPWG 3.4.2), without the namespace. Definitions of the same name in two namespaces would
-//! therefore share a directory, the position from which the search for a free address continues, and exhaustion. For
-//! such definitions the directory is one level deeper, below one named after the namespace. The content is the same,
-//! and because the key `dataDir` holds the path, the Go plugin finds the directory too when it is executed.
+//! host-local keeps a pool in a directory named after the network. A definition whose configuration has no `name`
+//! gets the name of its object (NPWG 3.4.2), without the namespace. So definitions with the same name in two
+//! namespaces would share a directory, the position from which the search for a free address continues, and
+//! exhaustion. For such definitions the directory is one level deeper, below one named after the namespace. The
+//! content is the same, and because the key `dataDir` contains the path, the Go plugin finds the directory too when
+//! it is executed.
 //!
 //! # The pool of a live network
 //!
-//! `name` and `dataDir` of a configuration name the pool, and its author may change them while pods are attached: then
-//! a second pool would give addresses that those pods have. So while attachments live, the pool that they have stays in
-//! force, for new ones too; the configuration's own pool is used when the last of them is gone ([`settle`]).
+//! `name` and `dataDir` of a configuration name the pool, and its author may change them while pods are attached: a
+//! second pool could then lease addresses that those pods have. So while attachments live, their pool stays in force,
+//! for new ones too; the configuration's own pool is used once the last of them is gone ([`settle`]).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,14 +29,14 @@ use crate::ipam::{self, Pool};
 use crate::npwg::NetworkName;
 use crate::step::Step;
 
-/// Gives the networks of a list pools separated by namespace, see [`ipam::separate`].
+/// Separates the pools of a list's networks by namespace, see [`ipam::separate`].
 pub fn separate(list: &mut NetworkList, namespace: &str) {
     for section in list.plugins.iter_mut().filter_map(|plugin| plugin.ipam_mut()) {
         ipam::separate(section, namespace);
     }
 }
 
-/// The pools that live attachments have, by network.
+/// The pools of live attachments, by network.
 pub type Live = BTreeMap<NetworkName, BTreeSet<Pool>>;
 
 /// A pool that stays in force although the network's configuration names another.
@@ -60,7 +61,7 @@ impl fmt::Display for Kept {
     }
 }
 
-/// A pod's networks with the pools in force, and which of them their configurations do not name.
+/// Returns a pod's networks with the pools in force, and which of these their configurations do not name.
 pub fn settle<'i>(intent: &'i Intent, live: &Live) -> (Cow<'i, Intent>, Vec<Kept>) {
     let mut settled = Cow::Borrowed(intent);
     let mut kept = BTreeMap::new();
@@ -79,7 +80,7 @@ pub fn settle<'i>(intent: &'i Intent, live: &Live) -> (Cow<'i, Intent>, Vec<Kept
     (settled, kept.into_values().collect())
 }
 
-/// The network with the pool that its live attachments have; `None` if its configuration names that one, or none.
+/// Returns the network with the pool of its live attachments; `None` if its configuration names that pool, or none.
 pub fn keep(network: &Network, live: &BTreeSet<Pool>) -> Option<(Network, Kept)> {
     let named = of_list(&network.list)?;
     let kept = live.first().filter(|_| !live.contains(&named))?.clone();
@@ -98,7 +99,7 @@ pub fn keep(network: &Network, live: &BTreeSet<Pool>) -> Option<(Network, Kept)>
     Some((network, Kept { network: name, named, kept }))
 }
 
-/// The pools of a plan's attachments, also of those that other plugins make.
+/// Returns the pools of a plan's attachments, including those that other plugins create.
 pub fn of_plan(plan: &Plan) -> BTreeSet<(NetworkName, Pool)> {
     let of_attachment = |attachment: &AttachmentPlan| attachment.steps.iter().find_map(of_step);
     let attachments = plan.attachments.iter();

@@ -20,14 +20,14 @@ use crate::npwg::status::Device;
 use crate::npwg::{self, NetworkName, Selection};
 use crate::step::{EnforceWhen, Step, StepRef};
 
-/// The capability by which a runtime hands on the hostPorts of a pod.
+/// The capability by which a runtime passes the hostPorts of a pod.
 pub(super) const PORT_MAPPINGS: &str = "portMappings";
 /// The usual name of pods' interfaces.
 const USUAL_INTERFACE: &str = "eth0";
 /// Most ports that a message lists.
 const SHOWN_PORTS: usize = 8;
 
-/// A network that a pod is to be attached to.
+/// A network to attach a pod to.
 #[derive(Debug, Clone)]
 pub struct Network {
     /// Name of its definition, or the `name` of the configuration itself.
@@ -36,7 +36,7 @@ pub struct Network {
     pub list: Arc<NetworkList>,
     /// The extended resource that provides its devices ([`npwg::RESOURCE_ANNOTATION`]).
     pub resource: Option<String>,
-    /// When programs run for its attachments that other plugins make, if the network's definition sets it.
+    /// When programs run for its attachments that other plugins create, if the network's definition sets that.
     pub enforce: Option<EnforceWhen>,
     /// Ethertypes that its attachments may exchange besides IP and ARP.
     pub ethertypes: Vec<u16>,
@@ -45,7 +45,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network that no definition describes.
+    /// Makes a network without a definition.
     pub fn of_configuration(name: &str, list: Arc<NetworkList>) -> Self {
         let name = NetworkName::Configuration(name.to_owned());
         Self { name, list, resource: None, enforce: None, ethertypes: Vec::new(), device: None }
@@ -61,19 +61,19 @@ pub struct Intent {
     pub default_selection: Option<Selection>,
     /// The additional networks in the order of the annotation.
     pub selections: Vec<(Selection, Network)>,
-    /// Warnings for the pod's author; they stop nothing.
+    /// Warnings for the pod's author; they prevent nothing.
     pub warnings: Vec<Warning>,
-    /// The cluster's ranges; `None`: they are not known yet.
+    /// The cluster's ranges; `None`: not known yet.
     pub cluster: Option<Known>,
 }
 
 impl Intent {
-    /// Its networks, the default network first.
+    /// Returns the networks, the default network first.
     pub fn networks(&self) -> impl Iterator<Item = &Network> {
         std::iter::once(&self.default).chain(self.selections.iter().map(|(_, network)| network))
     }
 
-    /// Its networks with the pod's selections of them, the default network first.
+    /// Returns the networks with the pod's selections of them, the default network first.
     pub fn selected(&self) -> impl Iterator<Item = (Option<&Selection>, &Network)> {
         let default = (self.default_selection.as_ref(), &self.default);
         let others = self.selections.iter().map(|(selection, network)| (Some(selection), network));
@@ -90,24 +90,24 @@ pub struct Warning {
     pub text: String,
 }
 
-/// The agent's settings that apply to all its plans.
+/// The agent's settings that apply to all plans.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Plugin types that are always executed although they are built in (`delegation.exec`).
+    /// Plugin types that are always executed although netattach implements them (`delegation.exec`).
     pub exec: Vec<String>,
     /// Which attachments are written to libcni's cache (`delegation.resultCache`).
     pub remembered: CachedResults,
     /// Directory of device information (`deviceInfoDir`).
     pub device_info_dir: PathBuf,
-    /// When programs run for attachments that other plugins make (`delegation.enforce`).
+    /// When programs run for attachments that other plugins create (`delegation.enforce`).
     pub enforce: EnforceWhen,
     /// The effect of a hostPort that the default network cannot open (`unsupportedPortMappings`).
     pub port_mappings: UnsupportedPortMappings,
-    /// What stays on the cluster's interface when the default routes of a pod move (`keepClusterRoutes`).
+    /// The routes that stay on the cluster's interface when the default routes of a pod move (`keepClusterRoutes`).
     pub keep_cluster_routes: Option<Keep>,
-    /// Whether pods and definitions are those of a cluster, whose authors are not the node's administrators.
+    /// Whether pods and definitions belong to a cluster, where their authors are not the node's administrators.
     pub in_cluster: bool,
-    /// What pods may ask for of the check of their sources (`podSources`).
+    /// The exceptions from the source check that pods may request (`podSources`).
     pub pod_sources: Vec<Permission>,
 }
 
@@ -115,14 +115,14 @@ pub struct Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnsupportedPortMappings {
-    /// The pod fails: it would be Ready with its port closed.
+    /// The pod fails: otherwise it would be Ready although its port is closed.
     #[default]
     Fail,
-    /// The pod is attached, with a warning in its network-status: something else may open its ports.
+    /// The pod is attached, with a warning in its network-status: another program may open its ports.
     Warn,
 }
 
-/// Hands out numbers to attachments and networks. Absent if there is no dataplane.
+/// Assigns numbers to attachments and networks. Absent if there is no dataplane.
 pub trait Numbers {
     /// A number for a new attachment.
     ///
@@ -133,7 +133,7 @@ pub trait Numbers {
     fn network(&mut self, name: &NetworkName) -> u32;
 }
 
-/// The facts about the node that planning attachments of these networks, by these selections, needs.
+/// Returns the facts about the node that are needed to plan attachments of these networks with these selections.
 pub fn wishes<'n>(
     wanted: impl IntoIterator<Item = (Option<&'n Selection>, &'n Network)>,
     options: &Options,
@@ -141,8 +141,8 @@ pub fn wishes<'n>(
     wanted.into_iter().flat_map(|(asked, network)| attachment::wishes(network, asked, options)).collect()
 }
 
-/// Whether attachments of the network need a device of its resource. Most native plugins take no device; a resource of
-/// their networks only says on which nodes pods can run.
+/// Whether attachments of the network need a device of its resource. Most native plugins take no device: a resource
+/// of their networks only determines the nodes on which pods can run.
 pub fn needs_device(network: &Network, options: &Options) -> bool {
     let may_take_it = |plugin: &PluginConf| {
         let kind = plugin.plugin_type();
@@ -170,7 +170,7 @@ pub fn resolve(
         .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
     let mut attachments =
         vec![default_attachment(&sandbox, request, intent, (options, facts), numbers.as_deref_mut())?];
-    // Only the default network's result goes to the runtime.
+    // Only the default network's result is returned to the runtime.
     for default in &attachments {
         check_result_is_expressible(request.version, &default.steps)?;
     }
@@ -262,13 +262,13 @@ fn settle_routing(
     Ok(())
 }
 
-/// Plans an attachment of a network without a request for one, to check whether it would be possible. `None`: the pod
-/// completes the configuration at ADD, and it cannot be judged before.
+/// Plans an attachment of a network without a request, to check whether it would be possible. `None`: the pod
+/// completes the configuration at ADD, so it cannot be judged earlier.
 ///
 /// # Errors
-/// As [`resolve`].
+/// As for [`resolve`].
 pub fn rehearse(network: &Network, options: &Options) -> Result<Option<AttachmentPlan>, CniError> {
-    // Any sandbox does.
+    // Any sandbox will do.
     let sandbox = Sandbox {
         container_id: "rehearsal".to_owned(),
         ifname: USUAL_INTERFACE.to_owned(),
@@ -279,9 +279,9 @@ pub fn rehearse(network: &Network, options: &Options) -> Result<Option<Attachmen
         config_name: String::new(),
         pod: None,
     };
-    // The devices are a pod's.
+    // Devices are allocated to pods.
     let network = Network { resource: None, ..network.clone() };
-    // Any result does.
+    // Any result will do.
     let anything = Value::Object(Map::new());
     let wanted = Wanted {
         network: &network,
@@ -301,7 +301,7 @@ pub fn rehearse(network: &Network, options: &Options) -> Result<Option<Attachmen
     }
 }
 
-/// Numbers of a rehearsal, which no attachment gets: what needs the dataplane is not refused.
+/// Numbers for a rehearsal, which no attachment gets: so a plan that needs the dataplane is not refused.
 struct NoNumbers;
 
 impl Numbers for NoNumbers {
@@ -355,7 +355,7 @@ fn selected(
         facts,
         made_before: None,
     };
-    // What the runtime asks for beside that is for the default network.
+    // Other arguments of the runtime apply only to the default network.
     let of_pod = CniArgs::from(sandbox.cni_args.clone()).of_pod();
     attachment(sandbox, &wanted, &of_pod, options, numbers)
 }
@@ -404,8 +404,9 @@ fn default_attachment(
     Ok(planned)
 }
 
-/// The ports of the node that the runtime asks for and no plugin of the network would open, in words. The runtime gives
-/// a plugin only what it declares, and netattach declares `portMappings` for every default network so as to see them.
+/// Describes the node's ports that the runtime requests and that no plugin of the network would open. The runtime
+/// passes a plugin only declared capabilities, and netattach declares `portMappings` for every default network in
+/// order to see them.
 fn closed_ports(list: &NetworkList, offered: Option<&Map<String, Value>>) -> Option<String> {
     let asked = offered?.get(PORT_MAPPINGS)?.as_array()?;
     if asked.is_empty() || cni::capability::undeclared(list, [PORT_MAPPINGS]).is_empty() {
@@ -424,7 +425,7 @@ fn closed_ports(list: &NetworkList, offered: Option<&Map<String, Value>>) -> Opt
     (!ports.is_empty()).then_some(msg)
 }
 
-/// Plans the one interface that a plain CNI executable is to make, from its input alone.
+/// Plans the interface that a plain CNI executable creates, from its input alone.
 ///
 /// # Errors
 /// The error names the key; nothing has been done yet.
@@ -440,8 +441,8 @@ pub fn one(
     Ok(alone(driver, request, steps))
 }
 
-/// The possible remains of [`one`], as a plan whose inverses remove them. It exists even if the configuration is no
-/// longer valid.
+/// Returns the possible remains of [`one`], as a plan whose inverses remove them. The plan exists even if the
+/// configuration is no longer valid.
 pub fn remains_of_one(sandbox: &Sandbox, driver: &dyn Driver, request: &cni::Request) -> AttachmentPlan {
     alone(driver, request, driver.remains(&plain(sandbox, request, &Facts::default())))
 }
@@ -477,8 +478,8 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
     }
 }
 
-/// A result without addresses cannot be expressed in the two oldest versions (CNV-05). Failing now is better than
-/// after the effects.
+/// Refuses a result without addresses in the two oldest versions, which cannot express it (CNV-05): before the
+/// effects rather than after them.
 fn check_result_is_expressible(version: Version, steps: &[Step]) -> Result<(), CniError> {
     let brings_addresses = |step: &Step| {
         matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::TakeMade(_) | Step::RaiseLoopback)

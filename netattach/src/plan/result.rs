@@ -14,7 +14,7 @@ use crate::step::{
     Step, StepRef, Translate,
 };
 
-/// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
+/// Returns the result of an attachment from the finished steps: the `prevResult` of the next plugin, and in the end
 /// the result.
 ///
 /// # Errors
@@ -58,7 +58,7 @@ pub fn result(
             | Step::UseTables(_)
             | Step::ChooseVrf(_)
             | Step::JoinVrf(_)
-            // What they moved is taken out of the routes below.
+            // The routes that they moved are removed from the result below.
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => {}
         }
@@ -68,10 +68,10 @@ pub fn result(
     Ok(result)
 }
 
-/// The result as [`as_reported`], in each of these versions.
+/// Returns the result as [`as_reported`], in each of these versions.
 ///
 /// # Errors
-/// As there, or the result cannot be expressed in one of them.
+/// As there; or the result cannot be expressed in a version.
 pub fn in_versions<const N: usize>(
     sandbox: &Sandbox,
     attachment: &AttachmentPlan,
@@ -81,7 +81,7 @@ pub fn in_versions<const N: usize>(
     let is_own = printed(attachment, outputs).is_none();
     let mut written = [const { Value::Null }; N];
     if is_own && attachment.version.has_whole_results() {
-        // What was just made need not be read again.
+        // A result that was just made need not be parsed again.
         let result = result(sandbox, attachment, outputs)?;
         for (value, version) in written.iter_mut().zip(versions) {
             *value = result.to_value(version)?;
@@ -95,7 +95,7 @@ pub fn in_versions<const N: usize>(
     Ok(written)
 }
 
-/// The output of the last plugin, if there is one.
+/// Returns the output of the last plugin, if there is one.
 fn printed<'o>(attachment: &AttachmentPlan, outputs: Brought<'o>) -> Option<&'o Output> {
     attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
         Step::Delegate(delegate) if delegate.role == Role::Plugin => outputs.step(index),
@@ -104,8 +104,8 @@ fn printed<'o>(attachment: &AttachmentPlan, outputs: Brought<'o>) -> Option<&'o 
     })
 }
 
-/// The result for plugins and the cache, in the version of the attachment's configuration: the output of the last
-/// plugin, including keys that netattach does not know, or the combined outputs of netattach's own steps.
+/// Returns the result for plugins and the cache, in the version of the attachment's configuration: the output of the
+/// last plugin, including keys that netattach does not know, or the combined outputs of netattach's own steps.
 ///
 /// # Errors
 /// A plugin's result cannot be read, or cannot be expressed in that version.
@@ -134,7 +134,7 @@ pub fn as_reported(
     }
 }
 
-/// Replaces the routes of one result by those of another. The two oldest versions keep them among the addresses.
+/// Replaces the routes of one result by those of another. The two oldest versions store routes with the addresses.
 fn replace_routes(result: &mut Value, settled: &Value) {
     let Some(result) = result.as_object_mut() else { return };
     for key in ["routes", "ip4", "ip6"] {
@@ -146,7 +146,7 @@ fn replace_routes(result: &mut Value, settled: &Value) {
 }
 
 /// Reconstructs step outputs from a result, the inverse of [`result`], for callers that kept no record and receive a
-/// `prevResult`. Indexes are not known. A link that the result does not list has no output.
+/// `prevResult`. Indices are unknown. A link that the result does not list has no output.
 ///
 /// # Errors
 /// The result cannot be expressed in the attachment's version.
@@ -182,7 +182,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
                 Some(Output::Loopback { addresses: ips.clone().map(|ip| ip.address).collect() })
             }
             Step::MoveDevice => link(None),
-            // How the device was is not in a result.
+            // A result does not contain the device's former state.
             Step::ClaimDevice(_) => None,
             Step::Lease(_) => Some(Output::Lease {
                 addresses: ips
@@ -191,7 +191,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
                     .collect(),
                 dns: result.dns.clone(),
                 routes: result.routes.clone(),
-                // Not in a result.
+                // A result does not contain the server.
                 server: None,
             }),
             Step::Delegate(_) | Step::TakeMade(_) => {
@@ -236,7 +236,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
     Ok(outputs)
 }
 
-/// An interface of a result, which has no index.
+/// Returns an interface of a result, which has no index.
 pub(super) fn read_interface(interface: &cni::Interface) -> Interface {
     Interface {
         name: interface.name.clone(),
@@ -246,7 +246,7 @@ pub(super) fn read_interface(interface: &cni::Interface) -> Interface {
     }
 }
 
-/// The link that an attachment's steps made or found.
+/// The link that an attachment's steps created or found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ends {
     /// The node's end, if it has one.
@@ -257,7 +257,7 @@ pub struct Ends {
     pub parent: Option<Parent>,
 }
 
-/// The link that an attachment's steps made or found, if there is one.
+/// Returns the link that an attachment's steps created or found, if there is one.
 pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
     let representor = outputs.representor();
     let on_node = || representor.map(|it| it.device.clone());
@@ -273,12 +273,13 @@ pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
     made.or_else(|| Some(Ends { host: on_node(), pod: representor?.driven.clone()?, parent: None }))
 }
 
-/// The ends of the link that an attachment's steps made or found: the node's, if there is one, and the pod's.
+/// Returns the ends of the link that an attachment's steps created or found: the node's, if there is one, and the
+/// pod's.
 pub fn link(outputs: Brought<'_>) -> Option<(Option<Interface>, Interface)> {
     ends(outputs).map(|ends| (ends.host, ends.pod))
 }
 
-/// What the node is to translate, with the device that was found for it.
+/// Returns the requested address translation, with the device that was found for it.
 pub fn translation(translate: &Translate, outputs: Brought<'_>) -> Translate {
     let found = outputs.iter().find_map(|output| match output {
         Output::Reach { device } => Some(device.clone()),
@@ -290,9 +291,9 @@ pub fn translation(translate: &Translate, outputs: Brought<'_>) -> Translate {
     }
 }
 
-/// The leased addresses with their subnets as the network's author has them, which a pod that asks for an address does not
-/// choose: for what holds for others as well. What it asks for outside of these is by itself if it is `alone`, and else in the
-/// subnet that it names.
+/// Returns the leased addresses with their subnets as the network's author defines them, for rules that also affect
+/// others: a pod that requests an address does not choose these subnets. A requested address outside of them gets a
+/// host prefix if `alone`, otherwise the prefix length that the pod gives.
 pub fn in_subnets_of_author(
     sandbox: &Sandbox,
     attachment: &AttachmentPlan,
@@ -309,7 +310,7 @@ pub fn in_subnets_of_author(
             Step::Delegate(delegate) if delegate.role == Role::Ipam => Some(of_plugin(delegate, address)),
             _ => None,
         };
-        // What another plugin's interface has is that plugin's to say.
+        // The addresses of another plugin's interface are determined by that plugin.
         attachment.steps.iter().find_map(by_step).unwrap_or(Some(address))
     };
     let in_subnet = |leased: &LeasedAddress| {
@@ -319,18 +320,18 @@ pub fn in_subnets_of_author(
     leased.iter().map(in_subnet).collect()
 }
 
-/// The result of an attachment's address management.
+/// The result of an attachment's IPAM.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Leased {
     /// The addresses.
     pub addresses: Vec<LeasedAddress>,
-    /// Routes that came with them.
+    /// Routes of the lease.
     pub routes: Vec<cni::Route>,
-    /// The server by DHCP that has given them, where netattach has leased them.
+    /// The DHCP server that leased the addresses, if netattach leased them.
     pub server: Option<Ipv4Addr>,
 }
 
-/// The addresses and routes of an attachment's lease or of the IPAM plugin called in place of it.
+/// Returns the addresses and routes of an attachment's lease, or of the IPAM plugin that was called instead.
 ///
 /// # Errors
 /// The plugin's result cannot be read.
@@ -359,9 +360,9 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
     Ok(Leased::default())
 }
 
-/// The addresses from which the pod may send by an attachment's interface, and its routes: [`leased`], but of an interface that
-/// other plugins made those that the last result attributes to it in the namespace of that path, or to nothing. If there are
-/// none, those that the kernel had on it.
+/// Returns the addresses from which the pod may send through an attachment's interface, and its routes: like
+/// [`leased`], but for an interface that other plugins created, the addresses that the last result attributes to it
+/// in the namespace with path `netns`, or to no interface. If there are none, those that the kernel had on it.
 ///
 /// # Errors
 /// The plugin's result cannot be read.
@@ -381,14 +382,14 @@ pub fn own(netns: &str, attachment: &AttachmentPlan, outputs: Brought<'_>) -> Re
     Ok(Leased { addresses: found.unwrap_or_default().iter().map(of_kernel).collect(), ..told })
 }
 
-/// Whether nobody knows from which addresses a pod may send by an interface: another plugin made it and gave it none, and its
-/// network names none. The pod itself may give it one, as by DHCP.
+/// Whether the permitted source addresses of an interface are unknown: another plugin created the interface without
+/// addresses, and its network names none. The pod itself may add an address, for example by DHCP.
 pub fn is_unaddressed(protect: &Protect, attachment: &AttachmentPlan, own: &Leased) -> bool {
     own.addresses.is_empty() && protect.allowed.is_empty() && attachment.made_by() == MadeBy::Plugin
 }
 
-/// The addresses and routes of an interface that other plugins made, from the last plugin's result. `is_here`: whether a path
-/// of a namespace is the pod's.
+/// Returns the addresses and routes of an interface that other plugins created, from the last plugin's result.
+/// `is_here`: whether a namespace's path is the pod's.
 fn brought(
     attachment: &AttachmentPlan,
     outputs: Brought<'_>,

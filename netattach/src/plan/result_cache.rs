@@ -14,7 +14,7 @@ use crate::step::{Brought, Remember, Step};
 pub enum CachedResults {
     /// All attachments.
     All,
-    /// Attachments that another plugin serves: its owner may look for its result.
+    /// Attachments that another plugin serves: its tools may look for the result.
     #[default]
     Delegated,
     /// None.
@@ -22,7 +22,7 @@ pub enum CachedResults {
 }
 
 impl CachedResults {
-    /// The last step of an attachment that is to be cached.
+    /// Returns the last step of an attachment that is to be cached.
     pub(super) fn step(
         self,
         steps: &[Step],
@@ -38,7 +38,7 @@ impl CachedResults {
     }
 }
 
-/// The entry's key.
+/// Returns the entry's key.
 pub fn key(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Key {
     Key {
         network: attachment.config_name.clone(),
@@ -47,7 +47,7 @@ pub fn key(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Key {
     }
 }
 
-/// The entry of a completed attachment.
+/// Returns the entry of a completed attachment.
 ///
 /// # Errors
 /// A plugin's result cannot be read.

@@ -26,7 +26,7 @@ pub const RULE_PRIORITY: u32 = 10_000;
 /// Metric that the kernel gives to an IPv6 route without one.
 const DEFAULT_METRIC_V6: u32 = 1024;
 
-/// A gateway that cannot be reached through the link.
+/// A gateway that is not reachable through the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{gateway} is not a gateway of this routed link, whose only one is {only}")]
 pub struct NotOnLink {
@@ -36,23 +36,23 @@ pub struct NotOnLink {
     pub only: IpAddr,
 }
 
-/// The table of the interface with this index.
+/// Returns the table of the interface with this index.
 pub fn table_of(index: u32) -> u32 {
     FIRST_TABLE.saturating_add(index)
 }
 
-/// The index of the interface that a table belongs to, if the table is one of ours.
+/// Returns the index of the interface that a table belongs to, if the table is one of netattach's.
 pub fn interface_of(table: u32) -> Option<u32> {
     table.checked_sub(FIRST_TABLE).filter(|index| *index > 0)
 }
 
-/// The metric of a route in the kernel's representation.
+/// Returns the metric of a route in the kernel's representation.
 pub fn metric(route: &Route) -> u32 {
     let default = if route.destination.addr().is_ipv6() { DEFAULT_METRIC_V6 } else { 0 };
     route.priority.unwrap_or(default)
 }
 
-/// How netattach itself configures the interface; `None`: another plugin does.
+/// Returns netattach's configuration of the interface; `None`: another plugin configures it.
 pub fn own_configuration(attachment: &AttachmentPlan) -> Option<&Configure> {
     attachment.steps.iter().find_map(|step| match step {
         Step::Configure(configure) => Some(configure),
@@ -60,18 +60,18 @@ pub fn own_configuration(attachment: &AttachmentPlan) -> Option<&Configure> {
     })
 }
 
-/// How netattach configures the interface.
+/// Returns the style in which netattach configures the interface.
 pub fn style(attachment: &AttachmentPlan) -> Style {
     own_configuration(attachment).map_or(Style::Subnet, |configure| configure.style)
 }
 
-/// The default routes through these gateways, for an interface that netattach has configured itself (`own`: the
-/// configuration and the addresses) or that another plugin has. The first route of each family has the usual metric,
-/// each further one a metric higher by one.
+/// Returns the default routes through these gateways, for an interface that netattach has configured itself (`own`:
+/// the configuration and the addresses) or that another plugin has configured. The first route of each family has the
+/// usual metric, each further one a metric higher by one.
 ///
 /// # Errors
-/// The link is routed and does not have that gateway. For other links the kernel decides whether a gateway can be
-/// reached.
+/// The link is routed and does not have that gateway. For other links the kernel decides whether a gateway is
+/// reachable.
 pub fn default_routes(
     gateways: &[IpAddr],
     own: Option<(&Configure, &[LeasedAddress])>,
@@ -108,7 +108,7 @@ pub fn default_routes(
     Ok(routes)
 }
 
-/// The default routes that the step has moved; empty before it is done.
+/// Returns the default routes that the step has moved; empty before it is done.
 pub fn moved(at: Option<StepRef>, outputs: &Outputs) -> &[Route] {
     match at.and_then(|at| outputs.get(&at)) {
         Some(Output::DefaultRoutes { routes, .. }) => routes,
@@ -116,7 +116,7 @@ pub fn moved(at: Option<StepRef>, outputs: &Outputs) -> &[Route] {
     }
 }
 
-/// What the step that moved the default routes kept on the cluster's interface.
+/// Returns the routes that the step which moved the default routes has kept on the cluster's interface.
 pub fn kept(at: Option<StepRef>, outputs: &Outputs) -> Option<&Kept> {
     match at.and_then(|at| outputs.get(&at)) {
         Some(Output::DefaultRoutes { kept, .. }) => kept.as_ref(),
@@ -148,7 +148,7 @@ pub fn settle_result(attachment: &AttachmentPlan, outputs: Brought<'_>, routes: 
     }
 }
 
-/// What a chained `sbr` asks of the attachment's routes.
+/// Returns the request of a chained `sbr` for the attachment's routes.
 pub fn tables_asked_for(attachment: &AttachmentPlan) -> Option<&BySource> {
     attachment.steps.iter().find_map(|step| match step {
         Step::UseTables(asked) => Some(asked),
@@ -156,7 +156,7 @@ pub fn tables_asked_for(attachment: &AttachmentPlan) -> Option<&BySource> {
     })
 }
 
-/// Addresses and routes of an interface that netattach configured, without the default routes that yielded.
+/// Returns addresses and routes of an interface that netattach configured, without the default routes that yielded.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -179,11 +179,11 @@ pub fn settled(
     Ok(addressing)
 }
 
-/// The interfaces that share a destination with another interface. Without source-based rules all traffic to that
-/// destination would leave through one of them, even with the source address of the other, and would be dropped as
-/// spoofed. The cluster's interface shares what is kept on it with all that lead there. Interfaces in a VRF share
-/// nothing with those outside. This covers only interfaces that netattach has configured itself; for others there are
-/// plugins that do this.
+/// Returns the interfaces that share a destination with another interface. Without source-based rules, all traffic to
+/// that destination would leave through one of them, even with the source address of the other, and would be dropped
+/// as spoofed. The cluster's interface shares its kept destinations with all interfaces that have a route there.
+/// Interfaces in a VRF share nothing with those outside. This covers only interfaces that netattach has configured
+/// itself; for others, there are plugins that do this.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -225,7 +225,7 @@ fn kept_to_its_interface(
     let link = result::link(outputs);
     let (Some(configure), Some((_, pod))) = (own_configuration(attachment), link) else { return Ok(None) };
     if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
-        // A process drives it: the pod has no interface there.
+        // A process drives the device: the pod has no interface there.
         return Ok(None);
     }
     let addressing = settled(attachment, outputs, configure)?;

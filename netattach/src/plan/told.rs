@@ -1,4 +1,4 @@
-//! What the steps of an attachment tell for its CNI result, one after the other. Pure.
+//! Collects the contributions of an attachment's steps to its CNI result, one after the other. Pure.
 
 use std::net::IpAddr;
 
@@ -10,22 +10,22 @@ use crate::npwg::device_info::is_pci_address;
 use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{Configure, Interface, LeasedAddress, MadeBy, Output, Role, SetDevice, Style};
 
-/// What the steps of an attachment have told so far. An output of another kind than the step's tells nothing.
+/// The contributions so far. An output of another kind than the step's contributes nothing.
 pub(super) struct Told<'p> {
     sandbox: &'p Sandbox,
     attachment: &'p AttachmentPlan,
     pub(super) result: CniResult,
-    /// Where the interface in the pod is among those of the result.
+    /// Index of the pod's interface among those of the result.
     pod: Option<usize>,
 }
 
 impl<'p> Told<'p> {
-    /// No step has told anything yet.
+    /// Starts without contributions.
     pub(super) fn nothing(sandbox: &'p Sandbox, attachment: &'p AttachmentPlan) -> Self {
         Self { sandbox, attachment, result: CniResult::default(), pod: None }
     }
 
-    /// The result of a plugin takes the place of what was there; that of address management is added.
+    /// The result of a plugin replaces the previous one; that of an IPAM plugin is added.
     pub(super) fn plugin(&mut self, role: Role, output: &Output) -> Result<(), CniError> {
         let Output::Delegate { result: printed } = output else { return Ok(()) };
         let printed = printed.read(self.attachment.version)?;
@@ -47,7 +47,7 @@ impl<'p> Told<'p> {
         }
     }
 
-    /// Both ends of a link that was made, or a device that was moved.
+    /// Adds both ends of a link that was created, or a device that was moved.
     pub(super) fn link(&mut self, output: &Output) {
         let Output::Link { host, pod: end, .. } = output else { return };
         self.result.interfaces.extend(host.iter().map(|host| interface(host, None)));
@@ -55,7 +55,8 @@ impl<'p> Told<'p> {
         self.push_pod(cni::Interface { pci_id: pci_id(self.attachment), ..end });
     }
 
-    /// The node's end of a device, and the pod's if a process drives it: any other is told of once it was moved.
+    /// Adds the node's end of a device, and the pod's end if a process drives it: any other pod's end is added once
+    /// it was moved.
     pub(super) fn device(&mut self, device: &Device, output: &Output) {
         let Output::Claimed(claim) = output else { return };
         let representor = claim.representor.iter().map(|it| interface(&it.device, None));
@@ -81,7 +82,7 @@ impl<'p> Told<'p> {
         }
     }
 
-    /// One address of its own for each family.
+    /// Adds one loopback address for each family.
     pub(super) fn loopback(&mut self, output: &Output) {
         let Output::Loopback { addresses } = output else { return };
         self.push_pod(cni::Interface {
@@ -105,7 +106,8 @@ impl<'p> Told<'p> {
         self.result.dns = dns.clone();
     }
 
-    /// The node is the gateway of the addresses that have no other; `output`: the device that has a VLAN's.
+    /// Sets the node as the gateway of addresses that have none; `output`: the device that has a VLAN's gateway
+    /// addresses.
     pub(super) fn gateway(&mut self, output: &Output) {
         if let Output::Gateway(device) = output {
             self.result.interfaces.push(interface(device, None));
@@ -150,7 +152,7 @@ impl<'p> Told<'p> {
         }
     }
 
-    /// Adds addresses, with their gateways, to what is known of the interface in the pod.
+    /// Adds addresses, with their gateways, for the interface in the pod.
     fn add_ips(&mut self, ips: impl Iterator<Item = (IpNet, Option<IpAddr>)>) {
         let interface = self.pod;
         let ips = ips.map(|(address, gateway)| cni::IpConfig { interface, address, gateway });
@@ -164,7 +166,7 @@ impl<'p> Told<'p> {
     }
 }
 
-/// Puts the Ethernet address and the MTU that an interface was given into what a result says of it; the MTU where it says any.
+/// Sets the Ethernet address and the MTU that an interface was given in a result; the MTU only if the result has one.
 pub fn tuned(interface: &mut cni::Interface, tune: &Tune) {
     if let Some(mac) = tune.properties.mac {
         interface.mac = Some(mac.to_string());
@@ -174,7 +176,7 @@ pub fn tuned(interface: &mut cni::Interface, tune: &Tune) {
     }
 }
 
-/// The PCI address of the attachment's device, if it has one.
+/// Returns the PCI address of the attachment's device, if it has one.
 fn pci_id(attachment: &AttachmentPlan) -> Option<String> {
     match attachment.made_by() {
         MadeBy::Device(Device { id: DeviceId::Bus(name), .. }) if is_pci_address(name) => Some(name.clone()),

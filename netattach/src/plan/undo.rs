@@ -19,16 +19,17 @@ pub enum Inverse<'a> {
         pod_name: &'a str,
         /// Name of the node's end, if there is one.
         host_name: Option<&'a str>,
-        /// The name by which the kernel shows its kind.
+        /// The kernel's name for the kind of link.
         kind: &'a str,
-        /// Index in the pod of the link that was made, if known.
+        /// Index in the pod of the created link, if known.
         made: Option<u32>,
     },
     /// Gives a device back to the node.
     ReturnDevice {
         /// The device.
         device: &'a spec::Device,
-        /// How it was; `None`: it was not claimed yet, and nothing of it was changed, or that is not recorded.
+        /// The device's former state; `None`: the device was not claimed yet and is unchanged, or its state is not
+        /// recorded.
         claim: Option<Box<Claim>>,
     },
     /// Releases the owner's addresses.
@@ -38,27 +39,28 @@ pub enum Inverse<'a> {
         /// The owner.
         owner: Owner,
     },
-    /// Calls the plugin's DEL. That of address management releases the owner's addresses.
+    /// Calls the plugin's DEL. The DEL of an IPAM plugin releases the owner's addresses.
     Delegate(&'a Delegate),
-    /// Gives the interface the properties back that it had.
+    /// Restores the former properties of the interface.
     GiveBack {
         /// Its name.
         ifname: &'a str,
-        /// What it had.
+        /// The former properties.
         before: Properties,
     },
-    /// Removes the pod's rules that lead what these addresses send to these tables.
+    /// Removes the pod's rules that route packets from these addresses by these tables.
     ForgetTables(Vec<(IpAddr, u32)>),
-    /// Takes the interface out of its VRF, and removes the VRF once it has no ports; `None`: nothing was chosen yet.
+    /// Removes the interface from its VRF, and the VRF once it has no ports; `None`: nothing was chosen yet.
     LeaveVrf {
         /// Name of the interface.
         ifname: &'a str,
         /// The VRF.
         port: Option<VrfPort>,
-        /// Whether the interface is a link that netattach has made: it goes first, and is in no other table meanwhile.
+        /// Whether the interface is a link that netattach created: it is deleted first, so that it is in no other
+        /// table meanwhile.
         after_link: bool,
     },
-    /// Takes back what leads from the node to the pod on its parent; `None`: nothing was chosen yet.
+    /// Removes the link and routes from the node to the pod on its parent; `None`: nothing was chosen yet.
     ForgetHostAccess(Option<HostAccess>),
     /// Removes the attachment from libcni's cache.
     Forget,
@@ -66,14 +68,14 @@ pub enum Inverse<'a> {
     RemoveFile(&'a Path),
     /// Removes the pod's rules for interfaces that are gone.
     ForgetSources {
-        /// The interfaces that have rules; `None`: that is not recorded.
+        /// The interfaces that have rules; `None`: not recorded.
         interfaces: Option<Vec<SourceRouting>>,
     },
-    /// Takes back the node's translation of addresses.
+    /// Removes the node's address translation for the attachment.
     Untranslate,
-    /// Takes back what the node forwards for the attachment.
+    /// Removes what makes the node accept forwarded traffic of the attachment.
     Dismiss,
-    /// Takes back by which Ethernet address the attachment may send.
+    /// Removes the restriction of the attachment's Ethernet source address.
     UnrestrictSender,
     /// Removes the attachment from the dataplane.
     Unprotect {
@@ -82,30 +84,31 @@ pub enum Inverse<'a> {
     },
 }
 
-/// When an inverse runs, relative to those of other steps.
+/// When an inverse runs relative to those of other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// First, while the interfaces exist: other plugins that make or change them, and what is given back by an interface.
+    /// First, while the interfaces exist: other plugins that create or change them, and leases that are released
+    /// through an interface.
     Plugins,
     /// All links together: each would otherwise cost a grace period of its own.
     Links,
-    /// Devices that pods had, which may have carried links.
+    /// Devices that pods held, which may have carried links.
     Devices,
-    /// After the links that used them are gone; but what leads to an address that another plugin frees with its interface goes
-    /// before that plugin (`attach::undo`).
+    /// After the links that used them are gone; but routes and rules for an address that another plugin frees
+    /// together with its interface are removed before that plugin runs (`attach::undo`).
     Holdings,
-    /// Last: programs that look there for leftovers find them until everything else is gone.
+    /// Last: programs that look for leftovers in the cache find them until everything else is gone.
     Cache,
 }
 
 impl Inverse<'_> {
-    /// The stage in which it runs.
+    /// Returns the stage in which the inverse runs.
     pub fn stage(&self) -> Stage {
         match self {
             Self::GiveBack { .. }
             | Self::LeaveVrf { after_link: false, .. }
             | Self::Delegate(Delegate { role: Role::Plugin, .. }) => Stage::Plugins,
-            // They are given back by the interface.
+            // These addresses are released through the interface.
             Self::Release { config, .. } if config.asks_the_network() => Stage::Plugins,
             Self::Delegate(delegate) if delegate.asks_the_network() => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
@@ -125,14 +128,15 @@ impl Inverse<'_> {
         }
     }
 
-    /// Whether it frees addresses and does nothing else. A plugin that makes interfaces may free addresses among other things.
+    /// Whether the inverse frees addresses and does nothing else. A plugin that creates interfaces may free addresses
+    /// among other things.
     pub fn frees_addresses(&self) -> bool {
         matches!(self, Self::Release { .. } | Self::Delegate(Delegate { role: Role::Ipam, .. }))
     }
 
-    /// Whether it can only follow that one of the same attachment. While anything on the node leads to an address, lets it pass or
-    /// judges by it, it must not be another pod's: that one would be reached by what was the first one's, and lose its own to the
-    /// repeated DEL.
+    /// Whether the inverse must run after `other`, of the same attachment. While the node still routes, translates,
+    /// admits or checks packets by an address, no other pod may get that address: traffic for the former pod would
+    /// reach the new one, and a repeated DEL would remove the new pod's rules.
     pub fn needs(&self, other: &Self) -> bool {
         let goes_by_addresses = matches!(
             other,
@@ -142,8 +146,8 @@ impl Inverse<'_> {
     }
 }
 
-/// The inverse of a step; `None` for a step whose effect is shared with others or disappears with the link. `output`
-/// is the step's output; `None`: the step has not finished, or its output is unknown.
+/// Returns the inverse of a step; `None` for a step whose effect is shared with others or disappears with the link.
+/// `output` is the step's output; `None`: the step has not finished, or its output is unknown.
 pub fn inverse<'a>(
     sandbox: &Sandbox,
     attachment: &'a AttachmentPlan,
@@ -187,7 +191,7 @@ pub fn inverse<'a>(
             Inverse::ForgetSources { interfaces }
         }
         Step::NoteProperties(_) => {
-            // What has no output was about to be noted: nothing has changed.
+            // Without an output, the properties were not stored yet, and nothing has changed.
             let before = match output {
                 Some(Output::Properties { before }) => before.clone(),
                 _ => Properties::default(),
@@ -212,10 +216,10 @@ pub fn inverse<'a>(
             _ => Inverse::ForgetHostAccess(None),
         },
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
-        // A device is given back whole, by its claim.
+        // A device is given back as a whole, by its claim.
         Step::SetDevice(_) | Step::MoveDevice => return None,
-        // What a plugin before netattach has made is its own to take back. Loopback belongs to the namespace, a bridge and
-        // forwarding to the node; addresses and routes disappear with their link.
+        // An interface that an earlier plugin in the list created is removed by that plugin. Loopback belongs to the
+        // namespace, a bridge and forwarding to the node; addresses and routes disappear with their link.
         Step::TakeMade(_)
         | Step::RaiseLoopback
         | Step::EnsureBridge(_)
@@ -236,15 +240,15 @@ pub fn inverse<'a>(
     })
 }
 
-/// A plan without what calls other plugins, and what its other steps have come to: all of a sandbox that can be taken back when
-/// the configurations of these plugins are lost.
+/// Returns a plan without the steps that call other plugins, and the outputs of the other steps: everything of a
+/// sandbox that can be undone when the configurations of these plugins are lost.
 pub fn without_plugins(plan: &Plan, outputs: &Outputs) -> (Plan, Outputs) {
-    // Attachments keep their positions, steps move up.
+    // Attachments keep their positions; steps move up.
     let moved = |at: StepRef| {
         let attachment = plan.attachments.get(usize::from(at.0));
         let steps = attachment.map(|it| it.steps.as_slice()).unwrap_or_default();
         let before = steps.iter().take(usize::from(at.1)).filter(|step| calls_none(step)).count();
-        // No more than the position before, which has 16 bits.
+        // At most the original position, which has 16 bits.
         StepRef(at.0, before as u16)
     };
     let own = plan.steps().filter(|(_, _, step)| calls_none(step));
@@ -262,8 +266,8 @@ fn calls_none(step: &Step) -> bool {
     !matches!(step, Step::Delegate(_))
 }
 
-/// The IPAM plugin that a plugin calls, to be called directly instead: with the plugin's own configuration, as the
-/// specification's section on delegated plugins requires.
+/// Returns the IPAM plugin that a plugin calls, so that it can be called directly: with the plugin's own
+/// configuration, as the specification's section on delegated plugins requires.
 pub fn address_management(plugin: &Delegate) -> Option<Delegate> {
     let name = plugin.config.get("ipam")?.get("type")?.as_str().filter(|name| !name.is_empty())?;
     (plugin.role == Role::Plugin).then(|| Delegate {

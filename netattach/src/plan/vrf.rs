@@ -1,4 +1,4 @@
-//! The table of a VRF, and the routes that an interface takes along when it joins one. Pure.
+//! The table of a VRF, and the routes that an interface keeps when it joins one. Pure.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use crate::step::Step;
 /// `RT_TABLE_LOCAL`.
 const LOCAL_TABLE: u32 = 255;
 
-/// `RTPROT_REDIRECT`, `RTPROT_KERNEL` and `RTPROT_RA`: the kernel makes these routes itself, or hears of them again.
+/// `RTPROT_REDIRECT`, `RTPROT_KERNEL` and `RTPROT_RA`: the kernel adds these routes itself, or receives them again.
 const OF_THE_KERNEL: [u8; 3] = [1, 2, 9];
 
-/// The VRF that a chained `vrf` of the attachment asks for.
+/// Returns the VRF that a chained `vrf` of the attachment requests.
 pub fn asked_for(attachment: &AttachmentPlan) -> Option<&Vrf> {
     attachment.steps.iter().find_map(|step| match step {
         Step::JoinVrf(asked) => Some(asked),
@@ -40,15 +40,15 @@ pub fn check_names(attachments: &[AttachmentPlan]) -> Result<(), CniError> {
     }
 }
 
-/// The table of a VRF that is to be made: that which is asked for, else the first from 1 on that no VRF, route or rule
-/// uses. `None`: there is none left.
+/// Returns the table of a new VRF: the requested one, else the first from 1 on that no VRF, route or rule uses.
+/// `None`: no table is left.
 pub fn table(asked: &Vrf, taken: &BTreeSet<u32>) -> Option<u32> {
     let mut free = (1..=u32::MAX).filter(|table| !taken.contains(table) && !TABLES_OF_ALL.contains(table));
     asked.table.or_else(|| free.next())
 }
 
-/// What a table is that is asked for and has an owner already, before a VRF has it. `of_rules`: those that rules of the pod
-/// lead to.
+/// Describes the owner of a requested table, if it has one before a VRF uses it. `of_rules`: the tables that rules of
+/// the pod select.
 pub fn owner(table: u32, of_rules: &BTreeSet<u32>) -> Option<&'static str> {
     if interface_of(table).is_some() {
         return Some("one of netattach's own, for what an interface's addresses send");
@@ -56,15 +56,15 @@ pub fn owner(table: u32, of_rules: &BTreeSet<u32>) -> Option<&'static str> {
     of_rules.contains(&table).then_some("a table that a rule of the pod leads to")
 }
 
-/// Whether the VRF that is found with this mark of netattach's (`own`) and table goes once it has no ports. One that was to
-/// be made and is not marked is what an agent left that ended between the two, or somebody else's: the table tells them
-/// apart, unless that has the same.
+/// Whether a VRF is deleted once it has no ports; `own`: it has netattach's mark. A VRF that was planned to be
+/// created and has no mark was left by an agent that ended between creating and marking it, or belongs to another
+/// program: the table distinguishes the two, unless the other program chose the same one.
 pub fn goes(chosen: &VrfPort, own: bool, table: Option<u32>) -> bool {
     own || (chosen.made && table == Some(chosen.table))
 }
 
-/// Of an interface's routes, each with its table, those that are to be there again when it has joined: those of the main
-/// table in the VRF's, the others in their own.
+/// Returns those of an interface's routes, each with its table, that must be restored when the interface has joined:
+/// those of the main table move to the VRF's table, the others stay in theirs.
 pub fn kept(routes: &[Route], table: u32) -> Vec<Route> {
     let of_kernel = |route: &&Route| route.protocol.is_some_and(|protocol| OF_THE_KERNEL.contains(&protocol));
     let in_table = |route: &Route| route.table.unwrap_or(MAIN_TABLE);
@@ -72,12 +72,12 @@ pub fn kept(routes: &[Route], table: u32) -> Vec<Route> {
     let mut kept: Vec<Route> = kept
         .map(|route| Route {
             table: Some(if in_table(route) == MAIN_TABLE { table } else { in_table(route) }),
-            // The kernel has accepted the gateway once, by routes that may come later.
+            // The kernel has accepted the gateway before, by routes that may come later here.
             on_link: route.gateway.is_some(),
             ..route.clone()
         })
         .collect();
-    // What a gateway is reached by comes before what leads to it.
+    // Routes by which a gateway is reached come before routes through that gateway.
     kept.sort_by_key(|route| route.gateway.is_some());
     kept
 }

@@ -1,4 +1,4 @@
-//! Routing of one interface by source address, as the plugin `sbr` does it.
+//! Routing of one interface by source address, as in the plugin `sbr`.
 
 use std::net::IpAddr;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 use super::Route;
 
-/// What is asked for.
+/// The request of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct BySource {
-    /// The one table of all addresses, which somebody else fills; absent: a table of its own for each address, to which
-    /// the interface's routes go.
+    /// One table for all addresses, which another program fills; absent: a separate table for each address, to which
+    /// the interface's routes move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<u32>,
-    /// Next hops in place of those that the addresses came with, at most one of each family.
+    /// Next hops that replace those of the addresses, at most one of each family.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gateways: Vec<IpAddr>,
     /// Whether the main table keeps the routes without a gateway, with the interface's address as their source.
@@ -22,7 +22,7 @@ pub struct BySource {
     pub hints: bool,
 }
 
-/// What becomes of the routes of one interface.
+/// The changes to the routes of one interface.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SourceTables {
     /// Index of the interface.
@@ -37,7 +37,7 @@ pub struct SourceTables {
     pub removed: Vec<Route>,
 }
 
-/// The table for what has one source address.
+/// The table for packets from one source address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceTable {
     /// The address.
@@ -50,7 +50,7 @@ pub struct SourceTable {
 }
 
 impl SourceTables {
-    /// The rules: source and table of each.
+    /// Returns the rules: source and table of each.
     pub fn rules(&self) -> Vec<(IpAddr, u32)> {
         self.tables.iter().map(|one| (one.source, one.table)).collect()
     }
@@ -63,7 +63,7 @@ impl BySource {
     }
 }
 
-/// Neighbours and routers of an IPv6 link are reached by its link-local addresses, which no rule is for.
+/// Neighbours and routers of an IPv6 link are reached through its link-local addresses, which have no rule.
 fn is_link_local(destination: IpNet) -> bool {
     matches!(destination, IpNet::V6(net) if net.addr().is_unicast_link_local())
 }

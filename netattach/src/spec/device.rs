@@ -1,5 +1,5 @@
-//! Devices of the node that a pod takes and that go back when it ends: network cards, and virtual functions (VFs) of
-//! cards with what their physical function (PF) sets for them.
+//! Devices of the node that a pod takes and that are given back when it ends: network cards, and virtual functions
+//! (VFs) of cards with the settings that their physical function (PF) makes for them.
 
 use std::fmt;
 
@@ -12,24 +12,24 @@ use crate::mac::Mac;
 pub struct Device {
     /// Name in the pod's namespace.
     pub pod_name: String,
-    /// By which the node finds it.
+    /// The identifier by which the node finds it.
     pub id: DeviceId,
-    /// The driver by which the pod itself drives it, past the kernel's network stack; such a device is not moved.
+    /// The userspace driver with which the pod itself drives the device, bypassing the kernel's network stack; such a
+    /// device is not moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub userspace: Option<String>,
-    /// The function of a card that it is, if it is a virtual one.
+    /// The virtual function of a card that the device is, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<VirtualFunction>,
-    /// Its RDMA device, by which traffic passes the kernel.
+    /// Its RDMA device, whose traffic bypasses the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma: Option<String>,
-    /// Whether it is a VF of a card in mode switchdev: all that it sends and receives has an end on the node, its
-    /// representor.
+    /// Whether it is a VF of a card in switchdev mode: all its traffic passes a representor on the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub switchdev: bool,
 }
 
-/// What a device is found by.
+/// The identifier of a device.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceId {
@@ -37,45 +37,45 @@ pub enum DeviceId {
     Name(String),
     /// Its Ethernet address.
     Mac(Mac),
-    /// Its name on its bus: a PCI address such as `0000:03:02.1`, or a name of the auxiliary bus.
+    /// Its bus address: a PCI address such as `0000:03:02.1`, or a name on the auxiliary bus.
     Bus(String),
     /// The directory of its parent in sysfs, below `/sys/devices`.
     Path(String),
 }
 
-/// A VF, as its PF knows it.
+/// A VF, as identified by its PF.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtualFunction {
     /// PCI address of the PF.
     pub physical: String,
-    /// The number of the VF there, from 0.
+    /// The number of the VF of that PF, from 0.
     pub number: u32,
 }
 
-/// How a device sends and receives beyond its address and its MTU: what the kernel leaves as it is when the device goes to
-/// another namespace.
+/// How a device sends and receives, apart from its address and its MTU: settings that the kernel keeps when the
+/// device moves to another namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conduct {
-    /// The Ethernet address of frames for everybody, requests for neighbours' addresses among them, of a device that has one.
+    /// The broadcast Ethernet address, to which also ARP requests are sent, of a device that has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broadcast: Option<Mac>,
-    /// Whether it asks for neighbours' addresses and answers for its own.
+    /// Whether it resolves neighbours by ARP and answers requests.
     pub arp: bool,
-    /// Whether it has multicast.
+    /// Whether multicast is enabled.
     pub multicast: bool,
-    /// What its state waits for besides the carrier (`IFLA_LINKMODE` of the kernel); 0: nothing.
+    /// The condition besides the carrier for its operational state (`IFLA_LINKMODE` of the kernel); 0: none.
     pub mode: u8,
-    /// Frames that wait to be sent, at most.
+    /// Maximum number of frames that wait to be sent.
     pub queue: u32,
 }
 
-/// What a PF sets for one of its VFs. Absent: not set, or not told.
+/// The settings that a PF makes for one of its VFs. Absent: not set, or not reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfSettings {
-    /// The address that the PF has given it; all zeros: none, and the VF chooses.
+    /// The address that the PF has assigned; all zeros: none, so the VF chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// The VLAN that its frames are in on the wire, without the VF knowing.
+    /// The VLAN of its frames on the wire, which the VF does not see.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<VfVlan>,
     /// Sending rates.
@@ -84,7 +84,7 @@ pub struct VfSettings {
     /// Whether frames with another source address are dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spoof_check: Option<bool>,
-    /// Whether it may change its address and receive what is sent to others.
+    /// Whether it may change its address and receive frames for other addresses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trust: Option<bool>,
     /// Whether its link follows the card's.
@@ -105,12 +105,12 @@ pub struct VfVlan {
     pub service: bool,
 }
 
-/// Sending rates of a VF, in megabits per second; 0: none.
+/// Rate limits for sending of a VF, in megabits per second; 0: none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfRates {
-    /// Guaranteed.
+    /// Guaranteed rate.
     pub min: u32,
-    /// The most.
+    /// Maximum rate.
     pub max: u32,
 }
 
@@ -118,9 +118,9 @@ pub struct VfRates {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VfLinkState {
-    /// As that of the card.
+    /// The same as the card's.
     Auto,
-    /// Always up: VFs of the card reach each other without a wire.
+    /// Always up: VFs of the card reach each other even without a cable.
     Enable,
     /// Always down.
     Disable,
@@ -132,7 +132,7 @@ impl VfSettings {
         *self == Self::default()
     }
 
-    /// What of it differs from `present`.
+    /// Returns the settings that differ from `present`.
     pub fn beyond(&self, present: &Self) -> Self {
         fn differing<T: PartialEq + Clone>(wanted: &Option<T>, present: &Option<T>) -> Option<T> {
             wanted.clone().filter(|_| wanted != present)
@@ -147,7 +147,7 @@ impl VfSettings {
         }
     }
 
-    /// What of it `shown` says something of.
+    /// Returns the settings that `shown` reports too.
     #[must_use]
     pub fn told_in(&self, shown: &Self) -> Self {
         Self {
@@ -160,11 +160,12 @@ impl VfSettings {
         }
     }
 
-    /// What of it a card contradicts that shows `shown` after it was set: its driver has taken it and done nothing.
+    /// Returns the settings that a card contradicts which reports `shown` after they were made: its driver has
+    /// accepted them without effect.
     ///
-    /// Where a driver says nothing of a setting, the kernel shows no switch, and as other values no address, the rate and the
-    /// priority 0, 802.1Q and `auto` (`rtnl_fill_vfinfo`): those contradict nothing. It shows the VLAN 0 as well, but every
-    /// driver tells its VLANs.
+    /// If a driver does not report a setting, the kernel shows no switch setting, and for other values no address,
+    /// the rate and the priority 0, 802.1Q and `auto` (`rtnl_fill_vfinfo`): those contradict nothing. The kernel
+    /// shows VLAN 0 as well, but every driver reports its VLANs.
     #[must_use]
     pub fn contradicted_by(&self, shown: &Self) -> Self {
         const NO_ADDRESS: Mac = Mac([0; 6]);
@@ -186,8 +187,8 @@ impl VfSettings {
         }
     }
 
-    /// Each setting alone, in the order in which they are made, with its key in a configuration. Trust comes late: some
-    /// cards take no changes of a VF that lost it.
+    /// Returns each setting alone, in the order in which they are made, with its key in a configuration. Trust comes
+    /// late: some cards accept no changes of a VF that lost it.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, Self)> + use<> {
         let none = Self::default;
         [

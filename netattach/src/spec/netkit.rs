@@ -1,4 +1,4 @@
-//! A netkit pair: two ends as of a veth, whose frames go from one namespace into the other without a queue.
+//! A netkit pair: two ends like those of a veth, but frames pass from one namespace into the other without a queue.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,34 +26,34 @@ pub struct Netkit {
 /// How the ends of a netkit pair are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NetkitWays {
-    /// What neighbours are known by.
+    /// How neighbours are identified.
     pub mode: NetkitMode,
-    /// What becomes of packets that the node sends to the pod, where no netkit program decides.
+    /// The policy for packets that the node sends to the pod, if no netkit program decides.
     #[serde(default)]
     pub policy: NetkitPolicy,
-    /// The same of packets that the pod sends.
+    /// The policy for packets that the pod sends.
     #[serde(default)]
     pub peer_policy: NetkitPolicy,
 }
 
-/// What neighbours on a netkit pair are known by.
+/// How neighbours on a netkit pair are identified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetkitMode {
-    /// By Ethernet addresses, which ARP and neighbour discovery find.
+    /// By Ethernet addresses, which ARP and neighbour discovery resolve.
     L2,
-    /// By nothing: there are the two ends alone. The kernel's default.
+    /// Not at all: there are only the two ends. The kernel's default.
     #[default]
     L3,
 }
 
-/// What becomes of packets where no netkit program decides.
+/// The policy for packets if no netkit program decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetkitPolicy {
-    /// They pass.
+    /// The packets pass.
     #[default]
     Pass,
-    /// They are dropped.
+    /// The packets are dropped.
     Drop,
 }

@@ -9,32 +9,32 @@ use crate::mac::Mac;
 pub struct Tap {
     /// Name in the pod's namespace.
     pub pod_name: String,
-    /// In bytes; the kernel's default (1500) when absent.
+    /// MTU in bytes; the kernel's default (1500) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// A random one when absent.
+    /// Ethernet address; a random one when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
     /// Link group: links of one group are deleted by one request.
     pub group: u32,
-    /// Who may open it, and how often.
+    /// The users that may open it, and its queues.
     #[serde(default)]
     pub access: TapAccess,
-    /// The bridge of the pod that it is a port of.
+    /// The bridge in the pod that it is a port of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
 }
 
-/// Who may open a tap without `CAP_NET_ADMIN`, and how often.
+/// The users that may open a tap without `CAP_NET_ADMIN`, and its queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TapAccess {
-    /// Number of the user; anybody when absent.
+    /// UID of the user; any user when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<u32>,
-    /// Number of the group; any when absent.
+    /// GID of the group; any group when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
-    /// Whether it has several queues, each of which is opened for itself.
+    /// Whether it has several queues, each of which is opened separately.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub multi_queue: bool,
 }

@@ -1,10 +1,10 @@
-//! Properties of an interface that are changed after it is made, as the plugin `tuning` does.
+//! Properties of an interface that are changed after its creation, as in the plugin `tuning`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
 
-/// What is changed.
+/// The changes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Tune {
     /// Kernel settings of the pod's namespace, in the order of the configuration.
@@ -16,7 +16,7 @@ pub struct Tune {
 }
 
 impl Tune {
-    /// What there is once `later` was done as well.
+    /// Returns the changes with `later` applied as well.
     #[must_use]
     pub fn then(mut self, later: &Self) -> Self {
         self.sysctls.retain(|one| !later.sysctls.iter().any(|it| it.path == one.path));
@@ -28,41 +28,41 @@ impl Tune {
 /// A kernel setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sysctl {
-    /// As written, which an administrator's list of allowed settings is compared with.
+    /// The setting's name as written, which is compared with an administrator's list of allowed settings.
     pub key: String,
     /// Its file below `/proc/sys/net`.
     pub path: String,
     /// Its value, as written.
     pub value: String,
-    /// Whether it is asked for by `args.cni`, as by a pod's `cni-args`, and not by the network's author. An agent that does not know
-    /// the field passes over it: it is asked about before the setting is written.
+    /// Whether `args.cni`, for example from a pod's `cni-args`, requests the setting and not the network's author. An
+    /// agent that does not know this field can ignore it: it is checked before the setting is written.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asked: bool,
 }
 
-/// Properties of an interface. An absent one is left as it is. The names are those of the reference plugin, in its
-/// configuration and in the file where it keeps what was before.
+/// Properties of an interface. An absent one is left unchanged. The names are those of the reference plugin, in its
+/// configuration and in the file with its former values.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Properties {
     /// Ethernet address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// In bytes.
+    /// MTU in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
-    /// Whether it receives all frames.
+    /// Whether the interface receives all frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promisc: Option<bool>,
-    /// Whether it receives all multicast frames.
+    /// Whether the interface receives all multicast frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allmulti: Option<bool>,
-    /// Frames that wait to be sent, at most.
+    /// Maximum number of frames that wait to be sent.
     #[serde(default, rename = "txQLen", skip_serializing_if = "Option::is_none")]
     pub queue: Option<u32>,
 }
 
 impl Properties {
-    /// Those of `now` that these would change, to give them back later.
+    /// Returns the values in `now` of the properties that these would change, to restore them later.
     pub fn before(&self, now: &Self) -> Self {
         Self {
             mac: self.mac.and(now.mac),
@@ -73,7 +73,7 @@ impl Properties {
         }
     }
 
-    /// These, and those of `others` that are absent here.
+    /// Returns these properties, completed by those of `others`.
     #[must_use]
     pub fn or(&self, others: &Self) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Properties {
         }
     }
 
-    /// Those that `now` does not have.
+    /// Returns the properties whose value in `now` differs.
     pub fn missing(&self, now: &Self) -> Self {
         fn missing<T: PartialEq + Copy>(wanted: Option<T>, now: Option<T>) -> Option<T> {
             wanted.filter(|_| wanted != now)
@@ -104,7 +104,7 @@ impl Properties {
         *self == Self::default()
     }
 
-    /// The first property, in words: `MTU 1500`.
+    /// Describes the first property: `MTU 1500`.
     pub fn first(&self) -> Option<String> {
         let mode = |name: &str, on: bool| format!("{name} {}", if on { "on" } else { "off" });
         let mac = self.mac.map(|mac| format!("Ethernet address {mac}"));

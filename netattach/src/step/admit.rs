@@ -1,40 +1,41 @@
-//! What an attachment asks of the node's forwarding.
+//! The request of an attachment for forwarding by the node.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// The node lets packets from and to the attachment's addresses pass: the chained plugin `firewall`.
+/// Makes the node accept forwarded packets from and to the attachment's addresses: the chained plugin `firewall`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admit {
-    /// The chain of the administrator's own rules, which is asked first.
+    /// The chain with the administrator's own rules, which is evaluated first.
     pub admin_chain: String,
-    /// Who may send to the pods of a bridge.
+    /// The senders that may reach the pods of a bridge.
     #[serde(default, skip_serializing_if = "Ingress::is_open")]
     pub ingress: Ingress,
-    /// Whether that is wanted on a node whose firewalld filters beside it, too.
+    /// Whether the rules are also needed on a node with firewalld.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub beside_firewalld: bool,
 }
 
-/// Who may send to the pods of a bridge through the node's forwarding.
+/// The senders that may reach the pods of a bridge through forwarding by the node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ingress {
-    /// Everybody.
+    /// All senders.
     #[default]
     Open,
-    /// No pod of another such bridge.
+    /// All senders except pods of other such bridges.
     SameBridge,
-    /// Nor any other pod of the bridge, where the node filters what bridges pass on (`bridge-nf-call-iptables`).
+    /// In addition, not other pods of the same bridge, if the node filters bridged frames
+    /// (`bridge-nf-call-iptables`).
     Isolated,
 }
 
 impl Ingress {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Open, Self::SameBridge, Self::Isolated];
 
-    /// The value of the key.
+    /// Returns the value of the key.
     pub fn word(self) -> &'static str {
         match self {
             Self::Open => "open",
@@ -49,15 +50,15 @@ impl Ingress {
     }
 }
 
-/// What an attachment has of the node's forwarding.
+/// The forwarding rules of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admitted {
-    /// The addresses that pass.
+    /// The addresses whose packets are accepted.
     pub addresses: Vec<IpAddr>,
-    /// The chain of the administrator's own rules.
+    /// The chain with the administrator's own rules.
     pub admin_chain: String,
-    /// The bridge whose pods are not open to everybody, or the device by which the node routes to their VLAN of it, and to whom
-    /// they are.
+    /// The bridge to whose pods access is restricted, or the device through which the node routes to their VLAN of
+    /// the bridge, and the restriction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<(Ingress, String)>,
 }

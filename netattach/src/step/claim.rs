@@ -1,4 +1,4 @@
-//! A device that an attachment has taken from the node, and how it was before.
+//! A device that an attachment has taken from the node, and its former state.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,109 +6,111 @@ use super::Interface;
 use crate::mac::Mac;
 use crate::spec::{Conduct, VfSettings};
 
-/// What was found when a device was claimed, before anything was changed: how it goes back.
+/// The state of a device when it was claimed, before any change: the state to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The device, in words that stay the same wherever it is: its name on its bus, with its permanent address if others
-    /// have that too; else its permanent address, else its name.
+    /// The device's key, which does not depend on its namespace: its bus address, with its permanent address if other
+    /// interfaces have the same bus address; without a bus address, its permanent address, else its name.
     pub device: String,
-    /// Grows with every claim on the node: the newest one of a device has it.
+    /// Grows with every claim on the node, so the newest claim of a device has the highest number.
     pub generation: u64,
-    /// Its interface on the node; absent: a process of the pod drives it, and it has none.
+    /// The device's interface on the node; absent: a process of the pod drives the device, which has no interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<Home>,
-    /// What its physical function had set for it.
+    /// The settings that its physical function had made for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<VfSettings>,
-    /// Index of the interface of its physical function, if it is a VF and the node has that.
+    /// Index of the interface of its physical function, if the device is a VF and the node has that interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub physical: Option<u32>,
-    /// Its end on the node, of a VF of a card in mode switchdev.
+    /// The representor of a VF whose card is in switchdev mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub representor: Option<Representor>,
-    /// Whether it has gone back while something else of its sandbox has not: it is the node's again, or another pod's, and how
-    /// it was before counts no more.
+    /// Whether the device has been given back while other parts of its sandbox remain: the node or another pod has it
+    /// now, and its former state is obsolete.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_back: bool,
 }
 
 impl Claim {
-    /// Whether the kernel brings the device home when its namespace ends; one that is no card ends with it.
+    /// Whether the kernel moves the device back when its namespace ends; a device that is not a card is deleted with
+    /// the namespace.
     pub fn outlives_namespace(&self) -> bool {
         self.home.as_ref().is_some_and(|home| home.parent.is_some() || home.permanent.is_some())
     }
 }
 
-/// The node's end of a VF, which stays when the VF goes, and what of it is given back.
+/// The representor of a VF, which stays when the VF is moved, with the state to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Representor {
-    /// As it is while the pod has the VF.
+    /// The representor while the pod has the VF.
     pub device: Interface,
-    /// Its MTU before, in bytes.
+    /// The former MTU in bytes.
     pub mtu: u32,
-    /// Whether it was up.
+    /// Whether the representor was up.
     pub up: bool,
-    /// Whether the node took routes from what came in by it: its setting `accept_ra`, where the kernel has IPv6.
+    /// The former `accept_ra`, which decides whether the node accepts router advertisements there; absent: the kernel
+    /// has no IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_ra: Option<u8>,
-    /// Which link-local address it got: its setting `addr_gen_mode`, where the kernel has IPv6.
+    /// The former `addr_gen_mode`, which selects the link-local address; absent: the kernel has no IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addr_gen_mode: Option<u8>,
-    /// For which addresses the node answered ARP requests there: its setting `arp_ignore`.
+    /// The former `arp_ignore`, which selects the addresses for which the node answers ARP requests there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arp_ignore: Option<u8>,
-    /// The pod's end, if a process drives it: an interface with no index, and the address that its frames have.
+    /// The pod's end if a process drives it: an interface without an index, and the Ethernet address of its frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driven: Option<Interface>,
 }
 
-/// The interface of a device on the node.
+/// The former state of a device's interface on the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Home {
     /// Name.
     pub name: String,
     /// Index.
     pub index: u32,
-    /// The kernel's name for its kind; empty: a card.
+    /// The kernel's name for the kind of link; empty: a card.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kind: String,
-    /// Index of its other end or of the device beneath it, if it has one that is on the node too.
+    /// Index of its peer or of the device beneath it, if that is on the node too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<u32>,
     /// Ethernet address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// The address that it was made with.
+    /// The permanent address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permanent: Option<Mac>,
-    /// The name of its parent device on that one's bus.
+    /// The bus address of its parent device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// Whether its parent had other interfaces, from which its permanent address tells it.
+    /// Whether the parent has other interfaces, so that only the permanent address identifies this one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub among: bool,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: u32,
     /// Whether it was up.
     pub up: bool,
-    /// Text for people.
+    /// The alias.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
-    /// Link group. Absent: the default one, 0.
+    /// Link group; the default, 0, when absent.
     #[serde(default, skip_serializing_if = "is_default_group")]
     pub group: u32,
-    /// Other names.
+    /// Alternative names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_names: Vec<String>,
-    /// Kernel's ids of the programs that were on it: XDP, tcx, and those of a netkit pair. Absent: nobody has looked, as where an
-    /// earlier version has claimed it.
+    /// Kernel ids of the attached programs: XDP, tcx, and those of a netkit pair. Absent: unknown, as for a claim of
+    /// an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Vec<u32>>,
-    /// Where `programs` is absent, when the claim was planned, in nanoseconds since the boot, suspended time included: no process
-    /// of the pod had loaded a program by then. Absent: that is not known.
+    /// If `programs` is absent: when the claim was planned, in nanoseconds since boot including suspended time; no
+    /// process of the pod had loaded a program before. Absent: unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<u64>,
-    /// How it sent and received. Absent: nobody has looked, as with `programs`.
+    /// How the device sent and received. Absent: unknown, as for `programs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conduct: Option<Conduct>,
 }

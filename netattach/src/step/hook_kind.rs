@@ -21,7 +21,7 @@ pub enum HookKind {
 }
 
 impl HookKind {
-    /// Where programs see the traffic of a link that netattach made.
+    /// Returns where programs see the traffic of a link that netattach created.
     pub fn of_link(link: &spec::Link) -> Self {
         match link {
             spec::Link::Veth(_) | spec::Link::Netkit(_) => Self::Node,
@@ -35,8 +35,8 @@ impl HookKind {
 }
 
 impl HookKind {
-    /// Where programs see the traffic of a device of the node in a pod: a process that drives it itself, and RDMA, pass
-    /// the kernel, but not the switch of a card in mode switchdev.
+    /// Returns where programs see the traffic of a device of the node in a pod: a process that drives the device
+    /// itself, and RDMA, bypass the kernel, but not the switch of a card in switchdev mode.
     pub fn of_device(device: &spec::Device) -> Self {
         if device.switchdev {
             return Self::Node;
@@ -53,7 +53,8 @@ impl HookKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NotObservable {
-    /// netattach does not judge interfaces of this kind: loopback, macvlan in mode passthru, ipvlan in mode l3s.
+    /// netattach does not enforce policies on interfaces of this kind: loopback, macvlan in mode passthru, ipvlan in
+    /// mode l3s.
     NotJudged,
     /// The network's definition or the agent's settings exclude it.
     LeftAlone,
@@ -63,12 +64,12 @@ pub enum NotObservable {
     NotEthernet,
     /// The pod drives the device itself; the value is the type from the device information.
     Userspace(String),
-    /// This RDMA device shares the interface, so part of the traffic bypasses the kernel.
+    /// The interface also has this RDMA device, so part of the traffic bypasses the kernel.
     Rdma(String),
 }
 
-/// Annotation of a NetworkAttachmentDefinition: [`EnforceWhen`] programs run for its attachments that other plugins
-/// make; it overrides the agent's setting.
+/// Annotation of a NetworkAttachmentDefinition: [`EnforceWhen`] of its attachments that other plugins create;
+/// overrides the agent's setting.
 pub const ENFORCE_ANNOTATION: &str = "netattach.dev/enforce";
 
 /// When the programs of an attachment run.
@@ -91,7 +92,7 @@ impl EnforceWhen {
         words.into_iter().find(|(name, _)| *name == word).map(|(_, when)| when)
     }
 
-    /// The default for records without the field: those of interfaces that netattach made itself.
+    /// The default for records without this field: those of interfaces that netattach created.
     pub(super) const fn always() -> Self {
         Self::Always
     }

@@ -1,8 +1,9 @@
-//! The vocabulary of a plan: steps and their outputs. Plain data, serialised in the form the journal stores.
+//! The elements of a plan: steps and their outputs. Plain data, serialised in the form that the journal stores.
 //!
-//! A [`Step`] is one effect; an [`Output`] (`output`) is its result. Where programs see an attachment's frames is its
-//! [`HookKind`] (`hook_kind`); what the node translates for it is a [`Translate`] (`translate`), what it lets pass an [`Admit`] (`admit`); a device of the node that it takes is a [`Claim`]
-//! (`claim`). Drivers and plans put steps together, `attach` carries them out.
+//! A [`Step`] is one effect; an [`Output`] (`output`) is its result. [`HookKind`] (`hook_kind`) is the place where
+//! programs see an attachment's frames, [`Translate`] (`translate`) the address translation that the node does for
+//! it, [`Admit`] (`admit`) the traffic that the node forwards for it, and [`Claim`] (`claim`) a device of the node
+//! that it takes. Drivers and plans assemble steps, `attach` carries them out.
 
 mod admit;
 mod claim;
@@ -33,26 +34,26 @@ pub use output::{
 };
 pub use translate::{PortSenders, Translate};
 
-/// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
+/// One effect. Each step is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "step", rename_all = "kebab-case")]
 pub enum Step {
-    /// Takes the interface that a plugin before netattach in the runtime's list has made, as its result describes it.
+    /// Takes over the interface that a plugin earlier in the runtime's list has created, as its result describes it.
     TakeMade(MadeBefore),
     /// Creates the bridge if needed and brings it up.
     EnsureBridge(spec::Bridge),
-    /// Creates a link in the pod. Serialised by the link itself, see [`spec::Link`].
+    /// Creates a link in the pod. Serialised as the link itself, see [`spec::Link`].
     #[serde(skip)]
     CreateLink(spec::Link),
-    /// Claims a device of the node for the attachment, and notes how it is.
+    /// Claims a device of the node for the attachment, and stores the device's state.
     ClaimDevice(spec::Device),
-    /// Sets what a claimed device is to be, before the pod has it.
+    /// Changes settings of a claimed device before it is moved into the pod.
     SetDevice(SetDevice),
     /// Moves the claimed device into the pod.
     MoveDevice,
-    /// Brings the pod's loopback up.
+    /// Sets the pod's loopback interface up.
     RaiseLoopback,
-    /// Leases addresses from address management that netattach carries out itself.
+    /// Leases addresses from IPAM that netattach implements itself.
     Lease(ipam::Config),
     /// Replaces the attachment's device information file by a copy of the device plugin's, if there is one. Before the
     /// attachment's plugins.
@@ -63,70 +64,72 @@ pub enum Step {
     Gateway {
         /// The bridge.
         bridge: String,
-        /// Remove other addresses of the same family instead of refusing them.
+        /// Remove other addresses of the same family instead of failing.
         force: bool,
-        /// Leave other addresses of the same family, whose subnets do not overlap, where they are.
+        /// Keep other addresses of the same family whose subnets do not overlap.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         beside: bool,
-        /// The VLAN of the bridge whose gateways these are; absent: the bridge's own.
+        /// The VLAN of the bridge that the gateway addresses belong to; absent: the bridge itself.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         vlan: Option<u16>,
     },
     /// Enables forwarding on the node for the leased families.
     EnsureForwarding,
-    /// Adds the gateway addresses to the node's end of a routed veth, and a route to each of the pod's addresses to
-    /// the node.
+    /// Adds the gateway addresses to the node's end of a routed veth, and adds routes to the pod's addresses on the
+    /// node.
     RouteToPod,
-    /// Finds the device by which the node reaches an interface that other plugins made, for [`Step::Translate`].
+    /// Finds the device through which the node reaches an interface that other plugins created, for
+    /// [`Step::Translate`].
     FindReach,
-    /// Has the node translate addresses for the pod. Before any packet of the pod is let through.
+    /// Makes the node translate addresses for the pod. Runs before any packet of the pod is let through.
     Translate(Translate),
-    /// Has the node let packets from and to the attachment's addresses pass.
+    /// Makes the node accept forwarded packets from and to the attachment's addresses.
     Admit(Admit),
-    /// Has the node's packet filter drop what the pod sends by another Ethernet address than its interface's: for plain executables,
-    /// which have no programs. Before the interface comes up.
+    /// Makes the node's packet filter drop packets that the pod sends with an Ethernet source other than its
+    /// interface's: for plain executables, which have no BPF programs. Runs before the interface comes up.
     RestrictSender,
-    /// Finds where the traffic of the interface that other plugins made can be judged. After all of them.
+    /// Finds the hook for the traffic of an interface that other plugins created. Runs after all of them.
     FindDevice,
     /// Creates the attachment's record and attaches its policy and its programs.
     Protect(Protect),
-    /// Adds the leased addresses to the record of an attachment that [`Step::Protect`] made before there were any. Undone
-    /// with that.
+    /// Adds the leased addresses to the record of an attachment for which [`Step::Protect`] ran before the lease.
+    /// Undone together with that step.
     ProtectAddresses,
     /// Adds addresses and routes to the pod's interface and brings it up.
     Configure(Configure),
-    /// Chooses how the node and a pod on one of its parents reach each other, before [`Step::GiveHostAccess`] changes
-    /// anything.
+    /// Chooses how the node and a pod on one of its parents reach each other. Runs before [`Step::GiveHostAccess`]
+    /// changes anything.
     ChooseHostAccess,
-    /// Has them reach each other.
+    /// Makes the node and the pod reach each other in the chosen way.
     GiveHostAccess,
-    /// Writes the attachment to libcni's cache, for programs that read it.
+    /// Writes the attachment to libcni's cache, for programs that read the cache.
     Remember(Remember),
-    /// Notes what properties the interface has that [`Step::Tune`] is about to change, to give them back.
+    /// Stores the interface's properties that [`Step::Tune`] is about to change, in order to restore them.
     NoteProperties(spec::Tune),
     /// Changes settings and properties of the interface.
     Tune(spec::Tune),
-    /// Decides which routing tables the addresses of the interface get, before [`Step::UseTables`] changes anything.
+    /// Chooses the routing tables for the addresses of the interface. Runs before [`Step::UseTables`] changes
+    /// anything.
     ChooseTables(spec::BySource),
-    /// Has what the interface's addresses send routed by the tables that were chosen.
+    /// Routes packets from the interface's addresses by the chosen tables.
     UseTables(spec::BySource),
-    /// Decides which VRF the interface is to be a port of, before [`Step::JoinVrf`] changes anything.
+    /// Chooses the VRF that the interface is enslaved to. Runs before [`Step::JoinVrf`] changes anything.
     ChooseVrf(spec::Vrf),
-    /// Makes the interface a port of the VRF that was chosen.
+    /// Enslaves the interface to the chosen VRF.
     JoinVrf(spec::Vrf),
     /// Reads the device information after the attachment's plugins have run.
     ReadDeviceInfo(DeviceInfoFiles),
-    /// Moves the pod's default routes to the attachment's interface. After all attachments are made.
+    /// Moves the pod's default routes to the attachment's interface. Runs after all attachments are made.
     MoveDefaultRoutes {
-        /// Next hops in the order of preference; empty: those that the attachment itself has.
+        /// Next hops in the order of preference; empty: the attachment's own gateways.
         gateways: Vec<IpAddr>,
-        /// The destinations that stay on the sandbox's own interface, with what its addresses send; `None`: the cluster is
-        /// left to the default routes. An agent that does not know the field passes over it: nothing of it is outside the
-        /// pod.
+        /// The destinations that stay on the sandbox's own interface, as do packets from its addresses; `None`:
+        /// cluster traffic also uses the moved default routes. An agent that does not know this field can ignore it:
+        /// nothing of it is outside the pod.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         keep: Option<Vec<IpNet>>,
     },
-    /// Makes traffic leave through the interface that has its source address, if several interfaces lead to one
+    /// Routes packets through the interface that has their source address, if several interfaces lead to one
     /// destination. The last step of all.
     RouteBySource,
 }
@@ -153,23 +156,23 @@ impl<'de> Deserialize<'de> for Step {
     }
 }
 
-/// What a plugin before netattach has made.
+/// The interface that a plugin earlier in the list has created.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MadeBefore {
-    /// Its result, in the version of the attachment's configuration.
+    /// The plugin's result, in the version of the attachment's configuration.
     pub result: Text,
 }
 
-/// What a claimed device is to be.
+/// Settings for a claimed device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetDevice {
-    /// By its physical function.
+    /// Settings made by the physical function.
     #[serde(default, skip_serializing_if = "spec::VfSettings::is_empty")]
     pub function: spec::VfSettings,
-    /// Ethernet address, given by the physical function where there is one.
+    /// Ethernet address, set by the physical function if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// In bytes. An agent that does not know it gives the device its own back all the same.
+    /// MTU in bytes. An agent that does not know this field restores the device's former MTU nevertheless.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
 }
@@ -187,53 +190,53 @@ pub struct DeviceInfoFiles {
 /// A call of another CNI plugin.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Delegate {
-    /// Its `type`.
+    /// The plugin's `type`.
     pub plugin: String,
-    /// Its standard input, except `prevResult`, which depends on earlier steps.
+    /// The plugin's standard input without `prevResult`, which depends on earlier steps.
     pub config: Map<String, Value>,
-    /// How its result is used.
+    /// The use of the plugin's result.
     pub role: Role,
 }
 
-/// How the result of a [`Delegate`] is used.
+/// The use of the result of a [`Delegate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// An interface or chained plugin: its result replaces the previous one.
     Plugin,
-    /// Address management for a native interface: its addresses are added to the result.
+    /// IPAM for a native interface: its addresses are added to the result.
     Ipam,
 }
 
-/// The dataplane's settings for an attachment.
+/// The dataplane's settings of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Protect {
-    /// The attachment's number in the maps.
+    /// The attachment's number in BPF maps.
     pub id: u32,
-    /// Number of its network: flows of different networks never meet in conntrack.
+    /// Number of the attachment's network: flows of different networks never share conntrack entries.
     pub zone: u32,
     /// Drop frames from the pod with an Ethernet source other than its own.
     pub check_mac: bool,
     /// Drop packets from the pod with source addresses other than its own.
     pub check_addresses: bool,
-    /// Addresses beside its own that it may send from, and answer for.
+    /// Further addresses that the pod may send from, and answer for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed: Vec<IpAddr>,
-    /// First and last of each range of VLANs whose frames pass with their tag, beside those of a bridge's trunk. An agent
-    /// that does not know the field passes none of them.
+    /// First and last of each range of VLANs whose tagged frames pass, in addition to those of a bridge's trunk. An
+    /// agent that does not know this field passes none of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vlans: Vec<(u16, u16)>,
     /// Rate limits for receiving and sending, in bits per second, each with its burst in bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<crate::npwg::selection::Bandwidth>,
-    /// Whether its packets may bypass the node's network stack.
+    /// Whether packets may bypass the node's network stack.
     #[serde(default = "yes")]
     pub fast_path: bool,
     /// When the attachment's programs run.
     #[serde(default = "EnforceWhen::always")]
     pub when: EnforceWhen,
-    /// Whether the ADD fails where no program sees the interface. An agent that does not know the field passes over it:
-    /// nothing asks for it later.
+    /// Whether the ADD fails if no program sees the interface. An agent that does not know this field can ignore it:
+    /// it is used only during ADD.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub needed: bool,
     /// Ethertypes that pass in addition to IP and ARP, regardless of policies.
@@ -243,7 +246,7 @@ pub struct Protect {
 
 #[cfg(test)]
 impl Protect {
-    /// What the dataplane is told of an attachment whose sources it verifies, for tests.
+    /// Settings of an attachment whose sources are verified, for tests.
     pub(crate) fn verified() -> Self {
         Self {
             id: 3,
@@ -262,13 +265,13 @@ impl Protect {
 }
 
 impl Protect {
-    /// What passes beside the pod's own addresses and with a tag, in words; `None`: nothing.
+    /// Describes which packets pass beyond untagged ones from the pod's own addresses; `None`: none.
     pub fn laxity(&self) -> Option<String> {
         let lax: Vec<String> = self.senders().into_iter().chain(self.tags()).collect();
         (!lax.is_empty()).then(|| lax.join("; "))
     }
 
-    /// The VLANs whose frames pass with their tag, in words.
+    /// Describes the VLANs whose tagged frames pass.
     fn tags(&self) -> Option<String> {
         let ranges: Vec<String> = self
             .vlans
@@ -284,7 +287,7 @@ impl Protect {
             .then(|| format!("frames of VLAN{plural} {} pass with their tag", ranges.join(", ")))
     }
 
-    /// From which addresses the pod may send beside its own, in words.
+    /// Describes the further addresses that the pod may send from.
     fn senders(&self) -> Option<String> {
         match (self.check_mac, self.check_addresses) {
             (false, _) => Some("the pod may send from any Ethernet and IP address".to_owned()),
@@ -305,7 +308,7 @@ impl Protect {
     }
 }
 
-/// The default of `fast_path` for records from before the field existed.
+/// The default of `fast_path`, for records written before the field existed.
 fn yes() -> bool {
     true
 }
@@ -320,10 +323,10 @@ pub struct Configure {
     /// `dns` of the configuration: reported in place of the lease's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<cni::Dns>,
-    /// Whether an interface with IPv4 addresses alone gets no IPv6 link-local one either.
+    /// Whether an interface with only IPv4 addresses gets no IPv6 link-local address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub v4_alone: bool,
-    /// Whether IPv6 addresses are used only after nobody else on the link has answered for them.
+    /// Whether IPv6 addresses are used only after duplicate address detection has found no other user.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detect_duplicates: bool,
     /// Whether the interface stays down.
@@ -341,26 +344,26 @@ pub enum Style {
     /// As a host address; all traffic goes through the node ([`crate::plan::addressing::GATEWAY_V4`],
     /// [`crate::plan::addressing::GATEWAY_V6`]).
     Routed,
-    /// With the prefix length of its subnet, of which only the gateway is on-link: the rest is behind it. The gateway is
-    /// the leased one, an address of the node's end of the link.
+    /// With the prefix length of its subnet, of which only the gateway is on-link: the rest is routed through the
+    /// gateway, which is the leased gateway address on the node's end of the link.
     PointToPoint,
 }
 
-/// How an attachment gets its interface.
+/// The origin of an attachment's interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MadeBy<'s> {
-    /// netattach makes this link.
+    /// netattach creates this link.
     Link(&'s spec::Link),
-    /// It is this device of the node.
+    /// The interface is this device of the node.
     Device(&'s spec::Device),
     /// The kernel creates it with the pod's namespace: loopback.
     Kernel,
-    /// Another plugin makes it.
+    /// Another plugin creates the interface.
     Plugin,
 }
 
 impl<'s> MadeBy<'s> {
-    /// The link, if netattach makes it.
+    /// Returns the link, if netattach creates it.
     pub fn link(self) -> Option<&'s spec::Link> {
         match self {
             Self::Link(link) => Some(link),
@@ -368,7 +371,7 @@ impl<'s> MadeBy<'s> {
         }
     }
 
-    /// Name that an interface in the pod gets which is not there before.
+    /// Returns the name in the pod of an interface that does not exist there before.
     pub fn pod_name(self) -> Option<&'s str> {
         match self {
             Self::Link(link) => Some(link.pod_name()),
@@ -379,8 +382,8 @@ impl<'s> MadeBy<'s> {
 }
 
 impl Step {
-    /// How the step makes the attachment's interface; `None` if it does not. Each attachment has one such step;
-    /// plugins that run after it change the interface.
+    /// Returns how the step makes the attachment's interface; `None` if the step does not. Each attachment has one
+    /// such step; plugins that run after it change the interface.
     pub fn makes_interface(&self) -> Option<MadeBy<'_>> {
         match self {
             Self::CreateLink(link) => Some(MadeBy::Link(link)),
@@ -419,8 +422,8 @@ impl Step {
         }
     }
 
-    /// Whether it asks for addresses by the pod's interface, which comes up for that: as
-    /// [`ipam::Config::asks_the_network`], and the plugin of that name where it is executed.
+    /// Whether the step requests addresses through the pod's interface, which comes up for that: see
+    /// [`ipam::Config::asks_the_network`]; includes the executed plugin of that name.
     pub fn asks_the_network(&self) -> bool {
         match self {
             Self::Lease(config) => config.asks_the_network(),
@@ -429,7 +432,7 @@ impl Step {
         }
     }
 
-    /// A copy without potentially large parts: see [`crate::plan::Plan::outline`].
+    /// Returns a copy without potentially large parts: see [`crate::plan::Plan::outline`].
     pub(crate) fn outline(&self) -> Self {
         match self {
             Self::Lease(config) => Self::Lease(config.without_routes()),
@@ -447,7 +450,7 @@ impl Delegate {
         self.role == Role::Ipam && self.plugin == ipam::Kind::Dhcp.name()
     }
 
-    /// A copy with only the plugin and its IPAM plugin.
+    /// Returns a copy with only the plugin and its IPAM plugin.
     fn outline(&self) -> Self {
         let ipam = self.config.get("ipam").and_then(|ipam| ipam.get("type"));
         let ipam = ipam.map(|kind| ("ipam".to_owned(), serde_json::json!({ "type": kind })));
@@ -469,7 +472,7 @@ pub struct Remember {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StepRef(pub u16, pub u16);
 
-/// When a step runs, relative to those of other attachments.
+/// When a step runs relative to the steps of other attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
     /// Together with its attachment.
@@ -478,7 +481,7 @@ pub enum Stage {
     MoveDefaultRoutes,
     /// After [`Stage::MoveDefaultRoutes`].
     RouteBySource,
-    /// Last: only then is the state written to the cache final.
+    /// Last: only then is the state that goes into the cache final.
     Remember,
 }
 
@@ -488,7 +491,7 @@ impl Stage {
 }
 
 impl Step {
-    /// The stage in which it runs.
+    /// Returns the stage in which the step runs.
     pub fn stage(&self) -> Stage {
         match self {
             Self::MoveDefaultRoutes { .. } => Stage::MoveDefaultRoutes,

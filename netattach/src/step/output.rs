@@ -13,8 +13,8 @@ use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
 
-/// The outputs of a plan's steps, in the order of the steps. Kept for as long as a sandbox is attached, so each takes what
-/// it has, and most have nothing.
+/// The outputs of a plan's steps, in the order of the steps. Kept for as long as a sandbox is attached, so each
+/// output takes only the memory that it needs, and most take none.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outputs(Vec<(StepRef, Option<Box<Output>>)>);
 
@@ -22,12 +22,12 @@ pub struct Outputs(Vec<(StepRef, Option<Box<Output>>)>);
 static NOTHING: Output = Output::Nothing;
 
 impl Outputs {
-    /// The outputs of the attachment at that position of the plan.
+    /// Returns the outputs of the attachment at that position of the plan.
     pub fn of(&self, attachment: u16) -> Brought<'_> {
         Brought { all: self, attachment }
     }
 
-    /// The output of a step, if it has finished.
+    /// Returns the output of a step, if the step has finished.
     pub fn get(&self, at: &StepRef) -> Option<&Output> {
         let position = self.position(*at).ok()?;
         self.0.get(position).map(|(_, output)| read(output))
@@ -38,7 +38,7 @@ impl Outputs {
         self.position(*at).is_ok()
     }
 
-    /// The output of a step that has finished, in the place of an earlier one.
+    /// Stores the output of a finished step, and replaces an earlier one.
     pub fn insert(&mut self, at: StepRef, output: Output) {
         let output = Some(output).filter(|output| *output != Output::Nothing).map(Box::new);
         match self.position(at) {
@@ -47,7 +47,7 @@ impl Outputs {
         }
     }
 
-    /// Forgets all but those.
+    /// Removes all outputs for which `is_kept` is false.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&StepRef, &Output) -> bool) {
         self.0.retain(|(at, output)| is_kept(at, read(output)));
     }
@@ -67,12 +67,12 @@ impl Outputs {
         self.0.len()
     }
 
-    /// All of them.
+    /// Returns all outputs.
     pub fn values(&self) -> impl Iterator<Item = &Output> {
         self.0.iter().map(|(_, output)| read(output))
     }
 
-    /// All of them, with their steps.
+    /// Returns all outputs, with their steps.
     pub fn iter(&self) -> impl Iterator<Item = (&StepRef, &Output)> {
         self.0.iter().map(|(at, output)| (at, read(output)))
     }
@@ -102,12 +102,12 @@ pub struct Brought<'o> {
 }
 
 impl<'o> Brought<'o> {
-    /// The output of the step at that position, if it has finished.
+    /// Returns the output of the step at that position, if the step has finished.
     pub fn step(self, position: usize) -> Option<&'o Output> {
         self.all.get(&StepRef(self.attachment, u16::try_from(position).ok()?))
     }
 
-    /// In the order of the steps.
+    /// Returns the outputs in the order of the steps.
     pub fn iter(self) -> impl Iterator<Item = &'o Output> {
         let (first, attachment) = (StepRef(self.attachment, 0), self.attachment);
         let first = self.all.position(first).unwrap_or_else(|first| first);
@@ -115,7 +115,7 @@ impl<'o> Brought<'o> {
         own.map(|(_, output)| read(output))
     }
 
-    /// The node's end of the VF that was claimed, if its card is in mode switchdev.
+    /// Returns the representor of the claimed VF, if its card is in switchdev mode.
     pub fn representor(self) -> Option<&'o Representor> {
         self.iter().find_map(|output| match output {
             Output::Claimed(claim) => claim.representor.as_ref(),
@@ -142,7 +142,7 @@ pub enum Output {
     Nothing,
     /// A bridge.
     Bridge(Bridge),
-    /// The device that has a VLAN's gateways.
+    /// The device that has a VLAN's gateway addresses.
     Gateway(Interface),
     /// A link into the pod.
     Link {
@@ -157,9 +157,9 @@ pub enum Output {
     },
     /// A device that was claimed.
     Claimed(Box<Claim>),
-    /// Findings about the interface that other plugins made.
+    /// Findings about an interface that other plugins created.
     Device {
-        /// Where programs see its traffic.
+        /// Where programs see the interface's traffic.
         vantage: HookKind,
         /// The node's end, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -167,24 +167,24 @@ pub enum Output {
         /// The interface, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<Interface>,
-        /// The addresses that the kernel has on it, where no result attributes any to it. An agent that does not know the
-        /// field checks no source there, as all did before.
+        /// The addresses that the kernel shows on the interface, if no plugin's result attributes addresses to it. An
+        /// agent that does not know this field checks no source addresses there, like all earlier agents.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         addresses: Vec<IpNet>,
     },
-    /// How the node reaches the interface that other plugins made.
+    /// How the node reaches an interface that other plugins created.
     Reach {
-        /// Name of the device by which it does.
+        /// Name of the device through which the node reaches the interface.
         device: String,
     },
-    /// What the node lets pass.
+    /// The forwarded traffic that the node accepts.
     Admitted(Admitted),
     /// The pod's loopback, with the addresses it has.
     Loopback {
         /// Usually 127.0.0.1/8 and ::1/128.
         addresses: Vec<IpNet>,
     },
-    /// Addresses.
+    /// Leased addresses.
     Lease {
         /// In the order of the pools.
         addresses: Vec<LeasedAddress>,
@@ -194,8 +194,8 @@ pub enum Output {
         /// Routes of the lease.
         #[serde(default)]
         routes: Vec<cni::Route>,
-        /// The server that has given it, of `dhcp`; one that extends it later is not noted here. An agent that does not know
-        /// the field has no use for it.
+        /// The server that leased the address, of `dhcp`; a server that renews the lease later is not stored here. An
+        /// agent that does not know this field does not need it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<Ipv4Addr>,
     },
@@ -203,7 +203,7 @@ pub enum Output {
     DefaultRoutes {
         /// By family, then by metric.
         routes: Vec<spec::Route>,
-        /// What stayed on the cluster's interface.
+        /// The routes that stayed on the cluster's interface.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         kept: Option<Kept>,
     },
@@ -216,11 +216,11 @@ pub enum Output {
     SourceTables(spec::SourceTables),
     /// The VRF that the interface is to be a port of, chosen and not yet joined.
     Vrf(spec::VrfPort),
-    /// What leads from the node to the pod and back, chosen and not yet made.
+    /// The link and routes between the node and the pod, chosen and not yet created.
     HostAccess(HostAccess),
     /// Properties of the interface before they were changed.
     Properties {
-        /// Those that were.
+        /// The former properties.
         before: spec::Properties,
     },
     /// Device information.
@@ -235,12 +235,12 @@ pub enum Output {
     },
 }
 
-/// What leads from the node to a pod on a parent, and back.
+/// How the node reaches a pod on a parent, and the pod the node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostAccess {
     /// Name of the node's own link on the parent.
     pub device: String,
-    /// The pod's addresses, each with the address of the node that it is reached from.
+    /// The pod's addresses, each with the node's address from which it is reached.
     pub reached: Vec<Reached>,
 }
 
@@ -257,7 +257,7 @@ pub struct Reached {
 #[derive(Debug, Default)]
 pub struct Printed {
     raw: Value,
-    /// Apart, as most outputs are of other kinds and take as much as the largest.
+    /// Boxed, because most outputs are of other kinds and an enum takes as much memory as its largest variant.
     read: OnceLock<Box<Result<CniResult, CniError>>>,
 }
 
@@ -272,10 +272,10 @@ impl Printed {
         &self.raw
     }
 
-    /// The parsed result. `version` is that of its attachment's configuration, always the same.
+    /// Returns the parsed result. `version` is that of its attachment's configuration, always the same.
     ///
     /// # Errors
-    /// It is not a valid result of that version.
+    /// The text is not a valid result of that version.
     pub fn read(&self, version: Version) -> Result<&CniResult, CniError> {
         let read = self.read.get_or_init(|| Box::new(CniResult::parse(&self.raw, version)));
         (**read).as_ref().map_err(Clone::clone)
@@ -323,7 +323,7 @@ pub struct Interface {
     /// Ethernet address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: u32,
 }
 
@@ -335,12 +335,13 @@ pub struct Parent {
     /// Cookie of the pod's namespace (`SO_NETNS_COOKIE`), by which programs on the parent recognise traffic of the
     /// pod's sockets. 0 if the kernel has no cookies.
     pub netns_cookie: u64,
-    /// Where the pod's frames leave with a tag: the devices beneath, as far as the parent or the link is a VLAN.
+    /// The devices beneath on which the pod's frames leave with a VLAN tag, as far as the parent or the link is a
+    /// VLAN.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trunks: Vec<Trunk>,
 }
 
-/// A device on which the frames of a VLAN leave.
+/// A device on which the frames of a VLAN leave tagged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trunk {
     /// Index of the device on the node.
@@ -355,24 +356,24 @@ pub struct Bridge {
     /// The interface itself.
     #[serde(flatten)]
     pub link: Interface,
-    /// The step created it: it is deleted if the ADD fails.
+    /// Whether the step created the bridge: then it is deleted if the ADD fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made: bool,
-    /// It was there, and an earlier ADD had made it, whose pod may end first.
+    /// Whether the bridge existed and an earlier ADD had created it, whose pod may end first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ours: bool,
 }
 
-/// What stayed on the cluster's interface when the pod's default routes moved to another one.
+/// The routes that stayed on the cluster's interface when the pod's default routes moved to another one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
     /// Routes of the main table to the cluster's ranges.
     pub routes: Vec<spec::Route>,
-    /// Keeps what has the interface's own addresses on it.
+    /// The source-based routing that keeps packets from the interface's own addresses on it.
     pub answers: SourceRouting,
 }
 
-/// Source-based routing of one interface: traffic from its addresses leaves through it.
+/// Source-based routing of one interface: packets from its addresses leave through it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceRouting {
     /// Name in the pod.

@@ -1,4 +1,4 @@
-//! The addresses of an attachment: those of loopback, and those that are leased, which are claimed on the node before any
+//! The addresses of an attachment: those of loopback, and leased addresses, which are claimed on the node before any
 //! route leads to them.
 
 use std::net::IpAddr;
@@ -11,8 +11,8 @@ use crate::plan::{AttachmentPlan, result};
 use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::waits::{self, Resource};
 
-/// How many addresses of a pool one ADD passes over that somebody has chosen on another network. A pool gives its addresses in turn:
-/// the next ADD begins behind them.
+/// How many addresses of a pool one ADD skips because another attachment has chosen them on another network. A pool
+/// leases its addresses in turn, so the next ADD begins after the skipped ones.
 const PASSED_OVER: usize = 8;
 
 impl Executor<'_> {
@@ -47,7 +47,7 @@ impl Executor<'_> {
         Ok(output)
     }
 
-    /// Leases what a configuration gives next, whether somebody has chosen that or not.
+    /// Leases the next addresses of a configuration, without checking whether another attachment has chosen them.
     fn lease_once(
         &mut self,
         at: StepRef,
@@ -63,7 +63,8 @@ impl Executor<'_> {
         failed.map_or(output, Err)
     }
 
-    /// Whether another attachment has chosen one of the addresses that a pool has given, of which the pool knows nothing.
+    /// Whether another attachment has chosen one of the addresses that a pool has leased; the pool does not know of
+    /// such addresses.
     fn is_chosen_elsewhere(
         &self,
         at: StepRef,
@@ -77,8 +78,8 @@ impl Executor<'_> {
         addresses.any(|ip| self.node.occupied.is_chosen_by_another(segment, ip, owner))
     }
 
-    /// Has programs that are there before an address is let the question pass whether another host has it: it is asked in the
-    /// pod's name.
+    /// Makes programs that are attached before the address is leased pass the probe for another host with that
+    /// address, which is sent on the pod's interface.
     fn admit_probe(
         &mut self,
         at: StepRef,
@@ -94,9 +95,10 @@ impl Executor<'_> {
         loaded.map_err(|failed| StepError::from(*failed.source))
     }
 
-    /// Claims the IP addresses for the attachment, before any route leads to them: nobody may have chosen one that a pool gives, and no
-    /// attachment of the node may have one that was chosen. A pool answers for the addresses it gives beyond that; all others must
-    /// not be in use elsewhere, those that are `asked` for least of all; `None`: it is a pool.
+    /// Claims the IP addresses for the attachment, before any route leads to them: no attachment may have chosen an
+    /// address that a pool leases, and no attachment of the node may have a chosen address. Beyond that, a pool is
+    /// responsible for its addresses; all others must not be in use elsewhere, and requested ones (`asked`) are
+    /// checked most strictly; `None`: a pool leases the addresses.
     pub(super) fn occupy(
         &mut self,
         at: StepRef,
@@ -112,7 +114,8 @@ impl Executor<'_> {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
             });
-            // A pool knows of no address that somebody has asked for on another network of the segment: those that are left by now.
+            // A pool does not know addresses that pods have requested on another network of the segment; after
+            // [`PASSED_OVER`] retries, one of these remains.
             claimed?;
             let Some(asked) = asked else { continue };
             let routed = match &of_node {
@@ -126,7 +129,7 @@ impl Executor<'_> {
     }
 }
 
-/// Leases addresses, with the name servers and routes that come with them. `resource`: what that may wait for.
+/// Leases addresses, with their name servers and routes. `resource`: what the call may wait for.
 pub(in crate::attach) fn lease(
     leases: &ipam::Leases,
     config: &ipam::Config,

@@ -1,4 +1,4 @@
-//! The bridge that an attachment is on, and the gateways of its pods there.
+//! The bridge that an attachment is a port of, and its gateway addresses.
 
 use super::{Executor, IPV6_MIN_MTU, ensure_if_present, interface};
 use crate::attach::{StepError, bridge_stack, bridges, facts};
@@ -17,7 +17,7 @@ impl Executor<'_> {
         self.entered.enter(&bridge.name);
         let present = facts::named(&mut self.host, &bridge.name, self.node.links.as_ref())?;
         let is_closed = !bridges::is_gateway(attachment);
-        // An ADD that was to close it may have ended before it did.
+        // An earlier ADD may have ended before it closed the bridge.
         let is_left = present.as_ref().is_some_and(|link| link.own_bridge() && !link.up);
         let closes = is_closed && (is_left || present.is_none());
         let node = self.node;
@@ -30,7 +30,7 @@ impl Executor<'_> {
             filtered.map_err(|error| no_filtering(bridge, error))?;
         }
         if ensured.created {
-            // The node must not take addresses or routes from router advertisements that pods send.
+            // The node must not accept router advertisements that pods send.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
         }
         if is_closed && (ensured.created || is_left) {
@@ -91,7 +91,7 @@ impl Executor<'_> {
         Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
     }
 
-    /// Whether netattach has made the bridge that the attachment is on.
+    /// Whether netattach has created the bridge that the attachment is a port of.
     fn is_own_bridge(&self, at: StepRef) -> bool {
         let outputs = self.progress.outputs().of(at.0);
         outputs.iter().any(|output| matches!(output, Output::Bridge(bridge) if bridge.made || bridge.ours))
@@ -103,7 +103,7 @@ impl Executor<'_> {
         }
         for gateway in changes.add {
             if let Err(refused) = self.host.ensure_address(index, gateway) {
-                // Such a device has no IPv6, and the kernel takes its addresses for malformed.
+                // A device with such an MTU has no IPv6, and the kernel reports IPv6 addresses as malformed.
                 let mtu = self.host.link_by_index(index)?.mtu;
                 let is_too_small = gateway.addr().is_ipv6() && (1..IPV6_MIN_MTU).contains(&mtu);
                 return Err(if is_too_small { StepError::SmallMtu(mtu) } else { refused.into() });
@@ -113,7 +113,7 @@ impl Executor<'_> {
     }
 }
 
-/// The error for a bridge that the kernel refused: it may know no VLANs.
+/// The error for a bridge that the kernel has refused: the kernel may lack VLAN filtering.
 fn no_filtering(bridge: &spec::Bridge, error: impl Into<StepError>) -> StepError {
     match error.into() {
         StepError::Netlink(source)

@@ -1,4 +1,4 @@
-//! Makes an attachment's interface: a link, on a parent or by itself, or a device of the node that the pod takes.
+//! Creates an attachment's interface: a link, with or without a parent, or moves a device of the node into the pod.
 
 use std::os::fd::AsFd;
 
@@ -11,7 +11,7 @@ use crate::spec;
 use crate::step::{Brought, Claim, MadeBy, Output, Parent, SetDevice, StepRef, Trunk};
 
 impl Executor<'_> {
-    /// Creates a link that is created by itself: see [`crate::plan::phases::has_company`].
+    /// Creates a link that is not created together with others: see [`crate::plan::phases::has_company`].
     pub(super) fn create_link(
         &mut self,
         attachment: &AttachmentPlan,
@@ -30,7 +30,7 @@ impl Executor<'_> {
         created.map_err(|error| not_created(link, error))
     }
 
-    /// Refuses a link whose parent is shared in another way, or is another pod's.
+    /// Refuses a parent that is shared in another way, or that another pod holds.
     pub(super) fn share_parent(
         &mut self,
         attachment: &AttachmentPlan,
@@ -46,7 +46,7 @@ impl Executor<'_> {
             wanted: wanted.unwrap_or_default(),
             container,
         })?;
-        // A pod that takes the parent for itself sees what shares it, or is seen here.
+        // Concurrency: a pod that takes the parent device either sees this share, or its claim is seen here.
         match self.node.devices.holder_of(parent.index) {
             Some((who, container)) => Err(StepError::DeviceTaken { device: parent.name, who, container }),
             None => Ok(()),
@@ -87,18 +87,19 @@ impl Executor<'_> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
         let into = (&mut self.pod, self.netns.as_fd());
         let looked = std::mem::take(&mut self.looked);
-        // Without a record the group tells a DEL that comes late whose the device is.
+        // Without a record, the group tells a late DEL which container the device belongs to.
         let mark = self.node.enforcer.is_none().then(|| self.sandbox.link_group());
         let pod = take_device::move_in(&mut self.host, into, (device, mark), (claim, looked))?;
         self.node.devices.moved(claim, pod.index);
         if let (Some(card), Some(mac)) = (claim.physical, pod.mac) {
-            // One that was not asked for is the device's own, whoever else has it.
+            // If no address was requested, the address is the device's own, whatever other holders it has.
             let _ = self.node.occupied.claim(card, Address::Mac(mac), self.sandbox, attachment);
         }
         Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
     }
 
-    /// Brings the representor of the attachment's device up, if it has one: before the pod's end, whose frames pass by it.
+    /// Brings the representor of the attachment's device up, if it has one: before the pod's end, whose frames pass
+    /// the representor.
     pub(super) fn raise_representor(&mut self, at: StepRef) -> Result<(), StepError> {
         match self.progress.outputs().of(at.0).representor() {
             Some(representor) => representor::raise(&mut self.host, representor),
@@ -138,7 +139,7 @@ impl Executor<'_> {
         }
         let parent = self.parent(Some(&vlan.parent))?;
         check_mtu(vlan.mtu, &parent)?;
-        // Without one it has its parent's.
+        // Without an address of its own, the VLAN link has its parent's.
         if let Some(mac) = vlan.mac.filter(|mac| parent.mac != Some(*mac)) {
             check_mac_is_free(&mut self.host, mac, None, None)?;
         }
@@ -160,13 +161,14 @@ impl Executor<'_> {
         let mut create = || self.host.create_netkit(netkit, self.netns.as_fd(), &mut self.pod);
         let (host, pod) = match create() {
             Err(error) if error.already_exists() => {
-                // The name is derived from the container and the interface, so an existing link is a leftover of ours.
+                // The name is derived from the container and the interface, so an existing link is a leftover of
+                // netattach.
                 self.host.ensure_link_absent(&netkit.host_name)?;
                 self.host.create_netkit(netkit, self.netns.as_fd(), &mut self.pod)?
             }
             made => made?,
         };
-        // The pod could announce routes to the node's end. There is no carrier yet.
+        // The pod could send router advertisements to the node's end. There is no carrier yet.
         ensure_if_present(&format!("ipv6/conf/{}/accept_ra", netkit.host_name), "0")?;
         Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
     }
@@ -181,7 +183,8 @@ impl Executor<'_> {
         }
     }
 
-    /// The parent of a link that has it in the pod, and a second socket there: one creates the link, the other renames it.
+    /// Returns the parent of a link whose parent is in the pod, and a second socket there: one creates the link, the
+    /// other renames it.
     fn parent_in_pod(
         &mut self,
         name: Option<&str>,
@@ -192,8 +195,8 @@ impl Executor<'_> {
         Ok((parent, Handle::open_in(self.netns)?))
     }
 
-    /// The parent of a macvlan; without a name, the interface of the node's default route. Interfaces of one pod
-    /// often share a parent.
+    /// Returns the parent of a macvlan; without a name, the interface of the node's default route. Interfaces of one
+    /// pod often share a parent.
     pub(super) fn parent(&mut self, name: Option<&str>) -> Result<LinkState, StepError> {
         if let Some((_, parent)) = self.parents.iter().find(|(of, _)| of.as_deref() == name) {
             return Ok(parent.clone());
@@ -207,7 +210,8 @@ impl Executor<'_> {
         Ok(parent)
     }
 
-    /// The parent of a link, as other steps are to know it. `tag`: of the link's frames there, if it is a VLAN.
+    /// Returns the parent of a link in the form that other steps use. `tag`: of the link's frames on the parent, if
+    /// the link is a VLAN.
     pub(super) fn shared(
         &mut self,
         parent: &LinkState,
@@ -223,7 +227,7 @@ impl Executor<'_> {
     }
 }
 
-/// The device of an attachment, and its claim.
+/// Returns the device of an attachment, and its claim.
 fn claimed<'a>(
     attachment: &'a AttachmentPlan,
     outputs: Brought<'a>,
@@ -251,7 +255,7 @@ fn link_in_pod(pod: &LinkState) -> Output {
     Output::Link { host: None, pod: interface(pod), parent: None }
 }
 
-/// The error for a new link that the kernel refused.
+/// Returns the error for a new link that the kernel has refused.
 pub(super) fn not_created(link: &spec::Link, error: StepError) -> StepError {
     use rustix::io::Errno;
     let StepError::Netlink(source) = error else { return error };

@@ -1,4 +1,4 @@
-//! What other plugins make: how they are found and called, and what is looked up about their interfaces.
+//! Calls of other plugins, and what is looked up about their interfaces.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -53,7 +53,8 @@ impl Executor<'_> {
         Ok(Output::Delegate { result: Printed::new(added.raw, added.result) })
     }
 
-    /// Tunes an interface. Of netattach's own it has its Ethernet address already; another plugin's may get one here.
+    /// Tunes an interface. A native interface has its Ethernet address already; another plugin's interface may get
+    /// one here.
     pub(super) fn tune(&mut self, attachment: &AttachmentPlan, tune: &Tune) -> Result<Output, StepError> {
         let ifname = &attachment.ifname;
         if let Some(mac) = tune.properties.mac {
@@ -104,7 +105,8 @@ impl Executor<'_> {
     }
 }
 
-/// The result of the plugin that has made the attachment's interface, which nothing is done about.
+/// Returns the result of the earlier plugin that has created the attachment's interface; has no effect on the
+/// machine.
 pub(super) fn take_made(attachment: &AttachmentPlan, made: &MadeBefore) -> Result<Output, StepError> {
     let unreadable = |source| StepError::Result { plugin: attachment.kind.clone(), source };
     let result = Printed::from(made.result.read());

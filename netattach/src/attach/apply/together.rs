@@ -21,10 +21,10 @@ use crate::step::{Configure, HookKind, Interface, Output, Protect, Step, StepRef
 use crate::sysctl;
 use crate::waits;
 
-/// How long duplicates of IPv6 addresses may be looked for, where that is asked for: it takes the kernel a second or two.
+/// How long duplicate address detection of IPv6 may take if requested: the kernel needs a second or two.
 const DETECTION: Duration = Duration::from_secs(5);
 
-/// A link that may be created.
+/// A link that is ready to be created.
 enum Ready<'p> {
     Veth { veth: &'p spec::Veth, bridge: Option<u32> },
     Macvlan { macvlan: &'p spec::Macvlan, parent: LinkState },
@@ -89,7 +89,7 @@ impl<'a> Executor<'a> {
         Ok(outputs)
     }
 
-    /// Finds what a link is made of, and claims what it is to have.
+    /// Determines the parent or bridge of a link, and claims its addresses.
     fn ready(&mut self, (at, attachment, step): &Item<'a>) -> Result<Ready<'a>, StepError> {
         let (at, attachment) = (*at, *attachment);
         match step {
@@ -134,8 +134,8 @@ impl<'a> Executor<'a> {
             Ready::Veth { veth, bridge } => {
                 let (host, pod) = match made {
                     Err(error) if error.already_exists() => {
-                        // The name is derived from the container and the interface, so an existing link is a leftover of
-                        // ours.
+                        // The name is derived from the container and the interface, so an existing link is a leftover
+                        // of netattach.
                         self.host.ensure_link_absent(&veth.host_name)?;
                         self.host.create_veth(veth, *bridge, self.netns.as_fd(), &mut self.pod)?
                     }
@@ -145,8 +145,9 @@ impl<'a> Executor<'a> {
                     }
                 };
                 if veth.port.is_none() {
-                    // A bridge port has no network layer of its own. The node's end of a routed link has one, and the pod
-                    // could announce routes to it. There is no carrier yet, so no advertisement was received before this.
+                    // A bridge port has no network layer of its own. The node's end of a routed link has one, and the
+                    // pod could send router advertisements to it. There is no carrier yet, so no advertisement was
+                    // received before this.
                     ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
                 }
                 if let (Some(bridge), Some(mac)) = (bridge, pod.mac) {
@@ -165,7 +166,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Puts the attachments of a group under the programs.
+    /// Attaches the programs to the attachments of a group.
     pub(super) fn protect(&mut self, group: &[Item<'a>]) -> Result<Vec<Output>, Failed<'a>> {
         let mut guarded = Vec::with_capacity(group.len());
         for item in group {
@@ -194,7 +195,7 @@ impl<'a> Executor<'a> {
         self.enforced(*at, attachment, protect, &leased)
     }
 
-    /// An attachment with these addresses, as the dataplane gets it.
+    /// Returns an attachment with these addresses in the dataplane's form.
     pub(super) fn enforced(
         &self,
         at: StepRef,
@@ -221,12 +222,12 @@ impl<'a> Executor<'a> {
         let of = (self.sandbox, self.progress.netns_cookie());
         let enforced = EnforcedAttachment::new(protect, of, attachment, leased, vantage, ends.as_ref())?;
         enforcer.permit_on_device(self.sandbox.pod.as_ref(), attachment, &enforced)?;
-        // Looked up for the link that was made there.
+        // The parent was looked up when the link was created there.
         let parent = self.parents.iter().find(|(_, parent)| parent.index == enforced.host_index());
         Ok(enforced.on_card(parent.map(|(_, parent)| parent.is_card())))
     }
 
-    /// Gives the interfaces of a group their addresses and routes, and brings them up.
+    /// Adds addresses and routes to the interfaces of a group, and brings them up.
     pub(super) fn configure(&mut self, group: &[Item<'a>]) -> Result<Vec<Output>, Failed<'a>> {
         let mut wanted = Vec::with_capacity(group.len());
         for item in group {
@@ -271,7 +272,7 @@ impl<'a> Executor<'a> {
 
     fn configured(&mut self, it: &Wanted<'a>, outcome: Result<(), netlink::Error>) -> Result<(), StepError> {
         match outcome {
-            // A runtime may have switched IPv6 off for new interfaces of the pod.
+            // A runtime may have disabled IPv6 for new interfaces of the pod.
             Err(error) if error.errno() == Some(rustix::io::Errno::ACCESS) => {
                 within(self.netns, || {
                     sysctl::ensure("ipv6/conf/lo/disable_ipv6", "0")?;
@@ -283,7 +284,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Waits until the pod's ends are up; packets sent to them arrive from then on.
+    /// Waits until the pod's ends have a carrier; from then on packets sent to them arrive.
     fn await_carriers(&mut self, wanted: &[Wanted<'a>]) -> Result<(), Failed<'a>> {
         let ends = wanted.iter().filter_map(|it| Some((&it.item, it.host.as_ref()?)));
         let ends: Vec<(&Item<'a>, &Interface)> = ends.collect();
@@ -307,13 +308,13 @@ impl<'a> Executor<'a> {
         Ok(())
     }
 
-    /// Announces addresses of the families that are to be, now and whenever the link comes up again: IPv4 by
-    /// `Addressing::announce_v4`, IPv6 by a setting that route netlink cannot make. What the kernel announces as the link
-    /// comes up is lost on a bridge, whose port does not forward yet, and on a card, which has no carrier yet. Waits for the
-    /// detection of duplicates, where that is asked for.
+    /// Announces addresses of the selected families, now and whenever the link comes up again: IPv4 by
+    /// `Addressing::announce_v4`, IPv6 by a setting that route netlink cannot change. The kernel's announcement when
+    /// the link comes up is lost on a bridge, whose port does not forward yet, and on a card, which has no carrier
+    /// yet. Waits for duplicate address detection, if requested.
     ///
-    /// IPv6 addresses are also to outlast a link that the pod sets down and up again, as IPv4 ones do and as the reference
-    /// plugins have them.
+    /// Also makes IPv6 addresses survive when the pod sets the link down and up again, like IPv4 addresses and as
+    /// with the reference plugins.
     fn announce(&mut self, it: &Wanted<'a>) -> Result<(), StepError> {
         let pod = &it.pod;
         let (v4, v6) = (it.addressing.announce_v4, it.has_v6() && it.configure.style != Style::Routed);
@@ -324,7 +325,7 @@ impl<'a> Executor<'a> {
                 if v6 { ensure_if_present(&key("ndisc_notify"), "1") } else { Ok(()) }
             })??;
         }
-        // Neighbours that knew another Ethernet address for an address are told of this one.
+        // Neighbours that have another Ethernet address for an address learn this one.
         let by_requests = addressing::announced_by_requests(it.item.1.made_by(), &it.addressing);
         let announced = match (by_requests, pod.mac) {
             (true, _) if v4 => self.pod.announce(pod.index, &it.v4()),

@@ -1,4 +1,5 @@
-//! The ways to a pod and from it: what the node forwards, routes and translates for it, and the routes of the pod itself.
+//! How packets reach a pod and leave it: forwarding, routes and translation on the node, and the routes of the pod
+//! itself.
 
 use std::net::IpAddr;
 
@@ -107,7 +108,7 @@ impl Executor<'_> {
             _ => None,
         });
         vrf::join(&mut self.pod, chosen.ok_or(StepError::Missing("a VRF"))?)?;
-        // The pod's end went down and up again.
+        // The pod's end was set down and up.
         if let Some(host) = result::ends(outputs).and_then(|ends| ends.host)
             && !self.host.await_carrier(host.index)?
         {

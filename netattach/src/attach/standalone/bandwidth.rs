@@ -1,5 +1,6 @@
-//! The chained plugin `bandwidth`, as the reference plugin does it: the node's end of the pod's veth paces what the pod
-//! receives, and an intermediate device what it sends. Without an agent there are no programs that could hold a limit.
+//! The chained plugin `bandwidth`, implemented like the reference plugin: a queueing discipline on the node's end of
+//! the pod's veth shapes what the pod receives, and one on an intermediate device (ifb) what the pod sends. Without
+//! an agent there are no programs that could enforce a limit.
 
 use std::os::fd::AsFd;
 
@@ -15,11 +16,11 @@ use crate::netlink::{Error, Handle, LinkState};
 use crate::netns::Netns;
 use crate::spec::Pace;
 
-/// What the names of intermediate devices begin with, as the reference plugin's do.
+/// Prefix of the names of intermediate devices, the same as the reference plugin's.
 const PREFIX: &str = "bwp";
-/// Hexadecimal digits behind that.
+/// Number of hexadecimal digits after the prefix.
 const DIGITS: usize = 12;
-/// What their aliases begin with: the network, the container and the interface follow.
+/// Prefix of their aliases; the network, the container and the interface follow.
 const ALIAS: &str = "netattach bandwidth:";
 /// Kind of these devices.
 const IFB: &str = "ifb";
@@ -28,7 +29,7 @@ pub(super) struct Bandwidth<'a> {
     pub(super) request: &'a cni::Request,
 }
 
-/// How the two directions are paced.
+/// The rate limits of both directions.
 struct Paces {
     received: Option<Pace>,
     sent: Option<Pace>,
@@ -63,7 +64,7 @@ impl Bandwidth<'_> {
                     ..Default::default()
                 })),
                 Err(error) => {
-                    // The caller is told of the first error.
+                    // The caller gets the first error.
                     let _ = self.unlimit(&mut host, Some(&end));
                     if paces.received.is_some() {
                         let _ = host.ensure_not_paced(end.index);
@@ -75,7 +76,7 @@ impl Bandwidth<'_> {
         Ok(json::pretty(&result.to_value(self.request.version)?))
     }
 
-    /// Paces both directions; returns the intermediate device, if there is one.
+    /// Limits both directions; returns the intermediate device, if there is one.
     fn limit(&self, host: &mut Handle, end: &LinkState, paces: &Paces) -> Result<Option<LinkState>, Error> {
         if let Some(pace) = &paces.received {
             host.ensure_paced(end.index, pace)?;
@@ -85,7 +86,7 @@ impl Bandwidth<'_> {
             return Err(Error::FilteredBefore { device: end.name.clone(), priority });
         }
         let name = self.device();
-        // One of an earlier attempt.
+        // Deletes a device of an earlier attempt.
         host.ensure_link_absent(&name)?;
         let made = host.create_ifb(&name, end.mtu, &self.alias())?;
         host.ensure_paced(made.index, pace)?;
@@ -126,16 +127,16 @@ impl Bandwidth<'_> {
         Ok((!is_redirected).then(|| format!("what {} receives is not sent on by {name}", end.name)))
     }
 
-    /// Needs neither the configuration, nor `prevResult`, nor the namespace.
+    /// Needs neither the configuration nor `prevResult` nor the namespace.
     fn del(&self) -> Result<(), CniError> {
         let mut host = open()?;
         let end = self.node_end_if_there(&mut host);
         self.unlimit(&mut host, end.as_ref()).map_err(failed)
     }
 
-    /// Removes the intermediate device, and the filter that leads to it. The path of a namespace that is gone may lead to
-    /// another pod's by now: what leads elsewhere is left alone, and so is the queue on the node's end, which goes with
-    /// that.
+    /// Removes the intermediate device, and the filter that redirects to it. The path of a namespace that is gone may
+    /// lead to another pod's namespace now, so a filter that redirects elsewhere is left alone. So is the queueing
+    /// discipline on the node's end, which is deleted with that end.
     fn unlimit(&self, host: &mut Handle, end: Option<&LinkState>) -> Result<(), Error> {
         let mut made = Vec::new();
         for name in [self.device(), self.device_of_reference()] {
@@ -145,7 +146,7 @@ impl Bandwidth<'_> {
             && let Some(to) = host.redirected_to(end.index)?
             && made.iter().any(|link| link.index == to)
         {
-            // Before the device is gone to which they are sent: what would come then is dropped.
+            // Removed before the device that packets are redirected to: packets would be dropped in between.
             host.ensure_not_redirected(end.index)?;
         }
         made.iter().try_for_each(|link| host.ensure_link_absent(&link.name))
@@ -194,7 +195,7 @@ impl Bandwidth<'_> {
         host.find_peer(&link, netns.as_fd()).ok()?
     }
 
-    /// Name of the intermediate device: always the same for one interface of a container.
+    /// Returns the name of the intermediate device: always the same for one interface of a container.
     fn device(&self) -> String {
         let cni::Request { name, container_id, ifname, .. } = self.request;
         let digest = Sha256::new();
@@ -204,7 +205,8 @@ impl Bandwidth<'_> {
         named_by(&digest.finalize())
     }
 
-    /// The name that the reference plugin gives, to interfaces of one container on one network alike.
+    /// Returns the name that the reference plugin uses, which is the same for all interfaces of a container on a
+    /// network.
     fn device_of_reference(&self) -> String {
         let cni::Request { name, container_id, .. } = self.request;
         named_by(&Sha512::new().chain_update(name).chain_update(container_id).finalize())
@@ -215,12 +217,12 @@ impl Bandwidth<'_> {
     }
 }
 
-/// An alias has less than 256 bytes (`IFALIASZ`), which long names would fill.
+/// An alias has less than 256 bytes (`IFALIASZ`), which long names would exceed.
 fn alias(network: &str, container: &str, ifname: &str) -> String {
     format!("{ALIAS} {}", attachment_words(network, container, ifname))
 }
 
-/// What the aliases of all devices of a network begin with.
+/// Prefix of the aliases of all devices of a network.
 fn alias_of_network(network: &str) -> String {
     format!("{ALIAS} {} ", network_word(network))
 }

@@ -1,4 +1,4 @@
-//! What the chained plugins have in common.
+//! Functions that the chained plugins share.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -19,21 +19,21 @@ use crate::spec::OWN_GROUPS;
 /// How long another process may hold the namespace's lock.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How runtimes call a pod's first interface (containerd and CRI-O know no other name).
+/// The name that runtimes give a pod's first interface (containerd and CRI-O use no other name).
 const FIRST: &str = "eth0";
 
-/// No `prevResult`.
+/// The error for a missing `prevResult`.
 pub(super) fn missing(kind: &str) -> CniError {
     let msg = format!("key prevResult: missing, and {kind} can only follow another plugin");
     CniError::new(code::INVALID_CONFIG, msg)
 }
 
-/// The result of the plugins before this one.
+/// Returns the result of the plugins before this one.
 pub(super) fn previous(request: &cni::Request, kind: &str) -> Result<CniResult, CniError> {
     request.prev_result()?.ok_or_else(|| missing(kind))
 }
 
-/// The answer of CHECK, by what is not as it should be, if anything is.
+/// Returns the answer of CHECK for a difference, if there is one.
 pub(super) fn checked(request: &cni::Request, difference: Option<String>) -> Result<(), CniError> {
     match difference {
         None => Ok(()),
@@ -44,12 +44,12 @@ pub(super) fn checked(request: &cni::Request, difference: Option<String>) -> Res
     }
 }
 
-/// The CNI error for an effect that failed.
+/// Returns the CNI error for an effect that failed.
 pub(super) fn cannot(error: StepError) -> CniError {
     CniError::from_chain(step_code(&error), &error)
 }
 
-/// The pod's namespace, which is not the node's own: a path may lead to another namespace by now.
+/// Opens the pod's namespace, and refuses the node's own: a path may lead to another namespace now.
 pub(super) fn sandbox(request: &cni::Request) -> Result<(Netns, Handle), CniError> {
     let path = request.netns.as_deref().unwrap_or_default();
     let netns = Netns::open(path).map_err(AttachError::from)?;
@@ -60,8 +60,8 @@ pub(super) fn sandbox(request: &cni::Request) -> Result<(Netns, Handle), CniErro
     Ok((netns, pod))
 }
 
-/// Whether the pod's namespace is gone, or its path is another's by now: a DEL that failed for that would keep the plugins before
-/// this one from being asked.
+/// Whether the pod's namespace is gone, or its path leads to the node's namespace now: if a DEL failed for that
+/// reason, the runtime would not call the plugins before this one.
 pub(super) fn is_gone(request: &cni::Request) -> Result<bool, CniError> {
     let path = request.netns.as_deref().unwrap_or_default();
     match Netns::open(path) {
@@ -70,16 +70,17 @@ pub(super) fn is_gone(request: &cni::Request) -> Result<bool, CniError> {
     }
 }
 
-/// Whether a namespace is the node's own, and is not meant to be.
+/// Whether a namespace is unintentionally the node's own.
 pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool, CniError> {
     let own = Netns::current().map_err(AttachError::from)?;
     Ok(netns.id() == own.id() && !request.netns_override)
 }
 
-/// Whether the pod's interface of that name is another container's: the path of a DEL that comes late may lead to that one's
-/// namespace by now. The group of a link that netattach has made says whose it is: without an agent by its own name, with one by
-/// that of the pod's first interface. Of any other there is the Ethernet address that the result has, if it has one. Who
-/// administrates the pod's network can change both: what is the node's must not be lost by the answer.
+/// Whether the pod's interface with that name belongs to another container: the path of a late DEL may lead to that
+/// container's namespace now. The group of a link that netattach created identifies its container: without an agent
+/// it is derived from the link's own name, with an agent from that of the pod's first interface. Any other link is
+/// identified by the Ethernet address in the result, if there is one. The pod's administrator can change both, so the
+/// caller must not lose anything of the node because of the answer.
 ///
 /// # Errors
 /// The kernel cannot be asked.
@@ -93,36 +94,36 @@ pub(super) fn is_anothers(request: &cni::Request, pod: &mut Handle) -> Result<bo
     Ok(had.is_some_and(|had| found.mac != Some(had)))
 }
 
-/// Whether the group of a link says that it is another container's. `None`: it says nothing.
+/// Whether the group of a link marks it as another container's. `None`: the link has no such group.
 pub(super) fn is_marked_anothers(request: &cni::Request, found: &LinkState) -> Option<bool> {
     let is_of = |ifname: &str| found.group == plan::link_group(&request.container_id, ifname);
     (found.group & OWN_GROUPS != 0).then(|| !is_of(&request.ifname) && !is_of(FIRST))
 }
 
-/// The Ethernet address of the pod's interface of that name, as far as a result has it.
+/// Returns the Ethernet address of the pod's interface with that name, if a result contains it.
 fn address_of(result: &CniResult, ifname: &str) -> Option<Mac> {
     let own = result.interfaces.iter().find(|one| one.sandbox.is_some() && one.name == ifname)?;
     own.mac.as_deref()?.parse().ok()
 }
 
-/// Takes back what the node translates for attachments of a network that are not in the list.
+/// Removes the address translation for attachments of a network that are not in `valid`.
 pub(super) fn collect(plugin: Plugin, network: &str, valid: &[AttachmentId]) -> Result<(), CniError> {
     without_agent::collect(plugin, network, &pairs(valid)).map_err(|error| cannot(error.into()))
 }
 
-/// Containers and interfaces.
+/// Returns pairs of container and interface.
 pub(super) fn pairs(attachments: &[AttachmentId]) -> Vec<(&str, &str)> {
     attachments.iter().map(|it| (it.container_id.as_str(), it.ifname.as_str())).collect()
 }
 
-/// Takes back what the node translates for an interface that an executable made.
+/// Removes the address translation for an interface that an executable created.
 pub(super) fn forget_translation(request: &cni::Request) -> Result<(), CniError> {
     let cni::Request { name, container_id, ifname, .. } = request;
     let whose = Whose { plugin: Plugin::Link, network: name, container: container_id, ifname };
     without_agent::detach(&whose).map_err(|error| cannot(error.into()))
 }
 
-/// What the readers of configurations take, from the input alone.
+/// Makes the input for the readers of configurations from the request alone.
 pub(super) fn request(request: &cni::Request) -> link::Request<'_> {
     static NO_FACTS: std::sync::OnceLock<Facts> = std::sync::OnceLock::new();
     link::Request {
@@ -138,8 +139,8 @@ pub(super) fn request(request: &cni::Request) -> link::Request<'_> {
     }
 }
 
-/// Waits for others that choose tables in the namespace, for a while: whoever is in the pod can hold the lock as well. It
-/// is held for as long as what is returned.
+/// Locks the namespace against other processes that choose routing tables there, and waits for a while, as processes
+/// in the pod can hold the lock too. The lock is held until the returned file is dropped.
 pub(super) fn lock(netns: &Netns) -> Result<File, CniError> {
     let failed = |error: std::io::Error| {
         CniError::new(code::IO_FAILURE, format!("lock the network namespace: {error}"))

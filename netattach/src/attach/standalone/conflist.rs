@@ -1,4 +1,5 @@
-//! The configuration by which a container runtime calls netattach, for nodes whose agent does not write one.
+//! The network configuration list with which a container runtime calls netattach, for nodes whose agent does not
+//! write one.
 
 use std::fs;
 use std::io;
@@ -9,12 +10,13 @@ use serde_json::{Value, json};
 use super::copy::{Copied, CopyError};
 use crate::{bounded, budget, durable};
 
-/// Its name, which sorts before those of other plugins.
+/// The file's name, which sorts before those of other plugins.
 const NAME: &str = "00-netattach.conflist";
-/// Marks what netattach has written: an agent and `uninstall` may replace or remove it.
+/// Marks a file that netattach has written: an agent and `uninstall` may replace or remove it.
 const MANAGED: &str = "netattach.dev/managed";
 
-/// Writes it into the runtime's directory, whole, unless it is there: one that an agent has written knows more.
+/// Writes the file into the runtime's directory atomically, unless it exists: a file that an agent has written
+/// contains more.
 pub(super) fn write(directory: &Path) -> Result<(PathBuf, Copied), CopyError> {
     let path = directory.join(NAME);
     let failed = |source| CopyError::Write { path: path.clone(), source };

@@ -1,8 +1,8 @@
-//! Copies the executables that a container runtime calls to a node: from the image of the agent into the node's directory of
-//! CNI executables.
+//! Copies the executables that a container runtime calls to a node: from the agent's image into the node's directory
+//! of CNI executables.
 //!
-//! A copy is written beside, synced, tried, and renamed into place: a call finds the one before or the new one, whole, at every
-//! moment, and after a loss of power too. The one before is kept as `.NAME.before`.
+//! A copy is written to a temporary file, synced, tested, and renamed: at every moment, also after a power failure, a
+//! call finds either the previous or the new executable, complete. The previous one is kept as `.NAME.before`.
 
 use std::fs;
 use std::io;
@@ -13,47 +13,47 @@ use std::time::{Duration, Instant};
 use super::conflist;
 use crate::{durable, flock};
 
-/// What the executables of netattach have in them, see `built`.
+/// A byte string that every netattach executable contains, see `built`.
 pub const MARK: &[u8] = b"netattach-commit";
 
-/// How long another installer may be at it: it copies and tries a dozen of executables.
+/// How long another installer may hold the lock: it copies and tests about a dozen executables.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a copy may take to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The names of netattach's own that a runtime's directory has.
+/// The executables in a runtime's directory whose names belong to netattach.
 pub const NAMES: [&str; 2] = ["netattach", "netattach-cni"];
 
-/// The name that the one before is kept under.
+/// Returns the name under which the previous executable is kept.
 pub fn before(name: &str) -> String {
     format!(".{name}.before")
 }
 
-/// The name of a copy until it takes its place.
+/// Returns the temporary name of a copy.
 pub fn fresh(name: &str) -> String {
     format!(".{name}.new")
 }
 
-/// What became of one name.
+/// The outcome for one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Copied {
-    /// There was nothing of that name.
+    /// There was no file with that name.
     Made,
-    /// It was there already, with the same content.
+    /// The file existed with the same content.
     Was,
-    /// Another content had the name, which is kept beside it.
+    /// The file had another content, which is kept under [`before`].
     Replaced,
-    /// It is another program's, which is left alone.
+    /// The file belongs to another program and is left alone.
     Left,
 }
 
-/// Whether another program that has the name gives way.
+/// Whether a file of another program with that name is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// The name is netattach's own.
+    /// The name belongs to netattach: the file is replaced.
     Netattach,
-    /// The name is a plugin's that others have too: their executable stays.
+    /// The name is a plugin's that other projects use too: their executable is kept.
     Anybody,
 }
 
@@ -63,7 +63,7 @@ pub enum CopyError {
     /// The executable cannot be read.
     #[error("read {path}")]
     Read {
-        /// Where it is.
+        /// The executable's path.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -81,7 +81,7 @@ pub enum CopyError {
         durable::not_allowed(source)
     )]
     Write {
-        /// Where it was to be.
+        /// The path of the copy.
         path: PathBuf,
         /// The kernel's error.
         #[source]
@@ -92,22 +92,23 @@ pub enum CopyError {
         "{0} belongs to another program: remove it, or have the agent write a file of another name (cniConf.name)"
     )]
     Foreign(PathBuf),
-    /// The copy does not run there; what had the name before is still there.
+    /// The copy cannot be executed on the node; the previous file is unchanged.
     #[error("{path} does not run on this node: {problem}")]
     DoesNotRun {
         /// The copy.
         path: PathBuf,
-        /// What was tried, and what came of it.
+        /// The test, and its outcome.
         problem: String,
     },
 }
 
-/// Copies the executables to `directory`, both from where `executable`, which is `netattach-cni`, is; and it under the names
-/// of the plugins `also`, where no other program has them. Then writes the configuration by which a runtime calls them into
-/// `conf_dir`, if that is given: last, as a runtime may come at once. Others who install there meanwhile wait.
+/// Copies the executables, both from the directory of `executable`, which is `netattach-cni`, to `directory`; also
+/// copies `executable` under the names of the plugins `also`, unless another program has them. Then writes the
+/// configuration with which a runtime calls them into `conf_dir`, if given: last, because a runtime may call at once.
+/// Concurrent installers wait.
 ///
 /// # Errors
-/// See [`CopyError`]. What was copied before stays; another call goes on from there.
+/// See [`CopyError`]. Finished copies stay; another call continues from there.
 pub fn copy_all(
     executable: &Path,
     directory: &Path,
@@ -145,7 +146,7 @@ fn locked(directory: &Path, patience: Duration) -> Result<fs::File, CopyError> {
 /// Copies an executable to `directory` under `name`.
 ///
 /// # Errors
-/// See [`CopyError`]; what had the name then still has it.
+/// See [`CopyError`]; the previous file with that name is unchanged then.
 pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Result<Copied, CopyError> {
     let content =
         fs::read(executable).map_err(|source| CopyError::Read { path: executable.to_owned(), source })?;
@@ -155,7 +156,7 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(source) => return Err(failed(source)),
         Ok(metadata) if metadata.is_dir() => return Err(CopyError::Directory(target)),
-        // A link leads to a file that may be another program's to replace.
+        // A symlink may lead to a file that another program replaces.
         Ok(metadata) => {
             Some(if metadata.is_file() { fs::read(&target).map_err(failed)? } else { Vec::new() })
         }
@@ -165,10 +166,10 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
         Some(found) if owner == Owner::Anybody && !is_ours(found) => return Ok(Copied::Left),
         _ => {}
     }
-    // Tried before it takes the name: with the rename of the same bytes below, the file that was tried is the one in place.
+    // Tested before the rename: the file that is renamed below is the one that was tested.
     let tried = directory.join(fresh(name));
     durable::write_new(&tried, &content, 0o755).map_err(|source| {
-        // A full disk has no room for what is left of it either.
+        // A full disk should not keep the incomplete copy either.
         let _ = fs::remove_file(&tried);
         failed(source)
     })?;
@@ -186,10 +187,10 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
     Ok(if found.is_some() { Copied::Replaced } else { Copied::Made })
 }
 
-/// Whether an executable, or what a link leads to, is one of netattach. Nothing of that name is none.
+/// Whether an executable, or the target of a symlink, is one of netattach. `false` if the file does not exist.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn is_netattach(path: &Path) -> io::Result<bool> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_file() => Ok(is_ours(&fs::read(path)?)),
@@ -203,7 +204,7 @@ fn is_ours(content: &[u8]) -> bool {
     memchr::memmem::find(content, MARK).is_some()
 }
 
-/// Keeps what has the name under another as well, in place of what had that: at every moment something has it.
+/// Keeps the current file under its backup name, in place of an earlier backup: at every moment a file has the name.
 fn keep(directory: &Path, name: &str) -> io::Result<()> {
     let second = directory.join(format!(".{name}.kept"));
     let absent = |removed: io::Result<()>| match removed {
@@ -214,27 +215,28 @@ fn keep(directory: &Path, name: &str) -> io::Result<()> {
     fs::hard_link(directory.join(name), &second)?;
     crate::crash_point!("install", "linked");
     fs::rename(&second, directory.join(before(name)))?;
-    // Where it was kept already, by a call that ended after that, the rename has left both names.
+    // If an earlier call that ended after this point had kept the file already, the rename has left both names.
     absent(fs::remove_file(&second))?;
     crate::crash_point!("install", "kept");
     Ok(())
 }
 
-/// How often, and with which pauses, a copy is started again that somebody still has open for writing.
+/// How often a copy is started again while another process still has it open for writing.
 const BUSY_TRIES: u32 = 100;
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
-/// Asks the copy which versions of CNI it supports, as a runtime does.
+/// Asks the copy which CNI versions it supports, as a runtime does.
 fn try_version(path: &Path, patience: Duration) -> Result<(), CopyError> {
     let not_running = |problem: String| CopyError::DoesNotRun { path: path.to_owned(), problem };
     let mut command = Command::new(path);
-    // As which plugin `netattach-cni` acts is in the name that it is started by.
+    // `netattach-cni` acts as the plugin by whose name it is started.
     std::os::unix::process::CommandExt::arg0(&mut command, "loopback");
     command.env_clear().env("CNI_COMMAND", "VERSION").stdin(Stdio::null());
     let mut tries = 0;
     let answer = loop {
         match answer_within(&mut command, patience) {
-            // A process that another thread starts has the file open for writing, until it runs its program.
+            // A child process that another thread has just forked has the file open for writing until it executes its
+            // program.
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
                 tries += 1;
                 std::thread::sleep(BUSY_PAUSE);
@@ -250,7 +252,7 @@ fn try_version(path: &Path, patience: Duration) -> Result<(), CopyError> {
     Err(not_running(format!("VERSION: {}, {:?}", answer.status, text.chars().take(200).collect::<String>())))
 }
 
-/// Runs a command that prints little; one that takes longer is killed.
+/// Runs a command that prints little; kills a command that takes longer than `patience`.
 fn answer_within(command: &mut Command, patience: Duration) -> io::Result<Output> {
     const PAUSE: Duration = Duration::from_millis(1);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;

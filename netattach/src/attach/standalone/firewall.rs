@@ -1,4 +1,4 @@
-//! The chained plugin `firewall`. Nothing is kept but the rules, whose comments say whose they are.
+//! The chained plugin `firewall`. Its only state is the rules, whose comments identify their owner.
 
 use super::chained;
 use crate::cni::{self, CniError, Command, code, json};

@@ -1,5 +1,5 @@
-//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan` and others. All but `loopback` and `ipvlan` can only be
-//! the first plugin of a list.
+//! The interface plugins: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan` and others. All but `loopback` and
+//! `ipvlan` can only be the first plugin of a list.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -81,7 +81,7 @@ impl Interface<'_> {
         if self.driver.takes_device()
             && let Err(error) = left_devices::settle()
         {
-            // It may be another device.
+            // The remaining device may be another one than the requested.
             let _ = writeln!(stderr, "{}: a device that was left: {}", self.driver.kind(), Chain(&error));
         }
         let mut progress = Memory { kept: self.kept(Some(&netns))?, ..Memory::default() };
@@ -108,7 +108,7 @@ impl Interface<'_> {
         })
     }
 
-    /// The facts about the node that the driver needs.
+    /// Gathers the facts about the node that the driver needs.
     fn facts(&self) -> Result<Facts, AttachError> {
         facts::gather(&self.driver.wants(&self.request.config).into_iter().collect())
     }
@@ -141,7 +141,7 @@ impl Interface<'_> {
         let progress = Memory { kept, home, ..Memory::of_unknown(&plan, outputs) };
         undo(self.node, &plan, netns, &progress)?;
         if !is_anothers && !matches!(place, Place::Own(_)) {
-            // Else a DEL with its own path may come yet.
+            // Otherwise a DEL with the right path may follow.
             progress.forget();
         }
         match place {
@@ -150,7 +150,8 @@ impl Interface<'_> {
         }
     }
 
-    /// Where it is kept how a device was on the node; `None`: the plugin takes none. `netns`: where the device goes.
+    /// Returns the file with the device's former state; `None`: the plugin takes no device. `netns`: the namespace
+    /// that the device is moved to.
     fn kept(&self, netns: Option<&Netns>) -> Result<Option<KeptHome>, CniError> {
         if !self.driver.takes_device() {
             return Ok(None);
@@ -159,9 +160,10 @@ impl Interface<'_> {
         KeptHome::of(self.request, cookie).map(Some)
     }
 
-    /// Whether what has the name of the device in the pod is marked as another container's: the path of a DEL that comes late
-    /// may lead to that one's namespace by now. The address says nothing: `tuning`, or the container, may have changed it, and
-    /// a device that is left there ends with the namespace, unless it is a card.
+    /// Whether the device's name in the pod belongs to a link that is marked as another container's: the path of a
+    /// late DEL may lead to that container's namespace now. The Ethernet address does not identify the device,
+    /// because `tuning` or the container may have changed it. A device that is left in the pod ends with the
+    /// namespace, unless it is a card.
     fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
         if !self.driver.takes_device() {
             return Ok(false);
@@ -171,9 +173,10 @@ impl Interface<'_> {
         Ok(found.and_then(|it| chained::is_marked_anothers(self.request, &it)).unwrap_or(false))
     }
 
-    /// The link of `prevResult`, if the pod has it. Links made by this plugin are recognised by their group, see
-    /// [`Sandbox::link_group`]; this finds links that another implementation made before it was replaced. A reused namespace may
-    /// hold another container's link of that name, and all ipvlans and VLANs of a parent have its address.
+    /// Returns the link of `prevResult`, if the pod has it. Links that this plugin created are recognised by their
+    /// group, see [`Sandbox::link_group`]; this function finds links that another implementation created before
+    /// netattach replaced it. A reused namespace may contain another container's link of that name, and all ipvlans
+    /// and VLANs of a parent have its Ethernet address.
     fn made_according_to_result(
         &self,
         (sandbox, attachment): (&Sandbox, &AttachmentPlan),
@@ -226,8 +229,8 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Interfaces disappear with their namespaces; only addresses, what is translated for them, by which Ethernet address they may
-    /// send, and devices of the node can be left over.
+    /// Removes what can be left over: addresses, their translation, restrictions of Ethernet source addresses, and
+    /// devices of the node. Interfaces disappear with their namespaces.
     fn gc(&self) -> Result<(), CniError> {
         let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
         let in_use = InUse::from(valid.as_slice());
@@ -274,13 +277,13 @@ impl Interface<'_> {
         self.forward(&sandbox, &attachment)
     }
 
-    /// Whether what the configuration lacks may come with ADD: from the runtime, or from a plugin before this one.
+    /// Whether ADD may complete the configuration, from the runtime or from a plugin before this one.
     fn is_completed_at_add(&self, error: &CniError) -> bool {
         let of_others = self.driver.lacks_alone().map(CniError::from);
         ipam::is_completed_at_add(&self.request.config) || of_others.as_ref() == Some(error)
     }
 
-    /// Forwards the request to the address management plugin of the configuration, if there is one.
+    /// Forwards the request to the IPAM plugin of the configuration, if there is one.
     fn forward(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), CniError> {
         for step in &attachment.steps {
             let Step::Delegate(delegate) = step else { continue };
@@ -317,7 +320,7 @@ impl Interface<'_> {
     }
 }
 
-/// An identity that no namespace has.
+/// An id that no namespace has.
 const NOWHERE: NetnsId = NetnsId { device: 0, inode: 0 };
 
 fn sandbox(request: &cni::Request, netns_id: NetnsId) -> Sandbox {

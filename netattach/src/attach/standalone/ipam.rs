@@ -1,4 +1,4 @@
-//! Address management for the interface of another plugin.
+//! IPAM plugins, called for the interface of another plugin.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::ipam::{self, Config, InUse, Kind, LeasedAddress, Leases, Lessee, Owner, Patience};
 use crate::step::Output;
 
-/// A call of the address management plugin of one kind.
+/// A call of the IPAM plugin of one kind.
 pub(super) struct Addresses<'a> {
     pub(super) kind: Kind,
     pub(super) request: &'a cni::Request,

@@ -1,5 +1,6 @@
-//! How a device was on the node that an executable moves into a pod: in a file, as without an agent there is no record. Nothing
-//! else tells the DEL, a process of its own, the device's alias and other names, which do not go to the pod with it.
+//! The former state of a device that an executable moves into a pod: stored in a file, because without an agent there
+//! is no record. DEL, a separate process, has no other source for the device's alias and alternative names, which are
+//! not moved with it.
 
 use std::fs::File;
 use std::io;
@@ -17,26 +18,26 @@ use crate::netlink::Handle;
 use crate::plan::link_group;
 use crate::step::Home;
 
-/// Of memory: what files say ends with the boot as well.
+/// A directory in memory: the state is obsolete after the boot as well.
 pub(super) const DIRECTORY: &str = "/run/cni/host-device";
-/// How long another process may be at giving back what is left, see [`Left`].
+/// How long another process may hold the lock while it gives devices back, see [`Left`].
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The attachment that a device was taken for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Whose {
-    /// The configuration's name, by which GC says which attachments there are.
+    /// The configuration's name, by which GC identifies attachments.
     pub(super) network: String,
     pub(super) container: String,
     pub(super) ifname: String,
     /// Path of the sandbox's namespace.
     pub(super) netns: String,
-    /// Its cookie. Absent: the kernel has none (before Linux 5.14).
+    /// The cookie of that namespace. Absent: the kernel has none (before Linux 5.14).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cookie: Option<u64>,
 }
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Written {
     #[serde(flatten)]
@@ -54,11 +55,12 @@ pub(super) struct KeptHome {
 }
 
 impl KeptHome {
-    /// Of the node that is the calling thread's namespace. Several may have one directory, as where one runs in another. `cookie`:
-    /// that of the sandbox's namespace, for who writes the file.
+    /// Returns the file for the request's attachment on the node whose namespace is the calling thread's. Several
+    /// nodes may share one directory, for example if one runs within another. `cookie`: that of the sandbox's
+    /// namespace, needed for writing.
     ///
     /// # Errors
-    /// The kernel does not say which namespace the node's is.
+    /// The kernel does not report the cookie of the node's namespace.
     pub(super) fn of(request: &cni::Request, cookie: Option<u64>) -> Result<Self, CniError> {
         let node = Handle::open().map_err(|error| AttachError::Open(error.into()))?.netns_cookie();
         let whose = Whose {
@@ -71,17 +73,17 @@ impl KeptHome {
         Ok(Self::named(Path::new(DIRECTORY), node, whose))
     }
 
-    /// `node`: the cookie of the node's namespace. Container and interface are parts of a name as they have been read.
+    /// `node`: the cookie of the node's namespace. Container id and interface name are valid parts of a file name.
     fn named(directory: &Path, node: u64, whose: Whose) -> Self {
         let Whose { container, ifname, .. } = &whose;
-        // A container's id may be longer than a file's name, and either may have the character between them.
+        // A container id may be longer than a file name, and both names may contain the separator.
         let number = link_group(container, ifname);
         let container = container.get(..64).unwrap_or(container);
         let path = directory.join(format!("{}{container}_{ifname}_{number:08x}.json", prefix(node)));
         Self { path, whose }
     }
 
-    /// Keeps how a device is, before it is changed.
+    /// Stores a device's state before any change.
     ///
     /// # Errors
     /// [`JournalError::Write`]: the file could not be written.
@@ -101,24 +103,24 @@ impl KeptHome {
         write().map_err(|source| JournalError::Write { path: path.clone(), source })
     }
 
-    /// The attachment that has the device.
+    /// Returns the attachment that holds the device.
     pub(super) fn whose(&self) -> &Whose {
         &self.whose
     }
 
-    /// How the device was. `None`: nobody has kept it, as the reference does not, or the file cannot be read; the device goes back
-    /// without it.
+    /// Returns the device's former state. `None`: it was not stored, as by the reference plugin, or the file cannot
+    /// be read; the device is then given back without it.
     pub(super) fn read(&self) -> Option<Home> {
         Some(written(&self.path)?.home)
     }
 
-    /// To be called once nothing is left to be given back. A file that stays goes with the boot.
+    /// Removes the file once the device has been given back. A file that stays is lost with the boot.
     pub(super) fn remove(&self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// What the names of the files of a node begin with.
+/// Returns the prefix of the names of a node's files.
 fn prefix(node: u64) -> String {
     format!("{node}_")
 }
@@ -127,20 +129,21 @@ fn written(path: &Path) -> Option<Written> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// What is kept of all devices of a node, and known whose: no other process gives them back meanwhile, but for a DEL.
+/// The stored states of all devices of a node with a known attachment. While this exists, no other process gives
+/// these devices back, except by a DEL.
 #[derive(Debug)]
 pub(super) struct Left {
-    /// How each was, and its file.
+    /// The state of each device, and its file.
     pub(super) devices: Vec<(KeptHome, Home)>,
-    /// The directory, locked. `None`: there is none.
+    /// The directory, locked. `None`: the directory does not exist.
     _turn: Option<File>,
 }
 
 impl Left {
-    /// Of the node that is the calling thread's namespace, with that cookie.
+    /// Reads the states of the node whose namespace, with that cookie, is the calling thread's.
     ///
     /// # Errors
-    /// The directory cannot be read, or another process has it locked for [`PATIENCE`].
+    /// The directory cannot be read, or another process has locked it for [`PATIENCE`].
     pub(super) fn of_node(node: u64) -> io::Result<Self> {
         Self::of(Path::new(DIRECTORY), node)
     }
@@ -162,7 +165,7 @@ impl Left {
             if !name.starts_with(&prefix(node)) || !name.ends_with(".json") {
                 continue;
             }
-            // Without its attachment it goes by a DEL alone, as does one that has gone meanwhile.
+            // A file without an attachment is used by a DEL alone; a file that was removed meanwhile is skipped.
             if let Some(Written { home, attachment: Some(whose) }) = written(&path) {
                 devices.push((KeptHome { path, whose }, home));
             }
@@ -202,7 +205,7 @@ mod tests {
         let own = KeptHome::named(&path, 7, whose("eth0"));
         own.write(&home()).unwrap();
         KeptHome::named(&path, 77, whose("eth0")).write(&home()).unwrap();
-        // As an earlier version has written it, and as nobody has.
+        // As an earlier version has written it, and malformed.
         let earlier = KeptHome::named(&path, 7, whose("eth1"));
         std::fs::write(&earlier.path, serde_json::to_string(&home()).unwrap()).unwrap();
         std::fs::write(path.join("7_torn.json"), "{").unwrap();

@@ -1,4 +1,4 @@
-//! Devices of the node whose DEL never came: how they were is [kept](super::kept), by which they are given back.
+//! Gives back devices of the node whose DEL never came, using their [stored state](super::kept).
 
 use std::io;
 
@@ -16,7 +16,7 @@ use crate::step::Home;
 /// A device was not given back.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LeftError {
-    /// What is kept of devices cannot be read.
+    /// The stored states of devices cannot be read.
     #[error("read {}", DIRECTORY)]
     Read(#[source] io::Error),
     /// A device cannot be given back.
@@ -24,15 +24,15 @@ pub(super) enum LeftError {
     GiveBack {
         /// Its name on the node.
         device: String,
-        /// The container that it was taken for, and the interface there.
+        /// The container that the device was taken for, and the interface there.
         container: String,
         /// See `container`.
         ifname: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<StepError>,
     },
-    /// The node's namespace cannot be looked at.
+    /// The node's namespace cannot be examined.
     #[error("open the node's namespace")]
     Open(#[source] StepError),
 }
@@ -48,19 +48,19 @@ impl From<LeftError> for CniError {
     }
 }
 
-/// Gives back the devices that a network's attachments have which are not `valid`, as their DEL would.
+/// Gives back the devices of a network's attachments that are not `valid`, as their DEL would.
 ///
 /// # Errors
-/// One was not given back; the others were.
+/// A device was not given back; the others were.
 pub(super) fn collect(network: &str, valid: &[(&str, &str)]) -> Result<(), LeftError> {
     give_back_each(|whose, place| is_collected(whose, network, valid) && !matches!(place, Place::Own))
 }
 
-/// Gives back the devices that the kernel has brought home as their sandbox's namespace has ended, before one of them is taken
-/// anew: what the pod has made of it would be kept as what it was on the node.
+/// Gives back the devices that the kernel has moved back because their sandbox's namespace has ended, before one of
+/// them is taken again: otherwise the changes made by the pod would be stored as the device's former state.
 ///
 /// # Errors
-/// As [`collect`].
+/// As for [`collect`].
 pub(super) fn settle() -> Result<(), LeftError> {
     give_back_each(|_, place| matches!(place, Place::Gone))
 }
@@ -69,13 +69,13 @@ fn is_collected(whose: &Whose, network: &str, valid: &[(&str, &str)]) -> bool {
     whose.network == network && !valid.contains(&(&*whose.container, &*whose.ifname))
 }
 
-/// Where the sandbox's namespace is.
+/// The state of the path of a sandbox's namespace.
 #[derive(Debug)]
 enum Place {
     There(Netns),
-    /// It has ended, as far as its path says.
+    /// The path leads to no namespace, or to another one.
     Gone,
-    /// The path is that of the node's own: a DEL with its own path may come yet.
+    /// The path leads to the node's own namespace: a DEL with the right path may follow.
     Own,
 }
 
@@ -125,7 +125,7 @@ fn give_back(host: &mut Handle, (kept, home): (&KeptHome, &Home), place: &Place)
         group,
     };
     give_back_by_alias(host, unrecorded, netns)?;
-    // A card may be in a namespace that processes have still, and comes home when they end.
+    // A card may be in a namespace that processes still keep alive, and comes back when they end.
     let is_card = home.parent.is_some() || home.permanent.is_some();
     if netns.is_some() || !is_card || find_home(host, home)?.is_some() {
         kept.remove();
@@ -133,7 +133,8 @@ fn give_back(host: &mut Handle, (kept, home): (&KeptHome, &Home), place: &Place)
     Ok(())
 }
 
-/// Whether what has the name of the device in the pod is marked as another container's, at the same path.
+/// Whether the device's name in the pod belongs to a link that is marked as another container's, whose namespace has
+/// the same path.
 fn has_anothers(netns: &Netns, ifname: &str, group: u32) -> Result<bool, StepError> {
     let found = Handle::open_in(netns)?.find_told(ifname)?;
     Ok(found.is_some_and(|it| it.group & OWN_GROUPS != 0 && it.group != group))

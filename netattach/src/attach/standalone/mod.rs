@@ -2,11 +2,13 @@
 //!
 //! ADD plans with the same drivers as the agent, carries out the plan with its progress in memory, and rolls it back
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
-//! `prevResult` back into the outputs of the steps and compares as the agent does. How a device was on the node that goes into a
-//! pod is all that is kept in between (`kept`), by which GC gives one back whose DEL never came (`left_devices`).
+//! `prevResult` back into the outputs of the steps and compares as the agent does. The only state kept between calls
+//! is the former state of a device that is moved into a pod (`kept`); with it GC gives back a device whose DEL never
+//! came (`left_devices`).
 //!
-//! `interface` has the interface plugins, `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth` and `firewall` the chained ones (`chained` is what they
-//! have in common), `ipam` the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
+//! `interface` implements the interface plugins; `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth` and `firewall` the
+//! chained ones (`chained` contains what they share); `ipam` the IPAM plugins. `install` links the plugins' names in
+//! a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
 
 mod bandwidth;
 mod chained;
@@ -40,15 +42,15 @@ use crate::link;
 use crate::plan::Plan;
 use crate::step::{Home, Output, Outputs, StepRef};
 
-/// How long the address management plugin of a configuration may take.
+/// How long the IPAM plugin of a configuration may take.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The types that netattach carries out itself.
+/// Returns the types that netattach implements.
 pub fn built_in() -> impl Iterator<Item = &'static str> {
     link::kinds().chain(link::CHAINED).chain(Kind::ALL.map(Kind::name))
 }
 
-/// The plugins, by the names under which they are executed: those that need no agent.
+/// Returns the names under which the plugins are executed: those that need no agent.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let plain = |kind: &&'static str| link::driver(kind).is_some_and(|driver| driver.is_plain());
     let addresses = Kind::ALL.into_iter().filter(|kind| kind.is_plain()).map(Kind::name);
@@ -60,7 +62,7 @@ pub fn is_plugin(name: &str) -> bool {
     names().any(|known| known == name)
 }
 
-/// Whether calls by that name are answered: also those of plugins that need an agent, which are refused.
+/// Whether calls by that name are answered: includes plugins that need an agent, which are refused.
 pub fn is_answered(name: &str) -> bool {
     is_plugin(name) || Kind::named(name).is_some()
 }
@@ -91,7 +93,7 @@ pub fn run(
         Ok(Some(text)) => (text, 0),
         Ok(None) => {
             let about = cni::request::about(&format!("{name} of netattach {}", env!("CARGO_PKG_VERSION")));
-            // This message is for a person. If it cannot be written, there is no other place to report that.
+            // The message is for a person. If it cannot be written, there is no other place to report that.
             let _ = writeln!(stderr, "{about}");
             return 0;
         }
@@ -154,14 +156,14 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     }
 }
 
-/// DEL by the native plugin of that type, on behalf of another meta plugin that ran an ADD. `None` if there is no
-/// such plugin, or if the plugin would have refused the configuration: another implementation made the attachment
-/// then, and only that one knows all of it.
+/// Runs DEL of the native plugin of that type, on behalf of another meta plugin that ran an ADD. `None` if there is
+/// no such plugin, or if the plugin would have refused the configuration: then another implementation made the
+/// attachment, and only that one knows all of it.
 pub(super) fn del(plugin: &str, request: &Request, node: &Node) -> Option<Result<(), CniError>> {
     let interface = interface::Interface { driver: link::driver(plugin)?, request, node };
     interface.is_supported().then(|| {
         interface.del()?;
-        // The agent translates by a table of its own.
+        // The agent uses a table of its own for translation.
         chained::forget_translation(request)
     })
 }
@@ -179,7 +181,7 @@ fn variables(
     Ok(variables)
 }
 
-/// A call that cannot be read is refused by both executables alike.
+/// Returns the error for a call that cannot be read, the same in both executables.
 fn refused(error: ShimError) -> CniError {
     CniError::from_chain(error.code(""), &error)
 }
@@ -189,9 +191,9 @@ fn refused(error: ShimError) -> CniError {
 struct Memory {
     begun: BTreeSet<StepRef>,
     outputs: Outputs,
-    /// Where it is kept how a device was on the node, of a plugin that takes one.
+    /// The file for a device's former state, for a plugin that takes one.
     kept: Option<KeptHome>,
-    /// What is kept there, by this process or the one that carried out the ADD.
+    /// The content of that file, written by this process or the one that carried out the ADD.
     home: Option<Home>,
 }
 
@@ -201,7 +203,7 @@ impl Memory {
         Self { begun: plan.steps().map(|(at, _, _)| at).collect(), outputs, ..Self::default() }
     }
 
-    /// Forgets how a device was, which is given back.
+    /// Removes the stored state of a device that has been given back.
     fn forget(&self) {
         if let (Some(kept), Some(_)) = (&self.kept, &self.home) {
             kept.remove();
@@ -238,7 +240,7 @@ impl Progress for Memory {
         Ok(())
     }
 
-    /// The namespace is the one that the request names.
+    /// The request names the namespace, which is therefore known.
     fn netns_cookie(&self) -> Option<u64> {
         Some(0)
     }

@@ -1,4 +1,4 @@
-//! The chained plugin `portmap`. Nothing is kept but the elements of the table, which say whose they are.
+//! The chained plugin `portmap`. Its only state is the elements of the table, which identify their owner.
 
 use std::net::IpAddr;
 
@@ -35,7 +35,7 @@ impl Portmap<'_> {
         if !asked.ports.is_empty() {
             let wish = self.wish(asked, &result)?;
             if let Err(error) = without_agent::attach(&self.whose(), &wish) {
-                // What was made before a device could be opened. The caller is told of the first error.
+                // Removes elements that were added before a device failed to open. The caller gets the first error.
                 let _ = without_agent::detach(&self.whose());
                 return Err(failed(error));
             }
@@ -64,7 +64,7 @@ impl Portmap<'_> {
             .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))
     }
 
-    /// What the interface of that result wants of the table.
+    /// Returns the elements that the result's interface needs in the table.
     fn wish(&self, asked: Translate, result: &CniResult) -> Result<Wish, CniError> {
         let ifname = &self.request.ifname;
         let leased: Vec<LeasedAddress> = crate::plan::by_source::addresses(result, ifname)

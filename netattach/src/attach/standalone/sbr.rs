@@ -1,4 +1,4 @@
-//! The chained plugin `sbr`. Nothing is kept: what is to be removed are the rules for the interface's addresses.
+//! The chained plugin `sbr`. It keeps no state: DEL removes the rules for the interface's addresses.
 
 use std::net::IpAddr;
 
@@ -29,12 +29,13 @@ impl Sbr<'_> {
         let asked = self.asked()?;
         let result = self.previous()?.ok_or_else(|| chained::missing(link::sbr::KIND))?;
         let (netns, mut pod) = chained::sandbox(request)?;
-        // The reference plugin locks the namespace in the same way: two that choose tables at once would take the same.
+        // The reference plugin locks the namespace in the same way: two processes that choose tables at once would
+        // take the same.
         let _turn = chained::lock(&netns)?;
         let chosen =
             by_source::choose(&mut pod, &request.ifname, &asked, &result).map_err(chained::cannot)?;
         if let Err(error) = by_source::apply(&mut pod, &chosen) {
-            // Without its rules the interface is what it was but for routes, which end with it; the caller is told of the
+            // Without its rules the interface is unchanged except for routes, which end with it. The caller gets the
             // first error.
             let _ = pod.ensure_source_rules_absent(&chosen.rules());
             return Err(chained::cannot(error));
@@ -52,7 +53,7 @@ impl Sbr<'_> {
         chained::checked(request, missing.map_err(chained::cannot)?)
     }
 
-    /// A namespace that is gone has taken its rules along.
+    /// A namespace that is gone has no rules left.
     fn del(&self) -> Result<(), CniError> {
         let request = self.request;
         if chained::is_gone(request)? {
@@ -67,7 +68,8 @@ impl Sbr<'_> {
         if chained::is_anothers(request, pod)? {
             return Ok(());
         }
-        // What ADD would have refused has left nothing; what its addresses were is then as good a guess as any.
+        // If ADD would have refused the configuration, it has left nothing, so any guess of the addresses is
+        // harmless.
         let asked = self.asked().unwrap_or_default();
         let result = self.previous().ok().flatten();
         let had = result.map(|result| plan::by_source::addresses(&result, &request.ifname));

@@ -1,5 +1,5 @@
-//! The chained plugin `tuning`. What was before is kept in a file, at the place and in the form of the reference plugin:
-//! either can detach what the other has attached. Ours says as well whose it was.
+//! The chained plugin `tuning`. Former values are stored in a file with the path and format of the reference plugin,
+//! so that either plugin can detach what the other has attached. netattach's file also names its owner.
 
 use std::path::{Path, PathBuf};
 
@@ -18,21 +18,22 @@ use crate::spec::{Properties, Tune};
 /// Where files are kept unless `dataDir` says otherwise.
 const DIRECTORY: &str = "/run/cni/tuning";
 
-/// What the file has.
+/// The content of the file.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     #[serde(flatten)]
     before: Properties,
-    /// Of which interface; the reference passes over it. `None`: the reference wrote the file, or the kernel has no cookies.
+    /// The interface that the values belong to; the reference plugin ignores this. `None`: the reference plugin wrote
+    /// the file, or the kernel has no cookies.
     #[serde(default, rename = "netattach", skip_serializing_if = "Option::is_none")]
     of: Option<Known>,
 }
 
-/// What an interface is known by that its pod cannot change: name, address and link group it can.
+/// The identity of an interface, which its pod cannot change, unlike name, address and link group.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Known {
-    /// Of its namespace: no other of this boot has it.
+    /// The cookie of its namespace, which is unique during a boot.
     netns_cookie: u64,
     index: u32,
 }
@@ -86,8 +87,8 @@ impl Tuning<'_> {
         chained::checked(request, difference)
     }
 
-    /// Gives back what there is to give back. As with the reference plugin it always succeeds: with the namespace the
-    /// interface is gone, or went home before. The file stays while there is something left to give back.
+    /// Restores the former values. As with the reference plugin, this always succeeds: if the namespace is gone, the
+    /// interface is gone too or has moved back earlier. The file stays while values remain to be restored.
     fn del(&self) {
         let Ok(path) = self.file() else { return };
         let Ok(text) = std::fs::read(&path) else { return };
@@ -98,17 +99,18 @@ impl Tuning<'_> {
             matches!(Netns::open(path), Err(error) if error.is_gone())
         };
         if is_over || is_gone() {
-            // One that stays is removed with the next boot, as it lies in a directory of memory.
+            // A file that stays is lost with the boot, as its directory is in memory.
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Whether nothing is left to be given back.
+    /// Whether nothing remains to be restored.
     fn give_back(&self, kept: &Kept) -> Result<bool, CniError> {
         let (_, mut pod) = chained::sandbox(self.request)?;
         let cookie = pod.netns_cookie();
         let index = match kept.of.filter(|_| cookie != 0) {
-            // The path is another container's by now: the interface is gone with its own namespace, or went home.
+            // The path leads to another container's namespace now: the interface is gone with its own namespace, or
+            // has moved back.
             Some(own) if own.netns_cookie != cookie => return Ok(true),
             Some(own) => Some(own.index),
             None if chained::is_anothers(self.request, &mut pod).map_err(chained::cannot)? => {
@@ -140,14 +142,14 @@ impl Tuning<'_> {
         Ok(directory.join(format!("{}_{}.json", request.container_id, request.ifname)))
     }
 
-    /// What an earlier `tuning` of the list has kept of that interface, or an earlier try of this ADD: it was there before.
-    /// The first DEL gives all of it back, and the others find no file.
+    /// An earlier `tuning` in the list, or an earlier attempt of this ADD, has stored values of this interface
+    /// already. The first DEL restores all of them, and later ones find no file.
     fn kept_of(&self, of: Option<Known>) -> Properties {
         let read = || serde_json::from_slice::<Kept>(&std::fs::read(self.file().ok()?).ok()?).ok();
         read().filter(|kept| kept.of.is_some() && kept.of == of).map(|kept| kept.before).unwrap_or_default()
     }
 
-    /// Keeps what is about to be changed, before it is.
+    /// Stores the values that are about to be changed, before the change.
     fn keep(&self, kept: &Kept) -> Result<(), CniError> {
         let path = self.file()?;
         let write = || -> std::io::Result<()> {

@@ -1,4 +1,4 @@
-//! The chained plugin `vrf`. Nothing is kept: what is to be undone is known by the VRF's name.
+//! The chained plugin `vrf`. It keeps no state: DEL identifies what to undo by the VRF's name.
 
 use super::chained;
 use crate::attach::vrf;
@@ -25,11 +25,11 @@ impl VrfPlugin<'_> {
         let asked = self.asked()?;
         let result = chained::previous(request, link::vrf::KIND)?;
         let (netns, mut pod) = chained::sandbox(request)?;
-        // Two that choose tables at once would take the same.
+        // Two processes that choose tables at once would take the same.
         let _turn = chained::lock(&netns)?;
         let chosen = vrf::choose(&mut pod, &request.ifname, &asked).map_err(chained::cannot)?;
         if let Err(error) = vrf::join(&mut pod, &chosen) {
-            // The caller is told of the first error; the DEL that follows tries this again.
+            // The caller gets the first error; the DEL that follows retries.
             let _ = vrf::leave(&mut pod, &request.ifname, vrf::By::Record(&chosen));
             return Err(chained::cannot(error));
         }
@@ -46,20 +46,21 @@ impl VrfPlugin<'_> {
         chained::checked(request, difference)
     }
 
-    /// A namespace that is gone has taken its VRFs along. As with the reference plugin a VRF without ports goes, whoever
-    /// made it.
+    /// A namespace that is gone has no VRFs left. As with the reference plugin, a VRF without ports is deleted,
+    /// whoever created it.
     fn del(&self) -> Result<(), CniError> {
         let request = self.request;
         if chained::is_gone(request)? {
             return Ok(());
         }
-        // What ADD would have refused has left nothing.
+        // If ADD would have refused the configuration, it has left nothing.
         let Ok(asked) = self.asked() else { return Ok(()) };
         let (netns, mut pod) = chained::sandbox(request)?;
         if chained::is_anothers(request, &mut pod).map_err(chained::cannot)? {
             return Ok(());
         }
-        // Another ADD may be about to join what has no ports yet. A process of the pod that holds the lock keeps no DEL off.
+        // Another ADD may be about to join a VRF that has no ports yet. A process of the pod that holds the lock does
+        // not prevent DEL.
         let _turn = chained::lock(&netns).ok();
         vrf::leave(&mut pod, &request.ifname, vrf::By::Name(&asked.name)).map_err(chained::cannot)
     }

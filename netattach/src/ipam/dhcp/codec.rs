@@ -1,4 +1,4 @@
-//! DHCPv4 messages on the wire (RFC 2131, section 2; RFC 2132). Pure: every bound of what is read is checked.
+//! DHCPv4 messages on the wire (RFC 2131, section 2; RFC 2132). Pure: every length in the input is checked.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -9,16 +9,16 @@ use crate::mac::Mac;
 const FIXED: usize = 240;
 /// The first four bytes of the options (RFC 2131, section 3).
 pub(super) const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// The shortest message that servers and relays of BOOTP take (RFC 951, section 3), in bytes.
+/// The shortest message that BOOTP servers and relays accept (RFC 951, section 3), in bytes.
 const SHORTEST: usize = 300;
-/// The longest message that is read, in bytes: the longest IPv4 packet less its headers.
+/// The longest message that is read, in bytes: the longest IPv4 packet without its headers.
 const LONGEST: usize = 65_535 - 28;
 /// Offsets and lengths of the fields that may hold options (RFC 2132, section 9.3).
 const SERVER_NAME: (usize, usize) = (44, 64);
 const FILE: (usize, usize) = (108, 128);
 /// `htype` and `hlen` of Ethernet.
 const ETHERNET: [u8; 2] = [1, 6];
-/// The bit of `flags` that asks for answers to everybody (RFC 2131, figure 2).
+/// The bit of `flags` that requests broadcast replies (RFC 2131, figure 2).
 const BROADCAST: u16 = 0x8000;
 
 /// Codes of options (RFC 2132; 119 RFC 3397; 121 RFC 3442).
@@ -45,7 +45,7 @@ pub(super) mod code {
     pub(in super::super) const END: u8 = 255;
 }
 
-/// The kinds of message that a client sends or hears (RFC 2132, section 9.6).
+/// The kinds of message that a client sends or receives (RFC 2132, section 9.6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// DHCPDISCOVER.
@@ -80,7 +80,7 @@ impl Kind {
     }
 }
 
-/// The options of a message. One that occurs several times is one of all its parts (RFC 3396).
+/// The options of a message. An option that occurs several times is the concatenation of its parts (RFC 3396).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Options(BTreeMap<u8, Vec<u8>>);
 
@@ -93,11 +93,11 @@ pub struct Message {
     pub xid: u32,
     /// Seconds since the client began.
     pub secs: u16,
-    /// Whether the answer has to go to everybody.
+    /// Whether the reply must be broadcast.
     pub broadcast: bool,
-    /// The address that the client has.
+    /// The client's current address.
     pub ciaddr: Ipv4Addr,
-    /// The address that the client gets.
+    /// The address that the server assigns.
     pub yiaddr: Ipv4Addr,
     /// The client's Ethernet address.
     pub mac: Mac,
@@ -105,13 +105,13 @@ pub struct Message {
     pub options: Options,
 }
 
-/// The bytes are no DHCP message for Ethernet.
+/// The bytes are not a DHCP message for Ethernet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a DHCP message: {0}")]
 pub struct Malformed(&'static str);
 
 impl Options {
-    /// The value of an option.
+    /// Returns the value of an option.
     pub fn get(&self, code: u8) -> Option<&[u8]> {
         self.0.get(&code).map(Vec::as_slice)
     }
@@ -121,36 +121,37 @@ impl Options {
         self.0.insert(code, value.into());
     }
 
-    /// An option of one address.
+    /// Returns an option with one address.
     pub fn address(&self, code: u8) -> Option<Ipv4Addr> {
         self.get(code)?.try_into().ok().map(|octets: [u8; 4]| octets.into())
     }
 
-    /// An option of several addresses; what follows the last whole one is passed over.
+    /// Returns an option with several addresses; ignores bytes after the last complete one.
     pub fn addresses(&self, code: u8) -> impl Iterator<Item = Ipv4Addr> {
         let (addresses, _) = self.get(code).unwrap_or_default().as_chunks::<4>();
         addresses.iter().map(|octets| Ipv4Addr::from(*octets))
     }
 
-    /// An option of a 32-bit number.
+    /// Returns an option with a 32-bit number.
     pub fn number(&self, code: u8) -> Option<u32> {
         self.get(code)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// An option of text, without the NUL that some servers end it by. What is no text, or is empty, counts as absent.
+    /// Returns an option with text, without the final NUL that some servers send. Text that is empty or not printable
+    /// counts as absent.
     pub fn text(&self, code: u8) -> Option<&str> {
         let text = std::str::from_utf8(self.get(code)?).ok()?.trim_end_matches('\0');
         let is_printable = !text.is_empty() && !text.chars().any(char::is_control);
         is_printable.then_some(text)
     }
 
-    /// Which kind of message it is.
+    /// Returns the kind of message.
     pub fn kind(&self) -> Option<Kind> {
         let &[number] = self.get(code::KIND)? else { return None };
         Kind::ALL.iter().find(|(known, _)| *known == number).map(|(_, kind)| *kind)
     }
 
-    /// Adds the options of an area of a message, up to its end or its option `END`.
+    /// Adds the options in an area of a message, up to its end or its option `END`.
     fn read(&mut self, mut area: &[u8]) -> Result<(), Malformed> {
         const CUT: Malformed = Malformed("an option is longer than the message");
         while let Some((&code, rest)) = area.split_first() {
@@ -185,7 +186,7 @@ impl Options {
 }
 
 impl Message {
-    /// A message of a client, of that kind.
+    /// Makes a message of a client, of that kind.
     pub fn of(kind: Kind, xid: u32, mac: Mac) -> Self {
         let mut options = Options::default();
         options.set(code::KIND, [kind.number()]);
@@ -201,7 +202,7 @@ impl Message {
         }
     }
 
-    /// Reads the payload of a UDP datagram.
+    /// Parses the payload of a UDP datagram.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -247,7 +248,7 @@ impl Message {
         })
     }
 
-    /// The payload of a UDP datagram.
+    /// Returns the payload of a UDP datagram.
     pub fn write(&self) -> Vec<u8> {
         let mut message = vec![0; FIXED];
         message[0] = if self.is_reply { 2 } else { 1 };

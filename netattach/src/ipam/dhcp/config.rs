@@ -1,7 +1,7 @@
 //! The configuration of `dhcp`, parsed from a plugin's stdin. Pure.
 //!
-//! The keys are those of `containernetworking/plugins`, `plugins/ipam/dhcp`; `ipam.broadcast` is the daemon's flag there, and
-//! `ipam.probe` is ours.
+//! The keys are those of `containernetworking/plugins`, `plugins/ipam/dhcp`; `ipam.broadcast` corresponds to a flag
+//! of the daemon there, and `ipam.probe` is netattach's own.
 
 use std::fmt;
 
@@ -16,10 +16,10 @@ use crate::ipam::Owner;
 use crate::ipam::keys::{ConfigObject, KeyError};
 use crate::mac::Mac;
 
-/// The key that names the socket of the reference's daemon.
+/// The key with the socket of the reference plugin's daemon.
 const DAEMON: &str = "daemonSocketPath";
 
-/// The options that have names, as in the reference.
+/// The options with names, as in the reference plugin.
 const NAMES: [(&str, u8); 6] = [
     ("dhcp-client-identifier", code::CLIENT),
     ("subnet-mask", code::SUBNET_MASK),
@@ -29,10 +29,10 @@ const NAMES: [(&str, u8); 6] = [
     ("vendor-class-identifier", 60),
 ];
 
-/// What every server is asked for unless `skipDefault` is set.
+/// The options that are requested from every server unless `skipDefault` is set.
 const DEFAULT: [u8; 7] = [
     code::SUBNET_MASK,
-    // Before the routes that it replaces (RFC 3442).
+    // Requested before the routes that this option replaces (RFC 3442).
     code::CLASSLESS_ROUTES,
     code::ROUTERS,
     code::STATIC_ROUTES,
@@ -41,7 +41,7 @@ const DEFAULT: [u8; 7] = [
     code::SEARCH,
 ];
 
-/// What no server has to be asked for, and a configuration cannot give: an exchange sets them.
+/// Options that an exchange sets itself: a configuration can neither request nor provide them.
 const OF_EXCHANGE: [u8; 8] = [
     code::PAD,
     code::REQUESTED_ADDRESS,
@@ -53,7 +53,7 @@ const OF_EXCHANGE: [u8; 8] = [
     code::END,
 ];
 
-/// Longest value of an option, and longest identifier without the byte of its type, in bytes.
+/// Longest value of an option, and longest identifier without its type byte, in bytes.
 const VALUE: usize = 255;
 const IDENTIFIER: usize = 254;
 
@@ -62,19 +62,19 @@ const IDENTIFIER: usize = 254;
 pub struct Config {
     /// `name`: part of the client's identifier.
     pub network: String,
-    /// Whether answers have to go to everybody: `ipam.broadcast`, and for ipvlans in any case, as all of a parent have one
-    /// Ethernet address.
+    /// Whether replies must be broadcast: `ipam.broadcast`, and always for ipvlans, as all ipvlans of a parent have
+    /// the same Ethernet address.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub broadcast: bool,
-    /// The options that are asked for, in order.
+    /// The requested options, in order.
     pub wanted: Vec<u8>,
-    /// The options that are given, with their values.
+    /// The provided options, with their values.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub provided: Vec<(u8, String)>,
     /// `ipam.priority`: the metric of the lease's routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
-    /// `ipam.probe` is false: the link is not asked whether another host has the address.
+    /// Whether the link is not probed for another host with the address: `ipam.probe` is false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unprobed: bool,
 }
@@ -109,7 +109,7 @@ pub enum ConfigError {
         /// Its length.
         found: usize,
     },
-    /// Somebody asks for an address.
+    /// The pod or the runtime requests an address.
     #[error("{key}: the server of dhcp chooses the address")]
     Chosen {
         /// Path of the key.
@@ -144,17 +144,17 @@ impl Config {
         })
     }
 
-    /// The part of a configuration that releasing needs: a lease is known by its owner.
+    /// Returns the part of a configuration that releasing needs: a lease is identified by its owner.
     pub fn for_release(config: &Map<String, Value>) -> Option<Self> {
         let network = config.get("name")?.as_str()?.to_owned();
         let (wanted, provided) = (Vec::new(), Vec::new());
         Some(Self { network, broadcast: false, wanted, provided, priority: None, unprobed: false })
     }
 
-    /// The client that an interface is, by the identifier that the reference gives it.
+    /// Returns the DHCP client of an interface, with the identifier that the reference plugin gives it.
     pub(super) fn client(&self, owner: &Owner, mac: Mac) -> Client {
         let name = format!("{}/{}/{}", owner.container_id, self.network, owner.ifname);
-        // Type 0: it is no hardware address (RFC 2132, section 9.14).
+        // Type 0: not a hardware address (RFC 2132, section 9.14).
         let id = std::iter::once(0).chain(name.bytes().take(IDENTIFIER)).collect();
         let provided = self.provided.iter().map(|(code, value)| (*code, value.clone().into_bytes()));
         Client {
@@ -173,7 +173,8 @@ impl fmt::Display for Config {
     }
 }
 
-/// Whether a plugin's whole configuration asks for the daemon of the reference, by naming its socket.
+/// Whether a plugin's whole configuration names the socket of the reference plugin's daemon, and so requests that
+/// daemon.
 pub fn is_by_daemon(config: &Map<String, Value>) -> bool {
     let path = config.get("ipam").and_then(|ipam| ipam.get(DAEMON));
     path.is_some_and(|path| !path.is_null() && path.as_str() != Some(""))
@@ -186,7 +187,7 @@ fn wanted(ipam: &ConfigObject<'_>) -> Result<Vec<u8>, ConfigError> {
         let request = item.object()?;
         let skips = request.flag("skipDefault")?;
         skips_default |= skips;
-        // An entry may only say what is not asked for.
+        // An entry may only specify options to skip.
         if request.text("option")?.is_some_and(|name| !name.is_empty()) || !skips {
             asked.push(option(&request)?);
         }
@@ -214,7 +215,7 @@ fn provided(ipam: &ConfigObject<'_>, args: &CniArgs) -> Result<Vec<(u8, String)>
         if value.len() > VALUE {
             return Err(ConfigError::Value { key, found: value.len() });
         }
-        // As the reference, the last value of an option counts, and none is no option.
+        // As in the reference plugin, the last value of an option counts, and an empty value means no option.
         if !value.is_empty() {
             provided.retain(|(known, _)| *known != code);
             provided.push((code, value.to_owned()));
@@ -225,7 +226,7 @@ fn provided(ipam: &ConfigObject<'_>, args: &CniArgs) -> Result<Vec<(u8, String)>
     Ok(provided)
 }
 
-/// The option that an entry names.
+/// Returns the option that an entry names.
 fn option(entry: &ConfigObject<'_>) -> Result<u8, ConfigError> {
     let (key, value) = entry.needed_text("option")?;
     let named = NAMES.iter().find(|(name, _)| *name == value).map(|(_, code)| *code);

@@ -1,4 +1,4 @@
-//! What an exchange decides, carried out by a socket.
+//! Carries out the decisions of an exchange on a socket.
 
 use std::net::Ipv4Addr;
 
@@ -8,7 +8,7 @@ use super::terms::Server;
 use super::wire::{self, Socket, now};
 use crate::error_chain::Chain;
 
-/// Carries out an exchange, on the thread of who waits for it. `asks`: called before an address is first asked for.
+/// Carries out an exchange on the caller's thread. `asks`: called before an address is first requested.
 pub(super) fn converse(
     exchange: &mut Exchange,
     socket: &Socket,
@@ -35,7 +35,7 @@ pub(super) fn converse(
     }
 }
 
-/// What follows from what a socket has received, or from the time.
+/// Returns the next action after the received messages, or after time has passed.
 pub(super) fn hear(exchange: &mut Exchange, socket: &Socket) -> Act {
     for (from, message) in socket.received() {
         let act = exchange.hear(now(), from, &message);
@@ -46,7 +46,7 @@ pub(super) fn hear(exchange: &mut Exchange, socket: &Socket) -> Act {
     exchange.tick(now())
 }
 
-/// Sends a message. What cannot be sent now is sent again, as what is lost on the way.
+/// Sends a message. A message that cannot be sent is retransmitted like one that was lost.
 pub(super) fn send(socket: &Socket, outgoing: &Outgoing) {
     if let Err(error) = socket.send(outgoing) {
         tracing::debug!(error = %Chain(&error), "message of dhcp not sent");

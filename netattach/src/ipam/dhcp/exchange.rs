@@ -1,7 +1,7 @@
 //! One exchange of a client with servers (RFC 2131, section 4.4). Pure: time and messages come in, messages go out.
 //!
-//! An exchange begins for a [`Purpose`] and ends by a lease, by a refusal, or when its time is over. Times are durations
-//! since any one moment.
+//! An exchange begins for a [`Purpose`] and ends with a lease, with a refusal, or when its time is over. Times are
+//! durations since one arbitrary moment.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,79 +12,81 @@ use super::codec::{Kind, Message, Options, code};
 use super::terms::{Server, Terms};
 use crate::mac::Mac;
 
-/// Until an unanswered message is sent again the first time; it doubles up to [`MOST_PATIENCE`]. RFC 2131 (section 4.1)
-/// begins at 4 s, for clients that nobody waits for.
+/// How long until an unanswered message is sent again for the first time; doubles up to [`MOST_PATIENCE`]. RFC 2131
+/// (section 4.1) begins at 4 s, for clients without a waiting caller.
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST_PATIENCE: Duration = Duration::from_secs(4);
-/// How often an offer is asked for before others are looked for.
+/// How often an offer is requested before the client looks for other offers.
 const REQUESTS: u32 = 3;
-/// How long after a refusal the client begins anew.
+/// How long after a refusal the client starts again.
 const AFTER_REFUSAL: Duration = Duration::from_secs(1);
-/// How long after it has declined an address the client begins anew. RFC 2131 (section 3.1) says 10 s, against servers that offer
-/// the same again: an ADD has no more, and [`DECLINES`] is the bound here.
+/// How long after declining an address the client starts again. RFC 2131 (section 3.1) says 10 s, against servers
+/// that offer the same address again: an ADD has no more time than that, and [`DECLINES`] is the limit here.
 const AFTER_DECLINE: Duration = Duration::from_secs(1);
-/// How many addresses that others have are declined before the client gives up: the server gives none of them to anybody for
-/// a while, and one host may say that it has all.
+/// How many addresses in use by other hosts are declined before the client gives up: the server does not offer a
+/// declined address to any client for a while, and a single host may answer for all addresses.
 const DECLINES: usize = 3;
-/// The longest message that the client takes, in bytes (RFC 2132, section 9.10).
+/// The longest message that the client accepts, in bytes (RFC 2132, section 9.10).
 const LONGEST_MESSAGE: u16 = 1500;
-/// Most remarks that are kept of what was heard, and most bytes of a server's own words.
+/// Most remarks about received messages that are kept, and most bytes of a server's own text.
 const REMARKS: usize = 4;
 const WORDS: usize = 128;
 
-/// What a client says of itself in every message.
+/// The identity that a client sends in every message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Client {
-    /// Its Ethernet address.
+    /// The client's Ethernet address.
     pub(super) mac: Mac,
-    /// Its identifier, with the byte of its type (RFC 2132, section 9.14).
+    /// The client's identifier, including its type byte (RFC 2132, section 9.14).
     pub(super) id: Vec<u8>,
-    /// Whether it needs its answers sent to everybody, as interfaces that share an Ethernet address do.
+    /// Whether the client needs replies sent to the broadcast address, as interfaces that share an Ethernet address
+    /// do.
     pub(super) broadcast: bool,
-    /// The options that it asks for.
+    /// The options that the client requests.
     pub(super) wanted: Vec<u8>,
-    /// The options that it gives.
+    /// The options that the client sends.
     pub(super) provided: Vec<(u8, Vec<u8>)>,
 }
 
 impl Client {
-    /// The identifier that it sends: what it provides replaces its own.
+    /// Returns the identifier that the client sends: one in `provided` replaces `id`.
     fn identifier(&self) -> &[u8] {
         let given = self.provided.iter().rev().find(|(code, _)| *code == code::CLIENT);
         given.map_or(&self.id, |(_, id)| id)
     }
 }
 
-/// What an exchange is for.
+/// The purpose of an exchange.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Getting a lease (state INIT), of that address if it is to be had.
+    /// Get a lease (state INIT), preferably of that address.
     New(Option<Ipv4Addr>),
-    /// Getting a lease again whose time is over (INIT-REBOOT).
+    /// Get an expired lease again (INIT-REBOOT).
     Again(Terms),
-    /// Extending a lease, by its server (RENEWING).
+    /// Renew a lease with its server (RENEWING).
     Renew(Terms),
-    /// Extending it by any server (REBINDING).
+    /// Renew a lease with any server (REBINDING).
     Rebind(Terms),
 }
 
-/// A message that is to be sent.
+/// A message to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Outgoing {
     /// The message.
     pub(super) message: Message,
-    /// The server that it goes to; `None`: to everybody, from no address.
+    /// The server to send to; `None`: broadcast, without a source address.
     pub(super) to: Option<Server>,
-    /// The address that a server may give once it has heard it, with that server, if it was not the client's before.
+    /// The address that a server may assign because of this message, with that server, if the client did not have the
+    /// address before.
     pub(super) asks_for: Option<(Ipv4Addr, Server)>,
 }
 
-/// What follows.
+/// The next action.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Act {
-    /// Nothing until [`Exchange::due`].
+    /// Wait until [`Exchange::due`] or a message.
     Wait,
-    /// This is sent.
+    /// Send this message.
     Send(Outgoing),
     /// The exchange is over.
     Done(Outcome),
@@ -93,11 +95,11 @@ pub(super) enum Act {
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// A server gave the address, with these options.
+    /// A server has leased the address, with these options.
     Bound(Terms, Options),
     /// A server denies the address. Only for an address that the client had.
     Refused(String),
-    /// Nobody has given one in time; what was heard, in words.
+    /// No server has leased an address in time; describes the received messages.
     Silence(String),
 }
 
@@ -111,7 +113,7 @@ enum State {
         server: Server,
         sent: u32,
     },
-    /// Of an address that the client had.
+    /// For an address that the client had.
     Keeping(Purpose),
 }
 
@@ -128,14 +130,14 @@ pub(super) struct Exchange {
     /// When the last request was sent: a lease counts from there (RFC 2131, section 4.4.1).
     requested: Duration,
     random: u64,
-    /// The addresses that others have, each with who has it.
+    /// The addresses that other hosts have, each with that host.
     declined: Vec<(Ipv4Addr, Mac)>,
     heard: Vec<String>,
 }
 
 impl Exchange {
-    /// Begins an exchange that is over at `end`; [`Exchange::tick`] gives its first message. `random`: for the transaction
-    /// and for the times of repetitions.
+    /// Begins an exchange that ends at `end`; [`Exchange::tick`] returns its first message. `random`: seed for the
+    /// transaction id and for the jitter of retransmissions.
     pub(super) fn begin(client: Client, purpose: Purpose, now: Duration, end: Duration, random: u64) -> Self {
         let state = match purpose {
             Purpose::New(hint) => State::Selecting { hint },
@@ -158,12 +160,12 @@ impl Exchange {
         exchange
     }
 
-    /// When [`Exchange::tick`] has something to do.
+    /// When to call [`Exchange::tick`] again.
     pub(super) fn due(&self) -> Duration {
         self.due.min(self.end)
     }
 
-    /// What is to be done by time alone.
+    /// Returns the next action that depends on time alone.
     pub(super) fn tick(&mut self, now: Duration) -> Act {
         if now >= self.end {
             return Act::Done(Outcome::Silence(self.in_words()));
@@ -178,11 +180,11 @@ impl Exchange {
         self.send(now)
     }
 
-    /// Takes a message that was received at `now` from that Ethernet address.
+    /// Processes a message that was received at `now` from that Ethernet address.
     pub(super) fn hear(&mut self, now: Duration, from: Mac, message: &Message) -> Act {
         let options = &message.options;
         let is_ours = message.is_reply && message.xid == self.xid && message.mac == self.client.mac;
-        // Servers may send the identifier back (RFC 6842), and then it is the client's.
+        // A server may echo the client identifier (RFC 6842), which must then be this client's.
         let is_other = options.get(code::CLIENT).is_some_and(|id| id != self.client.identifier());
         if !is_ours || is_other || now >= self.end {
             return Act::Wait;
@@ -200,12 +202,12 @@ impl Exchange {
         }
     }
 
-    /// Begins anew after a pause, as another host has the address by which the exchange had ended. Returns the message that tells
-    /// the server, which has no answer.
+    /// Starts again after a pause, because another host has the address with which the exchange had ended. Returns
+    /// the DHCPDECLINE for the server, which gets no reply.
     pub(super) fn decline(&mut self, now: Duration, terms: &Terms, holder: Mac) -> Outgoing {
         let Terms { address, server, .. } = *terms;
         let mut message = Message::of(Kind::Decline, self.xid, self.client.mac);
-        // More than these does not belong to it (RFC 2131, table 5).
+        // The message must not contain other options (RFC 2131, table 5).
         message.options.set(code::CLIENT, self.client.identifier());
         message.options.set(code::SERVER, server.address.octets());
         message.options.set(code::REQUESTED_ADDRESS, address.octets());
@@ -219,7 +221,7 @@ impl Exchange {
         Outgoing { message, to: None, asks_for: None }
     }
 
-    /// Whether that host has as many addresses as are declined, each another one: nobody else was heard of then.
+    /// Whether this host has answered for [`DECLINES`] different addresses.
     pub(super) fn is_answered_by(&self, host: Mac) -> bool {
         let its = self.declined.iter().filter(|(_, holder)| *holder == host);
         its.map(|(address, _)| address).collect::<BTreeSet<_>>().len() >= DECLINES
@@ -274,7 +276,7 @@ impl Exchange {
         };
         match &self.state {
             State::Selecting { .. } => Act::Wait,
-            // Another server's lease is no business of that one.
+            // A server cannot refuse another server's lease.
             State::Requesting { server: chosen, .. }
                 if server.is_some_and(|server| server.address != chosen.address) =>
             {
@@ -287,7 +289,8 @@ impl Exchange {
                 self.due = now + AFTER_REFUSAL;
                 Act::Wait
             }
-            // A lease is its server's, as long as it lasts: no other one, and none without a name, can deny it.
+            // While a lease lasts, only its server can deny it: no other server, and no message without a server
+            // identifier.
             State::Keeping(Purpose::Renew(terms) | Purpose::Rebind(terms))
                 if server.is_none_or(|server| server.address != terms.server.address) =>
             {
@@ -309,7 +312,7 @@ impl Exchange {
         self.xid = self.random() as u32;
     }
 
-    /// The message of the state, and when it is sent again.
+    /// Returns the message of the current state, and schedules its retransmission.
     fn send(&mut self, now: Duration) -> Act {
         let outgoing = match &mut self.state {
             State::Selecting { hint } => {
@@ -351,7 +354,7 @@ impl Exchange {
             }
         };
         self.requested = now;
-        // Uniformly up to a quarter more or less, so that clients that began together part (RFC 2131, section 4.1).
+        // Uniform jitter of up to a quarter, so that clients that began together diverge (RFC 2131, section 4.1).
         let jitter = f64::from(self.random() as u16) / f64::from(u16::MAX);
         self.due = now + self.patience.mul_f64(0.75 + jitter / 2.0);
         self.patience = (self.patience * 2).min(MOST_PATIENCE);
@@ -384,7 +387,7 @@ impl Exchange {
         if self.heard.is_empty() { "nothing was heard".to_owned() } else { self.heard.join("; ") }
     }
 
-    /// The next of a sequence of numbers (xorshift64): only that clients differ matters.
+    /// Returns the next pseudo-random number (xorshift64); the numbers only have to differ between clients.
     fn random(&mut self) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -393,10 +396,10 @@ impl Exchange {
     }
 }
 
-/// The message that gives a lease back (RFC 2131, section 4.4.6). It has no answer.
+/// Returns the DHCPRELEASE for a lease (RFC 2131, section 4.4.6). It gets no reply.
 pub(super) fn release(client: &Client, address: Ipv4Addr, server: Server, random: u64) -> Outgoing {
     let mut message = Message::of(Kind::Release, random as u32, client.mac);
-    // Of the options only the identifier belongs to it (RFC 2131, table 5).
+    // Of the options it contains only the identifiers (RFC 2131, table 5).
     message.options.set(code::CLIENT, client.identifier());
     message.options.set(code::SERVER, server.address.octets());
     message.ciaddr = address;

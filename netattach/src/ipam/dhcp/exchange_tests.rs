@@ -162,7 +162,7 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
         let refused = Act::Done(Outcome::Refused("10.1.0.1 refuses 10.1.0.7".into()));
         assert_eq!(exchange.hear(seconds(101), SERVER.mac, &nak), refused);
 
-        // Nobody but its server can deny a lease that lasts. One that is over is no lease.
+        // Only its server can deny a lease that lasts. Any server can deny one that has expired.
         for (server, by) in [(Some([10_u8, 1, 0, 2]), "10.1.0.2"), (None, "a server")] {
             let (mut exchange, _) = begin();
             let mut nak = answer(&exchange, Kind::Nak);

@@ -1,4 +1,4 @@
-//! What the kernel lets through to the sockets of an exchange, so that a pod's other traffic costs no copy. What comes through is
+//! Socket filters (classic BPF) of an exchange, so that the pod's other traffic is not copied. Accepted packets are
 //! checked again. Pure.
 
 use std::net::Ipv4Addr;
@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use super::codec::COOKIE;
 use crate::mac::Mac;
 
-/// `linux/filter.h`: load at an offset, or at one behind the IPv4 header, whose length is loaded into the index; compare, test
-/// bits; return the bytes to keep.
+/// `linux/filter.h`: load at an offset, or at an offset after the IPv4 header, whose length is loaded into the index
+/// register; compare, test bits; return the number of bytes to keep.
 const LOAD_BYTE: u16 = 0x30;
 const LOAD_HALF: u16 = 0x28;
 const LOAD_WORD: u16 = 0x20;
@@ -19,7 +19,7 @@ const JUMP_IF_EQUAL: u16 = 0x15;
 const JUMP_IF_SET: u16 = 0x45;
 const RETURN: u16 = 0x06;
 
-/// Where the IPv4 header begins in a frame, and where a message does behind that header.
+/// Offset of the IPv4 header in a frame, and of a message after that header.
 const IPV4: u32 = 14;
 const MESSAGE: u32 = IPV4 + 8;
 
@@ -27,8 +27,9 @@ const fn statement(code: u16, k: u32) -> libc::sock_filter {
     libc::sock_filter { code, jt: 0, jf: 0, k }
 }
 
-/// Lets the answers of servers to the client of that Ethernet address through: whole IPv4 packets of UDP from port 67 to port
-/// 68, replies of BOOTP with the cookie of DHCP. The transaction changes within an exchange, and is compared there.
+/// Accepts the replies of servers to the client with that Ethernet address: unfragmented IPv4 UDP packets from port
+/// 67 to port 68, BOOTP replies with the DHCP cookie. The transaction id changes within an exchange, and is checked
+/// there.
 pub(super) fn answers_to(client: Mac) -> Vec<libc::sock_filter> {
     let Mac([a, b, c, d, e, f]) = client;
     let behind = [
@@ -43,7 +44,7 @@ pub(super) fn answers_to(client: Mac) -> Vec<libc::sock_filter> {
         statement(LOAD_BYTE, IPV4 + 9),
         statement(JUMP_IF_EQUAL, libc::IPPROTO_UDP as u32),
         statement(LOAD_HALF, IPV4 + 6),
-        // No later fragment.
+        // Later fragments are refused.
         statement(JUMP_IF_SET, 0x1fff),
         statement(LOAD_HEADER_LENGTH, IPV4),
     ];
@@ -55,7 +56,7 @@ pub(super) fn answers_to(client: Mac) -> Vec<libc::sock_filter> {
     code.extend([statement(RETURN, u32::MAX), statement(RETURN, 0)]);
     let last = code.len() - 1;
     for (at, instruction) in code.iter_mut().enumerate() {
-        // To the last instruction; there are two dozen.
+        // Jumps to the last instruction; there are about two dozen.
         let away = (last - at).saturating_sub(1) as u8;
         match instruction.code {
             JUMP_IF_EQUAL => instruction.jf = away,
@@ -66,7 +67,7 @@ pub(super) fn answers_to(client: Mac) -> Vec<libc::sock_filter> {
     code
 }
 
-/// Lets packets of ARP for IPv4 through that come from an address, or ask for it.
+/// Accepts ARP packets for IPv4 that come from an address, or ask for it.
 pub(super) fn about(address: Ipv4Addr) -> Vec<libc::sock_filter> {
     const SENDER: u32 = 28;
     const TARGET: u32 = 38;

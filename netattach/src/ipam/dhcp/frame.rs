@@ -19,19 +19,19 @@ const UDP_HEADER: usize = 8;
 /// More fragments, and the offset of this one (RFC 791, section 3.1).
 const FRAGMENT: u16 = 0x3fff;
 
-/// The Ethernet address of everybody.
+/// The broadcast Ethernet address.
 pub(super) const EVERYBODY: Mac = Mac([0xff; 6]);
 
-/// The ends of a frame.
+/// The addresses of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ends {
-    /// Ethernet addresses, of the sender and the receiver.
+    /// Ethernet addresses of the sender and the receiver.
     pub mac: (Mac, Mac),
-    /// IPv4 addresses, of the sender and the receiver.
+    /// IPv4 addresses of the sender and the receiver.
     pub ip: (Ipv4Addr, Ipv4Addr),
 }
 
-/// A frame from a client to servers. `None`: the payload is longer than a packet.
+/// Returns a frame from a client to servers. `None`: the payload does not fit into a packet.
 pub(super) fn from_client(ends: &Ends, payload: &[u8]) -> Option<Vec<u8>> {
     let udp_length = u16::try_from(UDP_HEADER + payload.len()).ok()?;
     let length = udp_length.checked_add(IPV4_HEADER as u16)?;
@@ -39,7 +39,7 @@ pub(super) fn from_client(ends: &Ends, payload: &[u8]) -> Option<Vec<u8>> {
     udp.extend([CLIENT, SERVER, udp_length, 0].iter().flat_map(|half| half.to_be_bytes()));
     udp.extend_from_slice(payload);
     let sum = match finish(sum(&udp, pseudo_header(ends.ip, udp_length))) {
-        // Zero says that there is none (RFC 768).
+        // Zero would mean that there is no checksum (RFC 768).
         0 => 0xffff,
         sum => sum,
     };
@@ -56,8 +56,8 @@ pub(super) fn from_client(ends: &Ends, payload: &[u8]) -> Option<Vec<u8>> {
     Some([&ends.mac.1.0[..], &ends.mac.0.0, &ETHERTYPE, &ip, &udp].concat())
 }
 
-/// The ends and the payload of a frame from a server's port to a client's. `None`: it is something else, a fragment, or a
-/// checksum is wrong.
+/// Returns the addresses and the payload of a frame from a server's port to a client's. `None`: it is another frame
+/// or a fragment, or a checksum is wrong.
 pub fn to_client(frame: &[u8]) -> Option<(Ends, &[u8])> {
     let (ethernet, packet) = frame.split_first_chunk::<ETHERNET_HEADER>()?;
     if ethernet[12..] != ETHERTYPE {
@@ -91,8 +91,8 @@ pub fn to_client(frame: &[u8]) -> Option<(Ends, &[u8])> {
     Some((ends, payload))
 }
 
-/// Whether the checksum of a datagram is right. One that a card was to compute holds the sum of the pseudo header alone, as
-/// between interfaces of one node (`CHECKSUM_PARTIAL`, include/linux/skbuff.h).
+/// Whether the checksum of a datagram is right. If a card was to compute it, it contains only the sum of the pseudo
+/// header, as between interfaces of one node (`CHECKSUM_PARTIAL`, include/linux/skbuff.h).
 fn is_intact(udp: &[u8], pseudo: u32, checksum: u16) -> bool {
     checksum == 0 || finish(sum(udp, pseudo)) == 0 || checksum == !finish(pseudo)
 }
@@ -106,8 +106,8 @@ fn sum_of(bytes: &[u8]) -> u32 {
     sum(bytes, 0)
 }
 
-/// Adds the 16-bit words of `bytes`, in network order; a last odd byte is the upper half of a word (RFC 1071). At most
-/// 65,535 bytes are added at once, so it does not overflow.
+/// Adds the 16-bit words of `bytes`, in network byte order; a last odd byte is the upper half of a word (RFC 1071).
+/// At most 65,535 bytes are added at once, so the sum does not overflow.
 fn sum(bytes: &[u8], before: u32) -> u32 {
     let (pairs, rest) = bytes.as_chunks::<2>();
     let words = pairs.iter().map(|pair| u32::from(u16::from_be_bytes(*pair)));

@@ -1,4 +1,4 @@
-//! What the options of a lease are for the pod: address, routes, name servers. Pure.
+//! Converts the options of a lease for the pod: address, routes, name servers. Pure.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -14,11 +14,11 @@ use crate::ipam::{Lease, LeasedAddress};
 const DOMAIN: usize = 255;
 const LABEL: u8 = 63;
 
-/// The lease as the pod gets it. `priority`: the metric of its routes.
+/// Returns the lease in the form of the pod. `priority`: the metric of its routes.
 ///
 /// Routes of option 121 replace the routers and the routes of option 33 (RFC 3442).
 pub fn lease(terms: &Terms, options: &Options, priority: Option<u32>) -> Lease {
-    // A prefix that is longer than an address was refused with the terms.
+    // Terms with a prefix longer than an address were refused.
     let net = Ipv4Net::new(terms.address, terms.prefix).unwrap_or_else(|_| terms.address.into());
     let is_default = |route: &(Ipv4Net, Ipv4Addr)| route.0.prefix_len() == 0;
     let default = |gateway: Ipv4Addr| (Ipv4Net::default(), gateway);
@@ -34,7 +34,7 @@ pub fn lease(terms: &Terms, options: &Options, priority: Option<u32>) -> Lease {
     };
     let gateway = gateway.filter(|gateway| !gateway.is_unspecified());
     let route = |(dst, gateway): (Ipv4Net, Ipv4Addr)| {
-        // What has no next hop is on the link (RFC 3442).
+        // A route without a next hop is on-link (RFC 3442).
         let on_link = gateway.is_unspecified();
         Route {
             dst: IpNet::V4(dst),
@@ -65,8 +65,8 @@ fn dns(options: &Options) -> Dns {
     }
 }
 
-/// Option 121: each route is the length of its prefix, as many bytes of it as are significant, and a next hop. `None`: it
-/// is malformed or has none, and counts as absent.
+/// Parses option 121: each route is its prefix length, the significant bytes of its prefix, and a next hop. `None`:
+/// the option is malformed or contains no route, and counts as absent.
 fn classless(mut value: &[u8]) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     let mut routes = Vec::new();
     while let Some((&length, rest)) = value.split_first() {
@@ -80,14 +80,14 @@ fn classless(mut value: &[u8]) -> Option<Vec<(Ipv4Net, Ipv4Addr)>> {
     Some(routes).filter(|routes| !routes.is_empty())
 }
 
-/// Option 33: pairs of a destination and a next hop. A destination has the prefix of its class (RFC 2132, section 5.8), unless
-/// it has more bits, and then is an address.
+/// Parses option 33: pairs of a destination and a next hop. A destination has the prefix of its class (RFC 2132,
+/// section 5.8); with more significant bits, it is a host address.
 fn classful(options: &Options) -> impl Iterator<Item = (Ipv4Net, Ipv4Addr)> {
     let (pairs, _) = options.get(code::STATIC_ROUTES).unwrap_or_default().as_chunks::<8>();
     pairs.iter().filter_map(|&[a, b, c, d, e, f, g, h]| {
         let (destination, gateway) = (Ipv4Addr::new(a, b, c, d), Ipv4Addr::new(e, f, g, h));
         let class = match a {
-            // The default route is illegal there.
+            // The default route is not allowed there.
             _ if destination.is_unspecified() => return None,
             0..128 => 8,
             128..192 => 16,
@@ -100,7 +100,8 @@ fn classful(options: &Options) -> impl Iterator<Item = (Ipv4Net, Ipv4Addr)> {
     })
 }
 
-/// Option 119: names as of the DNS, which may end by a pointer to an earlier one (RFC 3397, section 2). `None`: malformed.
+/// Parses option 119: DNS names, which may end with a pointer to an earlier one (RFC 3397, section 2). `None`:
+/// malformed.
 fn domains(value: &[u8]) -> Option<Vec<String>> {
     let mut domains = Vec::new();
     let mut at = 0;
@@ -114,11 +115,11 @@ fn domains(value: &[u8]) -> Option<Vec<String>> {
     Some(domains)
 }
 
-/// The name there, and where the next one begins.
+/// Returns the name at that offset, and the offset of the next one.
 fn domain(value: &[u8], start: usize) -> Option<(String, usize)> {
     let mut name = String::new();
     let (mut at, mut next) = (start, None);
-    // A pointer leads to before the name that it is in, so that there is no circle.
+    // A pointer must refer to before the name that contains it, so that there is no loop.
     let mut before = start;
     loop {
         let length = *value.get(at)?;
@@ -149,7 +150,7 @@ fn domain(value: &[u8], start: usize) -> Option<(String, usize)> {
     }
 }
 
-/// Whether the bytes may be a name, or a part of one: they end up in a file of lines and words.
+/// Whether the bytes are valid in a name: names are written to a file of lines and words.
 fn is_domain(name: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
     !name.is_empty() && name.len() <= DOMAIN && name.iter().all(is_plain)

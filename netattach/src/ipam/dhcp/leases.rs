@@ -1,4 +1,4 @@
-//! The leases of this node: taken, checked and given back.
+//! The DHCP leases of this node: taken, checked and released.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -22,23 +22,24 @@ use crate::moment;
 use crate::netns::Netns;
 use crate::sync::{Condvar, Mutex, PoisonError, locked, thread};
 
-/// Why a lease is lost that nobody has denied.
+/// The reason of a lost lease that no server has denied.
 pub(super) const OVER: &str = "its time is over, and no server has extended it";
 
-/// The leases that an agent keeps. A thread renews them, and another one writes them, as soon as there are some.
+/// The leases that an agent keeps. One thread renews them, and another one writes them; both start with the first
+/// lease.
 #[derive(Debug)]
 pub struct Leases {
     shared: Arc<Shared>,
 }
 
-/// A lease that cannot be extended, or is lost.
+/// A lease that cannot be renewed, or is lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// Whose it is.
+    /// The owner of the lease.
     pub owner: Owner,
     /// Name of its network's configuration.
     pub network: String,
-    /// What is the matter.
+    /// The problem, as text.
     pub problem: String,
 }
 
@@ -48,16 +49,16 @@ pub(super) struct Shared {
     /// The files that could not be read at the start, each with the reason.
     unreadable: Vec<(PathBuf, String)>,
     pub(super) boot: String,
-    /// Locked for moments: nobody waits for a disk or a server meanwhile.
+    /// Locked only briefly: no thread waits for a disk or a server while it holds this lock.
     pub(super) state: Mutex<State>,
-    /// Signalled when there is something new to renew, or nothing ever again.
+    /// Notified when there is a new lease to renew, or when the threads must end.
     pub(super) changed: Condvar,
-    /// Signalled when there is something new to write, or nothing ever again.
+    /// Notified when there is a new job for the writer, or when the threads must end.
     queued: Condvar,
     when_lost: OnceLock<WhenLost>,
 }
 
-/// What is done with each lease that is lost.
+/// The callback for each lease that is lost.
 struct WhenLost(Box<dyn Fn(&Owner) + Send + Sync>);
 
 impl fmt::Debug for WhenLost {
@@ -69,39 +70,39 @@ impl fmt::Debug for WhenLost {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) held: BTreeMap<Owner, Held>,
-    /// Two for each lease at most: one that writes it, and one that takes its address away.
+    /// At most two for each lease: one that writes it, and one that removes its address from the pod.
     jobs: VecDeque<(Owner, u64, Job)>,
-    /// Whether the threads have begun: the one that renews, and the one that writes.
+    /// Whether the threads have started: the one that renews, and the one that writes.
     has_threads: [bool; 2],
     proxies: Proxies,
-    /// Of the files that could not be read at the start, those that are written anew since.
+    /// Those files that could not be read at the start and have been rewritten since.
     rewritten: BTreeSet<PathBuf>,
     pub(super) ends: bool,
     /// Number of the last lease that was begun.
     last: u64,
 }
 
-/// A lease, or an address that was asked for.
+/// A lease, or a requested address.
 #[derive(Debug)]
 pub(super) struct Held {
     pub(super) record: Record,
-    /// Tells it from an earlier one of the same owner.
+    /// Distinguishes the lease from an earlier one of the same owner.
     pub(super) number: u64,
-    /// When an exchange that extends it was last begun in vain.
+    /// When the last failed attempt to renew the lease began.
     pub(super) tried: Option<Duration>,
     pub(super) trouble: Option<String>,
-    /// Whether an exchange is at it, or it is about to be lost or given back.
+    /// Whether an exchange is running for the lease, or the lease is about to be lost or released.
     pub(super) is_busy: bool,
-    /// Whether it is about to be written.
+    /// Whether the lease is queued for writing.
     is_queued: bool,
-    /// Why it was not written as it is now.
+    /// Why the current state of the lease could not be written.
     unwritten: Option<String>,
-    /// The right to write its file, or to remove it. Never waited for by who has locked the state.
+    /// Lock for writing or removing the lease's file. Never waited for while `state` is locked.
     turn: Arc<Mutex<()>>,
 }
 
 impl Held {
-    /// Takes what a server has given.
+    /// Stores the terms that a server has granted.
     pub(super) fn give(&mut self, terms: &Terms) {
         self.record.terms = Some(terms.fuzzed(random()));
         self.record.address = terms.address;
@@ -110,10 +111,10 @@ impl Held {
 }
 
 impl Leases {
-    /// Opens the directory of the leases, and goes on renewing what is there.
+    /// Opens the directory of the leases, and continues to renew those that it contains.
     ///
     /// # Errors
-    /// The directory cannot be made or read.
+    /// The directory cannot be created or read.
     pub fn open(directory: &Path) -> Result<Self, Error> {
         let boot = moment::boot_id().map_err(|source| Error::Read { path: directory.to_owned(), source })?;
         let (directory, Found { records, unreadable }) = Directory::open(directory)?;
@@ -127,21 +128,22 @@ impl Leases {
         Ok(Self { shared })
     }
 
-    /// Has this done with each lease that is lost from now on, once its address is taken from the pod. It is called on the
-    /// thread that writes leases, perhaps more than once for one of them. Only the first that is set counts.
+    /// Sets the callback for each lease that is lost from now on, called once its address is removed from the pod.
+    /// The thread that writes leases calls it, perhaps more than once for one lease. Only the first callback that is
+    /// set counts.
     pub fn when_lost(&self, then: impl Fn(&Owner) + Send + Sync + 'static) {
         // An agent sets it once, at its start.
         let _ = self.shared.when_lost.set(WhenLost(Box::new(then)));
     }
 
-    /// Whose leases are lost.
+    /// Returns the owners of lost leases.
     pub fn lost(&self) -> Vec<Owner> {
         let state = locked(&self.shared.state);
         let lost = state.held.iter().filter(|(_, held)| held.record.lost.is_some());
         lost.map(|(owner, _)| owner.clone()).collect()
     }
 
-    /// The files that could not be read, and are there still, each with the reason.
+    /// Returns the files that could not be read and still exist, each with the reason.
     pub fn unreadable(&self) -> impl Iterator<Item = &(PathBuf, String)> {
         let is_there = move |(path, _): &&(PathBuf, String)| {
             path.exists() && !locked(&self.shared.state).rewritten.contains(path)
@@ -154,14 +156,15 @@ impl Leases {
         locked(&self.shared.state).held.contains_key(owner)
     }
 
-    /// The file of the owner's lease, whether it is there or not.
+    /// Returns the path of the owner's lease file, whether or not the file exists.
     pub fn file(&self, owner: &Owner) -> PathBuf {
         self.shared.directory.path(owner)
     }
 
-    /// Leases an address by the pod's interface, which is brought up for it. No other host has it: the link is asked, after
-    /// `before_probe` was called with it, unless the configuration says otherwise. One that another host has is declined, but
-    /// not where that host is known to answer for all: then it goes back to the server, whose pool would be lost otherwise.
+    /// Leases an address through the pod's interface, which is brought up for that. Unless the configuration disables
+    /// the probe, calls `before_probe` with the address and then probes the link, so that no other host has the
+    /// address. An address that another host has is declined; but if that host is known to answer for all addresses
+    /// (proxy ARP), the address is released to the server, whose pool would otherwise be exhausted.
     pub(in super::super) fn lease(
         &self,
         config: &Config,
@@ -178,10 +181,10 @@ impl Leases {
         };
         let client = config.client(owner, interface.mac);
         let begun = now();
-        // What comes last has its probe still.
+        // The remaining time is for the probe of the last address.
         let end = begun + PATIENCE.saturating_sub(probe::PAUSE * probe::TIMES);
         let mut exchange = Exchange::begin(client.clone(), Purpose::New(before), begun, end, random());
-        // Recorded before it is asked for: whatever becomes of this process, it is given back.
+        // Recorded before the request is sent: the address is then released even if this process is killed.
         let asks =
             |asked| self.shared.begin(Record::new(owner, config, &interface, &self.shared.boot, asked));
         loop {
@@ -217,7 +220,7 @@ impl Leases {
         }
     }
 
-    /// Verifies that the owner has the lease of each of these addresses; if the list is empty, of any.
+    /// Verifies that the owner has a lease of each of these addresses, or of any address if the list is empty.
     pub(in super::super) fn check(&self, owner: &Owner, addresses: &[IpAddr]) -> Result<(), Error> {
         let state = locked(&self.shared.state);
         let record = state.held.get(owner).map(|held| &held.record);
@@ -236,8 +239,8 @@ impl Leases {
         }
     }
 
-    /// Verifies that the owner's lease is in force still, as its ADD is about to say so: a server may have denied it since, or its
-    /// time may be over, and then its address was taken from an interface that had none yet.
+    /// Verifies that the owner's lease is still in force when its ADD is about to answer: a server may have denied
+    /// it, or it may have expired, and then its address was removed from an interface that had no address yet.
     pub(in super::super) fn check_in_force(&self, owner: &Owner) -> Result<(), Error> {
         let state = locked(&self.shared.state);
         let record = state.held.get(owner).map(|held| &held.record);
@@ -251,7 +254,7 @@ impl Leases {
         }
     }
 
-    /// An address that a container has for any interface except those in `keep`.
+    /// Returns an address that a container has leased for any interface except those in `keep`.
     pub(in super::super) fn held_by(&self, container: &str, keep: &[String]) -> Option<Ipv4Addr> {
         let state = locked(&self.shared.state);
         let mut held =
@@ -259,10 +262,10 @@ impl Leases {
         held.next().map(|(_, held)| held.record.address)
     }
 
-    /// Gives back what a container has for any interface except those in `keep`.
+    /// Releases the leases of a container for all interfaces except those in `keep`.
     ///
     /// # Errors
-    /// The first that could not be given back; the others were tried.
+    /// The first lease that could not be released; the others were tried.
     pub(in super::super) fn release_container(&self, container: &str, keep: &[String]) -> Result<(), Error> {
         let owners: Vec<Owner> = {
             let state = locked(&self.shared.state);
@@ -273,17 +276,18 @@ impl Leases {
         failed.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Gives back what the owner has. Where the pod's interface is gone, the server is not told, and its lease ends by itself.
+    /// Releases the owner's lease. If the pod's interface is gone, the server is not told, and the lease expires.
     pub(in super::super) fn release(&self, owner: &Owner) -> Result<(), Error> {
         let taken = locked(&self.shared.state).held.get_mut(owner).map(|held| {
             held.is_busy = true;
-            // An exchange that is at it finds that it is not that one any more, and so does who is about to write it.
+            // A running exchange, and the writer, then find that this is another lease.
             held.number = 0;
             (held.record.clone(), Arc::clone(&held.turn))
         });
-        // One that could not be read may be there.
+        // A file that could not be read may exist.
         let Some((record, turn)) = taken else { return self.shared.directory.remove(owner) };
-        // What was lost is not the client's to give back. What is, the pod does not use any more when its server hears of it.
+        // A client must not release a lost lease. Otherwise, the pod must stop using the address before the server is
+        // told.
         if record.lost.is_none()
             && let Err(error) = writer::take_away(&record).and_then(|()| self.shared.send_back(&record))
         {
@@ -298,11 +302,11 @@ impl Leases {
         Ok(())
     }
 
-    /// Gives back what containers have that are not among these: their records are lost, as after a power failure. Returns
-    /// whose leases those were.
+    /// Releases the leases of containers for which `is_known` is false: their records are lost, as after a power
+    /// failure. Returns the owners of those leases.
     ///
     /// # Errors
-    /// The first that could not be given back; the others were tried.
+    /// The first lease that could not be released; the others were tried.
     pub fn retain(&self, is_known: impl Fn(&str) -> bool) -> Result<Vec<Owner>, Error> {
         let unknown: Vec<Owner> = locked(&self.shared.state)
             .held
@@ -314,8 +318,7 @@ impl Leases {
         failed.into_iter().next().map_or(Ok(unknown), Err)
     }
 
-    /// The leases that could not be extended when they were last due, those that are lost, and those that are not on disk as they
-    /// are.
+    /// Returns the leases whose last renewal failed, lost leases, and leases whose current state is not on disk.
     pub fn troubles(&self) -> Vec<Trouble> {
         let state = locked(&self.shared.state);
         let trouble = |(owner, held): (&Owner, &Held)| {
@@ -340,17 +343,17 @@ impl Drop for Leases {
     }
 }
 
-/// What the thread that writes is to do next.
+/// What the writer thread has to do next.
 #[derive(Debug)]
 pub(super) enum Next {
     Job(Owner, u64, Job),
-    /// Nothing, for as long as it wanted to wait.
+    /// No job arrived in the requested time.
     Nothing,
-    /// The leases end, and nothing is left.
+    /// The leases end, and no job is left.
     End,
 }
 
-/// What a container has, by its interfaces: of thousands nobody else's is looked at.
+/// Returns the leases of a container by interface, without a search of all leases.
 fn of_container<'h>(
     held: &'h BTreeMap<Owner, Held>,
     container: &'h str,
@@ -359,11 +362,11 @@ fn of_container<'h>(
     held.range(first..).take_while(move |(owner, _)| owner.container_id == container)
 }
 
-/// What a thread of the leases does, without end.
+/// The main loop of a thread of the leases.
 type Work = fn(&Arc<Shared>);
 
 impl Shared {
-    /// Takes a record that is on disk, in the place of an earlier one of its owner.
+    /// Adds a record that is on disk, and replaces an earlier one of its owner.
     fn keep(self: &Arc<Self>, record: Record, turn: Arc<Mutex<()>>) {
         let mut state = locked(&self.state);
         state.last += 1;
@@ -388,7 +391,7 @@ impl Shared {
             let shared = Arc::clone(self);
             match thread::Builder::new().name(name.into()).spawn(move || run(&shared)) {
                 Ok(_) => *has_begun = true,
-                // The next lease tries it again.
+                // The next lease retries.
                 Err(error) => {
                     tracing::error!(error = %Chain(&error), "cannot start a thread that renews or writes leases by dhcp")
                 }
@@ -396,12 +399,12 @@ impl Shared {
         }
     }
 
-    /// The right to write the file of an owner's lease.
+    /// Returns the lock for writing the file of an owner's lease.
     fn turn(&self, owner: &Owner) -> Arc<Mutex<()>> {
         locked(&self.state).held.get(owner).map(|held| Arc::clone(&held.turn)).unwrap_or_default()
     }
 
-    /// Writes and takes the record of an address that is about to be asked for.
+    /// Writes and adds the record of an address that is about to be requested.
     fn begin(self: &Arc<Self>, record: Record) -> Result<(), Error> {
         let turn = self.turn(&record.owner());
         let _turn = locked(&turn);
@@ -410,7 +413,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Writes a lease as it is by now, unless it is another one.
+    /// Writes the current state of a lease, unless another lease has replaced it.
     pub(super) fn write(&self, owner: &Owner, number: u64) -> Result<(), Error> {
         let turn = self.turn(owner);
         let _turn = locked(&turn);
@@ -426,14 +429,14 @@ impl Shared {
         written
     }
 
-    /// Records that a server has given the address that was asked for.
+    /// Records that a server has granted the requested address.
     fn bind(&self, owner: &Owner, terms: &Terms) -> Result<(), Error> {
         self.settle(owner, |held| held.give(terms))?;
         self.changed.notify_all();
         Ok(())
     }
 
-    /// Records that the owner has no use for an address that it never had, and that it has declined.
+    /// Records that the owner does not use a granted address that it never had, and that it has declined.
     fn forgo(&self, owner: &Owner, why: String) -> Result<(), Error> {
         self.settle(owner, |held| {
             held.record.lost = Some(why);
@@ -441,7 +444,7 @@ impl Shared {
         })
     }
 
-    /// Changes a lease of who waits for it, and writes it at once.
+    /// Changes a lease and writes it at once, for a caller that waits.
     fn settle(&self, owner: &Owner, change: impl FnOnce(&mut Held)) -> Result<(), Error> {
         let number = {
             let mut state = locked(&self.state);
@@ -452,7 +455,7 @@ impl Shared {
         self.write(owner, number)
     }
 
-    /// Does something with a lease, unless it is another one by now.
+    /// Calls `work` with a lease, unless another lease has replaced it.
     pub(super) fn with(&self, owner: &Owner, number: u64, work: impl FnOnce(&mut Held)) {
         let mut state = locked(&self.state);
         if let Some(held) = state.held.get_mut(owner).filter(|held| held.number == number) {
@@ -460,7 +463,7 @@ impl Shared {
         }
     }
 
-    /// Changes a lease, unless it is another one by now, and has it written.
+    /// Changes a lease, unless another lease has replaced it, and queues it for writing.
     pub(super) fn change(&self, owner: &Owner, number: u64, change: impl FnOnce(&mut Held)) {
         let mut is_new = false;
         self.with(owner, number, |held| {
@@ -471,17 +474,17 @@ impl Shared {
         if is_new {
             self.enqueue(owner.clone(), number, Job::Write);
         }
-        // When it is due next may be another moment.
+        // The time of the next renewal may have changed.
         self.changed.notify_all();
     }
 
-    /// Has the thread that writes do this.
+    /// Queues a job for the writer thread.
     pub(super) fn enqueue(&self, owner: Owner, number: u64, job: Job) {
         locked(&self.state).jobs.push_back((owner, number, job));
         self.queued.notify_all();
     }
 
-    /// The next thing to be done, once there is one; or `until` then there is none.
+    /// Waits for the next job, at most until `until`.
     pub(super) fn next_job(&self, until: Option<Duration>) -> Next {
         let mut state = locked(&self.state);
         loop {
@@ -491,7 +494,7 @@ impl Shared {
             if state.ends {
                 return Next::End;
             }
-            // Woken by a job, by the time, or for no reason: it looks again.
+            // The loop checks again, whatever woke the thread: a job, the timeout, or a spurious wakeup.
             let Some(until) = until else {
                 state = self.queued.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
@@ -504,14 +507,14 @@ impl Shared {
         }
     }
 
-    /// Tells who wants to know that a lease is lost.
+    /// Calls the callback for a lost lease.
     pub(super) fn tell_lost(&self, owner: &Owner) {
         if let Some(WhenLost(then)) = self.when_lost.get() {
             then(owner);
         }
     }
 
-    /// Tells the server that the client has no use for the address any more.
+    /// Tells the server that the client does not need the address any more.
     fn send_back(&self, record: &Record) -> Result<(), Error> {
         let netns = open_namespace(record)?;
         let socket = Socket::open(&netns, record.index, record.mac)?;
@@ -520,10 +523,11 @@ impl Shared {
     }
 }
 
-/// Opens the namespace of a record, if it is still that of its pod.
+/// Opens the namespace of a record, if it is still the pod's.
 ///
 /// # Errors
-/// [`Error::NoNamespace`] if it is gone, or another one is there; otherwise that cannot be told.
+/// [`Error::NoNamespace`] if the namespace is gone or another one is at its path; another error if that cannot be
+/// determined.
 pub(super) fn open_namespace(record: &Record) -> Result<Netns, Error> {
     let netns = Netns::of(&record.netns, record.netns_id, None).map_err(|error| Error::Open(error.into()))?;
     netns.ok_or(Error::NoNamespace)

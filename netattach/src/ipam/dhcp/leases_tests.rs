@@ -12,7 +12,7 @@ use super::*;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
 
-/// How long something may take that waits for nobody.
+/// Time limit for an action that does not wait.
 const AT_ONCE: Duration = Duration::from_secs(20);
 
 fn owner(name: &str) -> Owner {
@@ -65,7 +65,7 @@ fn a_disk_that_hangs_keeps_nobody_waiting_but_who_writes() {
     leases.shared.begin(record("a")).unwrap();
     let file = fs::read_dir(root.path()).unwrap().next().unwrap().unwrap().path();
     leases.shared.begin(record("b")).unwrap();
-    // What a record is written to before it gets its name: it opens once somebody reads.
+    // The temporary file of a record, here a FIFO: it opens only once it has a reader.
     let fifo = file.with_extension("new");
     mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
     let (tell, told) = mpsc::channel();

@@ -1,15 +1,17 @@
-//! `dhcp`: an address of a DHCPv4 server, renewed as long as the pod lives and given back at DEL (RFC 2131).
+//! `dhcp`: leases an address from a DHCPv4 server, renews the lease as long as the pod lives, and releases it at DEL
+//! (RFC 2131).
 //!
-//! The agent is the client of all its pods: it sends and hears frames by a packet socket on the pod's interface, which is open
-//! during an exchange alone. What is leased is on disk, so that a restarted agent goes on with it. The keys are those of
-//! `containernetworking/plugins`, `plugins/ipam/dhcp`; a configuration that names the socket of its daemon is carried out by
-//! that plugin and its daemon.
+//! The agent is the DHCP client of all its pods: it sends and receives frames through a packet socket on the pod's
+//! interface, which is open only during an exchange. Leases are stored on disk, so that a restarted agent continues
+//! to renew them. The keys are those of `containernetworking/plugins`, `plugins/ipam/dhcp`; a configuration that
+//! names the socket of that plugin's daemon is left to the plugin and its daemon.
 //!
-//! In the order of one lease: `config` reads the keys, `wire` opens a socket that hears what `filter` lets through, `exchange`
-//! decides what is sent (pure, in messages of `codec` and frames of `frame`), `converse` sends and hears it, `probe` finds whether
-//! another host has the address and `proxies` which hosts say so of all, `terms` what is due later, `granted` what the options are
-//! for the pod, `record` keeps the lease; `leases` is what steps and requests call, `renewal` the thread that extends all leases,
-//! `writer` the one that writes them and takes away what is lost.
+//! In the order of one lease: `config` reads the keys, `wire` opens a socket with the BPF filter of `filter`,
+//! `exchange` decides which messages to send (pure, with messages of `codec` and frames of `frame`), `converse` sends
+//! and receives them, `probe` checks whether another host has the address and `proxies` remembers hosts that answer
+//! for all addresses, `terms` computes renewal times, `granted` converts the options for the pod, `record` stores the
+//! lease; steps and requests call `leases`, the thread of `renewal` renews all leases, and the thread of `writer`
+//! writes them and removes lost addresses from pods.
 
 mod codec;
 mod config;
@@ -44,13 +46,14 @@ pub use leases::{Leases, Trouble};
 pub use probe::holder as read_probe;
 pub use terms::{Server, Terms};
 
-/// How long an ADD waits for a lease: what the daemon of the reference waits, and no longer than any call may take.
+/// How long an ADD waits for a lease: as long as the reference plugin's daemon does, and no longer than any call may
+/// take.
 const PATIENCE: Duration = super::DEADLINE;
 
 /// A call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody would renew the lease.
+    /// There is no agent to renew the lease.
     #[error(
         "leases by dhcp are renewed by netattachd; without it, the reference's dhcp and its daemon serve"
     )]
@@ -67,13 +70,13 @@ pub enum Error {
     /// No packet socket could be opened.
     #[error("open a packet socket on the pod's interface{}", lacking(.0))]
     Socket(#[source] io::Error),
-    /// No server has given an address in time.
+    /// No server has offered an address in time.
     #[error("no lease by DHCP within {} s: {heard}", PATIENCE.as_secs())]
     Silence {
-        /// What was heard, in words.
+        /// The received messages, as text.
         heard: String,
     },
-    /// One host has answered for every address that servers gave.
+    /// One host has answered for every address that servers offered.
     #[error(
         "every address that DHCP gives is in use by {holder}, {address} the last of them: if that is a router with proxy ARP, turn proxy ARP off on this link, or set ipam.probe to false"
     )]
@@ -102,9 +105,9 @@ pub enum Error {
     /// CHECK: no lease.
     #[error("{owner} has no lease of {address} by dhcp")]
     NotHeld {
-        /// Who should have it.
+        /// The owner that should have the lease.
         owner: Owner,
-        /// The address, or that of any kind.
+        /// The address, or a text for any address.
         address: String,
     },
     /// ADD: the lease was lost before the pod had its address from it.
@@ -115,7 +118,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// CHECK: the lease is over.
+    /// CHECK: the lease is lost.
     #[error("the lease of {address} by dhcp is lost: {why}")]
     Lost {
         /// The address.
@@ -125,7 +128,7 @@ pub enum Error {
     },
 }
 
-/// What a socket lacks that the kernel has refused, as words that follow.
+/// Returns the capability that a refused socket lacks, as text to append.
 fn lacking(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => ", which needs CAP_NET_RAW",
@@ -138,7 +141,7 @@ impl Error {
     pub fn failure(&self) -> Failure {
         match self {
             Self::Silence { .. } | Self::NoNamespace | Self::LostMeanwhile { .. } => Failure::TryLater,
-            // Until somebody changes the router or the configuration.
+            // These persist until an administrator changes the router or the configuration.
             Self::NoAgent | Self::NotEthernet(_) | Self::Proxy { .. } => Failure::WrongRequest,
             Self::Socket(_) | Self::Read { .. } | Self::Write { .. } => Failure::Io,
             Self::Open(_) | Self::NotHeld { .. } | Self::Lost { .. } => Failure::Other,

@@ -1,5 +1,5 @@
-//! Whether another host has an address that a server has given (RFC 2131, section 3.1, step 5): ARP probes, as RFC 5227 has them,
-//! in less time, as somebody waits for the ADD. Pure.
+//! Probes whether another host has an offered address (RFC 2131, section 3.1, step 5): ARP probes as in RFC 5227, but
+//! faster, because a caller waits for the ADD. Pure.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use super::frame::EVERYBODY;
 use crate::mac::Mac;
 
-/// How often it is asked, and how long an answer is waited for each time. RFC 5227 (section 1.1) takes 4 to 7 s, which is half
-/// of the time that an ADD has; a host on the link answers within a few milliseconds, and one question may be lost.
+/// Number of probes, and the wait after each. RFC 5227 (section 1.1) takes 4 to 7 s, which is half of the time that
+/// an ADD has; a host on the link answers within a few milliseconds, and one probe may be lost.
 pub(super) const TIMES: u32 = 3;
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -20,7 +20,7 @@ const REPLY: [u8; 2] = [0, 2];
 /// Length of a frame.
 const LENGTH: usize = 14 + 28;
 
-/// The frame that asks for an address without claiming it.
+/// Returns the frame that asks for an address without claiming it.
 pub(super) fn question(own: Mac, address: Ipv4Addr) -> [u8; LENGTH] {
     let parts: [&[u8]; 9] = [
         &EVERYBODY.0,
@@ -40,7 +40,8 @@ pub(super) fn question(own: Mac, address: Ipv4Addr) -> [u8; LENGTH] {
     frame
 }
 
-/// Who has the address by a frame, or is about to take it; `None`: it says nothing of the kind.
+/// Returns the host that has the address according to a frame, or that is about to take it; `None`: the frame tells
+/// neither.
 pub fn holder(frame: &[u8], own: Mac, address: Ipv4Addr) -> Option<Mac> {
     let frame = frame.first_chunk::<LENGTH>()?;
     let is_request = frame[20..22] == REQUEST;
@@ -50,7 +51,7 @@ pub fn holder(frame: &[u8], own: Mac, address: Ipv4Addr) -> Option<Mac> {
     let at = |from: usize| Ipv4Addr::new(frame[from], frame[from + 1], frame[from + 2], frame[from + 3]);
     let (sender, target) = (at(28), at(38));
     let mac = Mac([frame[22], frame[23], frame[24], frame[25], frame[26], frame[27]]);
-    // Another client that probes for it has been given it too (RFC 5227, section 2.1.1).
+    // Another client that probes for the address was offered it too (RFC 5227, section 2.1.1).
     let claims = sender == address || (sender.is_unspecified() && is_request && target == address);
     (claims && mac != own).then_some(mac)
 }

@@ -1,27 +1,27 @@
-//! Hosts that have answered for every address of a network that its servers gave, as a router does that answers ARP for all
-//! (proxy ARP). Pure.
+//! Hosts that have answered ARP for every address that a network's servers offered, like a router with proxy ARP.
+//! Pure.
 //!
-//! A server gives an address that was declined to nobody for a while, and who asked for an ADD asks again: without a memory
-//! each try would take some more addresses from the server's pool.
+//! A server does not offer a declined address to any client for a while, and the runtime retries a failed ADD:
+//! without this memory each retry would make more addresses of the server's pool unusable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::mac::Mac;
 
-/// How long a host is known since it has last answered for a given address.
+/// How long a host is remembered after it last answered for an offered address.
 const KEPT: Duration = Duration::from_secs(60 * 60);
-/// Time between two addresses that are declined for a host that is known. It may have no more than some of the range, as one
-/// with addresses for Services has: others come after those.
+/// Time between two declined addresses for a remembered host. Such a host may have only a part of the range, for
+/// example Service addresses: the server then offers others.
 const DECLINED_EVERY: Duration = Duration::from_secs(10 * 60);
-/// Most that are known. Each has cost as many addresses as are declined in one exchange.
+/// Most hosts that are remembered. Each has cost as many addresses as one exchange declines.
 const MOST: usize = 64;
 
 /// The hosts, by the network's name and their Ethernet address.
 #[derive(Debug, Default)]
 pub(super) struct Proxies(BTreeMap<(String, Mac), Known>);
 
-/// Times of a host, as of a clock that is never set.
+/// Times of a host, on a monotonic clock.
 #[derive(Debug)]
 struct Known {
     answered: Duration,
@@ -29,7 +29,8 @@ struct Known {
 }
 
 impl Proxies {
-    /// Whether the address for which a host has answered now is given back in place of being declined: the host is known.
+    /// Whether the address for which a host has now answered should be released instead of declined, because the host
+    /// is remembered.
     pub(super) fn gives_back(&mut self, network: &str, host: Mac, now: Duration) -> bool {
         self.0.retain(|_, known| now.saturating_sub(known.answered) < KEPT);
         let Some(known) = self.0.get_mut(&(network.to_owned(), host)) else { return false };
@@ -41,7 +42,7 @@ impl Proxies {
         false
     }
 
-    /// Takes a host that has answered for all addresses of an exchange.
+    /// Remembers a host that has answered for all addresses of an exchange.
     pub(super) fn note(&mut self, network: &str, host: Mac, now: Duration) {
         self.0.insert((network.to_owned(), host), Known { answered: now, declined: now });
         if self.0.len() > MOST {
@@ -52,7 +53,7 @@ impl Proxies {
         }
     }
 
-    /// Forgets those of a network, where nobody has answered for a given address.
+    /// Forgets the hosts of a network, after an offered address for which no host has answered.
     pub(super) fn forget(&mut self, network: &str) {
         self.0.retain(|(of, _), _| of != network);
     }

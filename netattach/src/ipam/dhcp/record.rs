@@ -1,4 +1,4 @@
-//! Leases on disk: one file each, so that they survive restarts and kills of the agent.
+//! Leases on disk: one file for each, so that they survive restarts and kills of the agent.
 
 use std::fs;
 use std::io;
@@ -22,9 +22,9 @@ const VERSION: u32 = 1;
 /// Longest file, in bytes: names, and a configuration within its budget.
 const LONGEST: usize = 64 << 10;
 const ENDING: &str = ".json";
-/// Of what a record is written to before it has its name.
+/// Suffix of the temporary name of a record.
 const TEMPORARY: &str = ".new";
-/// Most files that are named because they cannot be read; the log has all.
+/// Most unreadable files that are reported; the log contains all.
 const UNREADABLE: usize = 100;
 
 /// A lease, or an address that a server was about to be asked for.
@@ -39,21 +39,21 @@ pub(super) struct Record {
     pub(super) mac: Mac,
     /// Index of the interface in the pod.
     pub(super) index: u32,
-    /// The pod's namespace, by path and identity.
+    /// The pod's namespace, by path and id.
     pub(super) netns: PathBuf,
     pub(super) netns_id: NetnsId,
     /// The boot of the node from which the times of [`Terms`] count.
     pub(super) boot: String,
-    /// The address, and the server that it was asked of.
+    /// The address, and the server that was asked for it.
     pub(super) address: Ipv4Addr,
     pub(super) server: Server,
-    /// Absent until the server has given the address.
+    /// Absent until the server has leased the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) terms: Option<Terms>,
-    /// Why the address must not be used any more.
+    /// The reason why the address must not be used any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lost: Option<String>,
-    /// Whether it has been taken from the pod's interface since.
+    /// Whether the address has been removed from the pod's interface since.
     #[serde(default)]
     pub(super) is_taken: bool,
 }
@@ -67,7 +67,7 @@ pub(super) struct Interface {
 }
 
 impl Record {
-    /// A record of an address that is about to be asked for.
+    /// Makes the record of an address that is about to be requested.
     pub(super) fn new(
         owner: &Owner,
         config: &Config,
@@ -98,31 +98,31 @@ impl Record {
         Owner { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
     }
 
-    /// The terms as long as the address may be used, and their times mean something: in the boot that they are of.
+    /// Returns the terms while the address may be used; only in the boot that their times refer to.
     pub(super) fn in_force(&self, boot: &str) -> Option<&Terms> {
         self.terms.as_ref().filter(|_| self.lost.is_none() && self.boot == boot)
     }
 
-    /// Why the pod must not use the address, which it still has.
+    /// Returns the reason why the address must be removed from the pod, which still has it.
     pub(super) fn is_to_be_taken(&self, boot: &str) -> Option<&str> {
         self.lost.as_deref().filter(|_| !self.is_taken && self.boot == boot)
     }
 }
 
-/// What a directory has.
+/// The content of a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) records: Vec<Record>,
-    /// Files that cannot be read, each with the reason; [`UNREADABLE`] of them.
+    /// Unreadable files, each with the reason; at most [`UNREADABLE`].
     pub(super) unreadable: Vec<(PathBuf, String)>,
 }
 
-/// A directory of records, which is there from the first on.
+/// A directory of records, created with the first one.
 #[derive(Debug)]
 pub(super) struct Directory(PathBuf);
 
 impl Directory {
-    /// Opens the directory, and reads what is in it. A file that cannot be read is named and left: its lease ends by itself.
+    /// Opens the directory, and reads its records. An unreadable file is reported and kept: its lease expires.
     pub(super) fn open(path: &Path) -> Result<(Self, Found), Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
         let mut found = Found::default();
@@ -155,9 +155,9 @@ impl Directory {
         Ok((Self(path.to_owned()), found))
     }
 
-    /// Removes what writers have left that were killed: no other container writes files of these names. Nobody may be writing.
+    /// Removes temporary files of writers that were killed. Must not run concurrently with a writer.
     pub(super) fn tidy(&self) {
-        // A directory that is not there has none, and what cannot be removed harms nobody.
+        // A missing directory has none, and a file that cannot be removed does no harm.
         for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
             if entry.file_name().as_encoded_bytes().ends_with(TEMPORARY.as_bytes()) {
                 let _ = fs::remove_file(entry.path());
@@ -176,7 +176,7 @@ impl Directory {
         write().map_err(|source| Error::Write { path: path.clone(), source })
     }
 
-    /// Removes a record durably; one that is not there is none.
+    /// Removes a record durably; succeeds if it does not exist.
     pub(super) fn remove(&self, owner: &Owner) -> Result<(), Error> {
         let path = self.path(owner);
         let remove = || match fs::remove_file(&path) {
@@ -187,13 +187,13 @@ impl Directory {
         remove().map_err(|source| Error::Write { path: path.clone(), source })
     }
 
-    /// The file of an owner's lease, whether it is there or not.
+    /// Returns the path of an owner's lease file, whether or not it exists.
     pub(super) fn path(&self, owner: &Owner) -> PathBuf {
         self.0.join(name(owner) + ENDING)
     }
 }
 
-/// Begin of a file's name: an identifier may be as long as a name may be.
+/// Returns the file's name without its suffix, as a digest: a container id may be too long for a file name.
 fn name(owner: &Owner) -> String {
     let digest =
         Sha256::new().chain_update(&owner.container_id).chain_update([0]).chain_update(&owner.ifname);

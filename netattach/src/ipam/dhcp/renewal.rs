@@ -1,5 +1,5 @@
-//! The thread that extends the leases of all pods. It sleeps until one is due, a minute at most, and has sockets open only
-//! while it asks.
+//! The thread that renews the leases of all pods. It sleeps until a lease is due, in steps of at most a minute,
+//! and has sockets open only while exchanges run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,21 +17,23 @@ use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::sync::{PoisonError, locked};
 
-/// Most exchanges at once; the others wait. Each has a descriptor.
+/// Most concurrent exchanges; the others wait. Each has a descriptor.
 const AT_ONCE: usize = 32;
-/// Most of them of one network, while leases of others are due: its server may be gone, or answer late on purpose.
+/// Most concurrent exchanges of one network while leases of other networks are due: its server may be gone, or delay
+/// its replies on purpose.
 const OF_ONE: usize = 8;
-/// How often a thread with open sockets looks for what else is due.
+/// How often a thread with open sockets checks for other leases that are due.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long after it could not be taken from a pod a lost address is tried again.
+/// How long until removing a lost address from a pod is retried.
 const TAKE_AGAIN: Duration = Duration::from_secs(10);
-/// How long a thread without open sockets may sleep where a lease will be due. Its sleep is measured by a clock that stands still
-/// while the node is suspended, and leases are not: so much later than the node goes on, one is noticed that has ended meanwhile.
+/// How long the thread may sleep without open sockets if a lease will be due. The clock of its sleep stands still
+/// while the node is suspended, whereas leases go on: a lease that has expired meanwhile is noticed at most this long
+/// after the node resumes.
 const LONGEST: Duration = Duration::from_secs(60);
-/// The same where none will be.
+/// The same if no lease will be due.
 const IDLE: Duration = Duration::from_secs(24 * 3600);
 
-/// An exchange that goes on.
+/// A running exchange.
 struct Asking {
     owner: Owner,
     network: String,
@@ -41,11 +43,11 @@ struct Asking {
     socket: Socket,
 }
 
-/// What is due at one moment.
+/// The work that is due at one moment.
 #[derive(Default)]
 struct Work {
     ask: Vec<(Owner, u64, Record, super::exchange::Purpose, Duration)>,
-    /// Whose address is to be taken from the pod, and why.
+    /// Leases whose address must be removed from the pod, with the reason.
     over: Vec<(Owner, u64, String)>,
     next: Option<Duration>,
 }
@@ -62,7 +64,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
         let work = due(state.held.iter_mut(), &shared.boot, under_way);
         if work.ask.is_empty() && work.over.is_empty() && asking.is_empty() {
             let slept = shared.changed.wait_timeout(state, sleep(work.next, now()));
-            // Woken by a new lease, by the time, or for no reason: it looks again.
+            // The loop checks again, whatever woke the thread: a new lease, the timeout, or a spurious wakeup.
             drop(slept.unwrap_or_else(PoisonError::into_inner));
             continue;
         }
@@ -91,12 +93,13 @@ pub(super) fn run(shared: &Arc<Shared>) {
     }
 }
 
-/// How long a thread without open sockets may sleep, at `now`. `next`: when a lease will be due.
+/// Returns how long the thread may sleep without open sockets. `next`: when a lease will be due.
 fn sleep(next: Option<Duration>, now: Duration) -> Duration {
     next.map_or(IDLE, |next| next.saturating_sub(now).min(LONGEST))
 }
 
-/// What is due of the leases that nobody is at, which are then busy. `under_way`: the network of each exchange that goes on.
+/// Returns the work for leases that are not busy, and marks them busy. `under_way`: the network of each running
+/// exchange.
 fn due<'h>(
     held: impl Iterator<Item = (&'h Owner, &'h mut Held)>,
     boot: &str,
@@ -137,8 +140,8 @@ fn due<'h>(
     work
 }
 
-/// Those for whom there is room, of all that wait, each with its network and when it was last tried in vain; the others have their
-/// turn when one of those that go on ends. Who was not tried yet goes first, or for longest.
+/// Returns those of the waiting exchanges that may start, each given with its network and its last failed attempt;
+/// the others wait until a running one ends. Those without an attempt go first, then the oldest attempts.
 fn in_turn<T>(mut waiting: Vec<(String, Option<Duration>, T)>, under_way: Vec<String>) -> Vec<T> {
     let room = AT_ONCE.saturating_sub(under_way.len());
     let mut of_network: HashMap<String, usize> = HashMap::new();
@@ -159,11 +162,12 @@ fn open(record: &Record) -> Result<Socket, Error> {
     Socket::open(&open_namespace(record)?, record.index, record.mac)
 }
 
-/// Takes what an exchange has received, and sends what it has to. Returns whether it is over.
+/// Processes the messages that an exchange has received, and sends its next ones. Returns whether the exchange is
+/// over.
 fn go_on(shared: &Shared, one: &mut Asking) -> bool {
     let is_held = |held: &Held| held.number == one.number;
     if !locked(&shared.state).held.get(&one.owner).is_some_and(is_held) {
-        // Given back: another request would have the server give it again.
+        // The lease was released: another request would make the server lease it again.
         return true;
     }
     match hear(&mut one.exchange, &one.socket) {
@@ -188,7 +192,7 @@ fn go_on(shared: &Shared, one: &mut Asking) -> bool {
     true
 }
 
-/// Notes that a lease was not extended by an exchange that began at that moment.
+/// Notes that an exchange that began at `begun` has not renewed a lease.
 fn failed(shared: &Shared, owner: &Owner, number: u64, begun: Duration, heard: &str) {
     shared.change(owner, number, |held| {
         let trouble = format!("not extended, and asked for again: {heard}");

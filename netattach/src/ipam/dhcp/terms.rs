@@ -10,25 +10,25 @@ use super::codec::{Message, code};
 use super::exchange::Purpose;
 use crate::mac::Mac;
 
-/// A lease without end (RFC 2131, section 3.3), in seconds.
+/// The duration of an unlimited lease (RFC 2131, section 3.3), in seconds.
 const FOR_EVER: u32 = u32::MAX;
-/// The shortest lease that is taken, in seconds: each renewal is written to disk.
+/// The shortest lease that is accepted, in seconds: each renewal is written to disk.
 const SHORTEST: u32 = 4;
-/// The largest subnet that is taken: the pod reaches all of it by this interface.
+/// The shortest prefix that is accepted: the whole subnet is on-link at the pod's interface.
 const LARGEST_SUBNET: u8 = 8;
 /// The shortest pause between two renewals of a lease that is long enough (RFC 2131, section 4.4.5).
 const PAUSE: Duration = Duration::from_secs(60);
-/// How long an answer to a renewal is waited for.
+/// How long the client waits for the reply to a renewal.
 const WINDOW: Duration = Duration::from_secs(4);
-/// How long a lease is asked for again whose time was over when the agent came.
+/// How long the agent requests a lease again that had expired when the agent started.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// A server, as it is reached from the link.
+/// A server, as it is reached on the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Server {
-    /// Its identifier.
+    /// The server identifier.
     pub address: Ipv4Addr,
-    /// Where its answers came from: its own Ethernet address, or that of the relay or router.
+    /// The source of the server's replies: its own Ethernet address, or that of a relay or router.
     pub mac: Mac,
 }
 
@@ -39,35 +39,35 @@ pub struct Terms {
     pub address: Ipv4Addr,
     /// Length of the subnet's prefix.
     pub prefix: u8,
-    /// Who gave it.
+    /// The server that leased the address.
     pub server: Server,
-    /// When it was asked for, in milliseconds since the node's boot.
+    /// When the lease was requested, in milliseconds since the node's boot.
     pub since: u64,
-    /// How long it lasts from then, in seconds; `u32::MAX`: for ever.
+    /// The duration from `since`, in seconds; `u32::MAX`: unlimited.
     pub seconds: u32,
-    /// When its server is asked to extend it, in milliseconds from `since` (T1).
+    /// When to renew with the same server, in milliseconds from `since` (T1).
     pub renew: u64,
-    /// When any server is (T2).
+    /// When to renew with any server, in milliseconds from `since` (T2).
     pub rebind: u64,
 }
 
-/// What is due for a lease.
+/// The next action for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Due {
-    /// Nothing until then; `None`: nothing any more.
+    /// Nothing until then; `None`: nothing ever.
     At(Option<Duration>),
     /// An exchange, until that moment.
     Ask(Purpose, Duration),
-    /// Its time is over: the address must not be used.
+    /// The lease has expired: the address must not be used.
     Over,
 }
 
 impl Terms {
-    /// The terms that a server offers or acknowledges to who asked at `since`. `known`: the length of the prefix that the
-    /// client has already.
+    /// Reads the terms that a server offers or acknowledges for a request sent at `since`. `known`: the prefix length
+    /// that the client has already.
     ///
     /// # Errors
-    /// What they lack, in words.
+    /// Describes what the message lacks.
     pub fn of(
         message: &Message,
         server: Server,
@@ -118,27 +118,27 @@ impl Terms {
         })
     }
 
-    /// The same, with T1 and T2 earlier by up to a tenth of the time before each, as `random` says: clients whose leases began
-    /// together do not all ask together (RFC 2131, section 4.4.5).
+    /// Returns the terms with T1 and T2 earlier by up to a tenth of the time before each, derived from
+    /// `random`: clients whose leases began together then renew at different times (RFC 2131, section 4.4.5).
     pub(super) fn fuzzed(self, random: u64) -> Self {
         let part = |of: u64, random: u16| of / 10 * u64::from(random) / u64::from(u16::MAX);
         let renew = self.renew - part(self.renew, random as u16);
-        // T1 is not behind it, by `Self::of`.
+        // `Self::of` ensures that T1 is not later than T2.
         let rebind = self.rebind - part(self.rebind.saturating_sub(self.renew), (random >> 16) as u16);
         Self { renew, rebind, ..self }
     }
 
-    /// Whether its time is over at `now`.
+    /// Whether the lease has expired at `now`.
     pub(super) fn is_over(&self, now: Duration) -> bool {
         self.seconds != FOR_EVER && now >= self.from_begin(u64::from(self.seconds) * 1000)
     }
 
-    /// The moment that many milliseconds after it was asked for.
+    /// Returns the moment `millis` milliseconds after the request.
     fn from_begin(&self, millis: u64) -> Duration {
         Duration::from_millis(self.since.saturating_add(millis))
     }
 
-    /// What is due at `now`. `tried`: when this process last asked in vain.
+    /// Returns the action that is due at `now`. `tried`: the last failed attempt of this process.
     pub(super) fn due(&self, now: Duration, tried: Option<Duration>) -> Due {
         if self.seconds == FOR_EVER {
             return Due::At(None);
@@ -157,22 +157,22 @@ impl Terms {
         } else if now < rebind {
             ask(Purpose::Renew(*self), rebind)
         } else if now < end {
-            // At the beginning of the second phase it asks at once, whenever it last asked in the first.
+            // When T2 is reached, ask at once, however recent the last attempt before T2 was.
             let tried_now = tried.filter(|at| *at >= rebind);
             match tried_now {
                 Some(_) => ask(Purpose::Rebind(*self), end),
                 None => Due::Ask(Purpose::Rebind(*self), end.min(now + WINDOW)),
             }
         } else if tried.is_none() {
-            // The agent was not there to extend it: the server may still have it for this client.
+            // The agent was not running when the lease was due: the server may still have it for this client.
             Due::Ask(Purpose::Again(*self), now + AGAIN)
         } else {
             Due::Over
         }
     }
 
-    /// The pause after an attempt at `tried` that is repeated until `until`: half of what is left, and no less than
-    /// [`PAUSE`] unless the whole lease is short.
+    /// Returns the pause after an attempt at `tried`, for attempts that are repeated until `until`: half of the
+    /// remaining time, and at least [`PAUSE`] unless the whole lease is short.
     fn pause(&self, until: Duration, tried: Duration) -> Duration {
         let least = PAUSE.min(Duration::from_secs(self.seconds.into()) / 16);
         (until.saturating_sub(tried) / 2).max(least)

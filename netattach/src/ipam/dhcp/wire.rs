@@ -1,4 +1,4 @@
-//! Packet sockets on the interfaces of pods, and the clock. Every frame is read by `frame` and `codec`.
+//! Packet sockets on the interfaces of pods, and the clock. `frame` and `codec` parse every frame.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -21,19 +21,19 @@ use crate::mac::Mac;
 use crate::netlink::{Handle, OpenError, socket_filter};
 use crate::netns::{self, Netns};
 
-/// Longest frame that is read, in bytes: longer ones are no answers to a client that takes 1500.
+/// Longest frame that is read, in bytes: longer ones are not replies to a client that accepts 1500.
 const LONGEST: usize = 2048;
-/// Most frames of one socket that are read in one go.
+/// Most frames of one socket that are read at a time.
 const AT_ONCE: usize = 64;
 
-/// A packet socket on the interface of a pod, which hears what is sent to clients.
+/// A packet socket on the interface of a pod, which receives the messages for DHCP clients.
 #[derive(Debug)]
 pub(super) struct Socket {
     socket: OwnedFd,
     mac: Mac,
 }
 
-/// Brings an interface up, and waits for its carrier; without one, what is sent is lost, and sent again.
+/// Brings an interface up, and waits for its carrier. If there is none, messages are lost, and sent again.
 pub(super) fn raise(netns: &Netns, ifname: &str) -> Result<Interface, Error> {
     let raise = || -> Result<_, OpenError> {
         let mut pod = Handle::open_in(netns)?;
@@ -54,7 +54,7 @@ impl Socket {
         Ok(Self { socket: open(netns, index, libc::ETH_P_IP, &mut filter::answers_to(mac))?, mac })
     }
 
-    /// Sends a message. One that cannot be sent is as one that is lost.
+    /// Sends a message. A message that cannot be sent counts as lost.
     pub(super) fn send(&self, outgoing: &Outgoing) -> io::Result<()> {
         let Outgoing { message, to, .. } = outgoing;
         let (mac, address) = match to {
@@ -68,12 +68,12 @@ impl Socket {
         Ok(())
     }
 
-    /// What has been received by now, each with the Ethernet address that it came from.
+    /// Returns the received messages, each with its Ethernet source address.
     pub(super) fn received(&self) -> Vec<(Mac, Message)> {
         let mut buffer = [0; LONGEST];
         let mut messages = Vec::new();
         for _ in 0..AT_ONCE {
-            // An interface that went down says so once, and is heard again when it is up.
+            // An interface that went down causes one error, and receives again once it is up.
             let length = match rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::DONTWAIT) {
                 Ok((length, _)) => length,
                 Err(rustix::io::Errno::NETDOWN | rustix::io::Errno::INTR) => continue,
@@ -93,7 +93,7 @@ impl AsFd for Socket {
     }
 }
 
-/// Opens a packet socket on an interface of the namespace, for what is of that protocol and passes the filter.
+/// Opens a packet socket on an interface of the namespace, for packets of this protocol that pass the filter.
 fn open(
     netns: &Netns,
     index: u32,
@@ -106,13 +106,13 @@ fn open(
 
 fn open_here(index: u32, protocol: i32, filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // Of no protocol until it has its filter and its interface: it hears nothing before.
+    // Without a protocol until it has its filter and its interface: so it receives nothing before.
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     socket_filter::attach(&socket, filter)?;
     // SAFETY: every field is a number or an array of numbers: all zeroes is a valid value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
-    // Numbers of protocols have 16 bits.
+    // Protocol numbers have 16 bits.
     address.sll_protocol = (protocol as u16).to_be();
     address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
     // SAFETY: the kernel reads as many bytes of `address` as it is long; it lives through the call.
@@ -126,12 +126,12 @@ fn open_here(index: u32, protocol: i32, filter: &mut [libc::sock_filter]) -> io:
     if bound == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks the link whether another host has the address, and returns which.
+/// Probes the link for another host with the address, and returns that host.
 pub(super) fn holder(netns: &Netns, interface: &Interface, address: Ipv4Addr) -> Result<Option<Mac>, Error> {
     let socket = open(netns, interface.index, libc::ETH_P_ARP, &mut filter::about(address))?;
     let question = probe::question(interface.mac, address);
     for _ in 0..probe::TIMES {
-        // One that cannot be sent is as one that is lost.
+        // A probe that cannot be sent counts as lost.
         if let Err(error) = rustix::net::send(&socket, &question, SendFlags::DONTWAIT) {
             tracing::debug!(error = %Chain(&error), "probe for an address not sent");
         }
@@ -146,7 +146,7 @@ pub(super) fn holder(netns: &Netns, interface: &Interface, address: Ipv4Addr) ->
     Ok(None)
 }
 
-/// Who has the address by what has been received by now.
+/// Returns the host that has the address, according to the received frames.
 fn heard_of(socket: &OwnedFd, own: Mac, address: Ipv4Addr) -> Option<Mac> {
     let mut buffer = [0; LONGEST];
     for _ in 0..AT_ONCE {
@@ -158,7 +158,7 @@ fn heard_of(socket: &OwnedFd, own: Mac, address: Ipv4Addr) -> Option<Mac> {
     None
 }
 
-/// Waits until one of the sockets has something, or that moment of [`now`].
+/// Waits until a socket is readable, or until that moment of [`now`].
 pub(super) fn wait<'s>(sockets: impl Iterator<Item = &'s Socket>, until: Duration) {
     wait_for(sockets.map(AsFd::as_fd), until);
 }
@@ -171,17 +171,17 @@ fn wait_for<'s>(sockets: impl Iterator<Item = BorrowedFd<'s>>, until: Duration) 
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: left.subsec_nanos().into(),
     };
-    // Whatever ended it, the sockets are read and the time is looked at next.
+    // Whatever ended the wait, the sockets and the time are checked next.
     let _ = rustix::event::poll(&mut polled, Some(&left));
 }
 
-/// The time since the node's boot, suspended time included.
+/// Returns the time since the node's boot, including suspended time.
 pub(super) fn now() -> Duration {
     let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(u64::try_from(since.tv_sec).unwrap_or(0), u32::try_from(since.tv_nsec).unwrap_or(0))
 }
 
-/// A number that differs from one call to the next.
+/// Returns a number that differs from one call to the next.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(0_u8)
 }

@@ -1,7 +1,8 @@
-//! The thread that writes what has changed of leases, and takes lost addresses from pods. It is not the one that renews, and it has
-//! no lock of all leases while it waits for the disk or the kernel: however slow those are, no exchange and no request of
-//! another lease waits for them. What changes again before it is written is written once. What cannot be written, as on a full
-//! disk, is tried again: a lease that was extended would be over after a restart, and an address that was lost in use.
+//! The thread that writes changed leases, and removes lost addresses from pods. It is separate from the renewal
+//! thread, and does not hold the lock of all leases while it waits for the disk or the kernel: however slow these
+//! are, no exchange and no request for another lease waits for them. Several changes before a write cause one write.
+//! A failed write, for example on a full disk, is retried: otherwise a renewed lease would count as expired after a
+//! restart, and a lost address would still be used.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,15 +18,15 @@ use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::netlink::{Handle, OpenError};
 
-/// How long after a lease could not be written that is tried again.
+/// How long until a failed write of a lease is retried.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What is to be done about a lease.
+/// A job for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Its record is to be written.
+    /// Write its record.
     Write,
-    /// Its address must not be used any more, for that reason.
+    /// Remove its address from the pod, for this reason.
     Lose(String),
 }
 
@@ -33,7 +34,7 @@ pub(super) enum Job {
 #[derive(Debug, Default)]
 struct Unwritten(BTreeMap<Owner, (u64, String)>);
 
-/// Works until the leases end and nothing is left to do.
+/// Works until the leases end and no job is left.
 pub(super) fn run(shared: &Arc<Shared>) {
     let (mut unwritten, mut again) = (Unwritten::default(), None);
     loop {
@@ -53,8 +54,7 @@ pub(super) fn run(shared: &Arc<Shared>) {
 }
 
 impl Unwritten {
-    /// Writes a lease, or notes that it could not be written, which is logged when it is new. One that has been given back
-    /// meanwhile needs no more.
+    /// Writes a lease, or notes and logs a new failure. A lease that has been released meanwhile needs no write.
     fn write(&mut self, shared: &Shared, owner: &Owner, number: u64) {
         let Err(error) = shared.write(owner, number) else {
             self.0.remove(owner);
@@ -68,21 +68,22 @@ impl Unwritten {
     }
 }
 
-/// Takes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5 and 3.1).
+/// Removes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5
+/// and 3.1).
 fn lose(shared: &Shared, unwritten: &mut Unwritten, (owner, number): (&Owner, u64), why: &str) {
     let mut found = None;
     shared.with(owner, number, |held| {
         let before = held.record.lost.replace(why.to_owned());
         found = Some((held.record.clone(), before.is_none()));
     });
-    // It has been given back meanwhile.
+    // The lease has been released meanwhile.
     let Some((record, is_new)) = found else { return };
     if is_new {
-        // Written first: after a kill it is not used again either, and the next agent takes it.
+        // Written first: so the address is not used after a kill either, and the next agent removes it.
         unwritten.write(shared, owner, number);
     }
     let is_taken = is_taken(&record, owner, why, is_new);
-    // The node leads nobody there any more, even if the pod has it still.
+    // The node's routes and rules for the address are removed even if the pod still has it.
     shared.tell_lost(owner);
     shared.change(owner, number, |held| {
         held.record.is_taken = is_taken;
@@ -91,7 +92,7 @@ fn lose(shared: &Shared, unwritten: &mut Unwritten, (owner, number): (&Owner, u6
     });
 }
 
-/// Takes the address of a lost lease from its pod, and says so. Returns whether it is not there any more.
+/// Removes the address of a lost lease from its pod, and logs that. Returns whether the address is gone.
 fn is_taken(record: &Record, owner: &Owner, why: &str, is_new: bool) -> bool {
     let (network, address) = (&record.config.network, record.address);
     match take_away(record) {
@@ -102,7 +103,7 @@ fn is_taken(record: &Record, owner: &Owner, why: &str, is_new: bool) -> bool {
             );
             true
         }
-        // Nobody has it any more.
+        // The address is gone with the namespace.
         Err(Error::NoNamespace) => true,
         Err(error) => {
             if is_new {
@@ -123,7 +124,7 @@ pub(super) fn take_away(record: &Record) -> Result<(), Error> {
     let take_away = || -> Result<(), OpenError> {
         let mut pod = Handle::open_in(&netns)?;
         let link = pod.link_by_index(record.index)?;
-        // On a link that routes alone it is without its subnet.
+        // On a routed link the address has a host prefix.
         for prefix in [terms.prefix, 32] {
             let net = Ipv4Net::new(terms.address, prefix).unwrap_or_else(|_| terms.address.into());
             pod.ensure_address_absent(link.index, IpNet::V4(net))?;

@@ -68,7 +68,7 @@ pub enum AllocateError {
     RequestedTaken {
         /// The address.
         address: IpAddr,
-        /// Who has it, if that can be read.
+        /// The owner, if the reservation can be read.
         holder: Option<Box<Owner>>,
         /// Position of the set that holds it.
         index: usize,

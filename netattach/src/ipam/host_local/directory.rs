@@ -9,14 +9,14 @@
 //! holder of the lock uses the temporary name, so a stray one belongs to no writer and is removed by the next reader;
 //! to the Go plugin it is a file whose name is not an address.
 //!
-//! The file of a released reservation is renamed to a spare name ([`TEMPORARY`] and a number) and emptied, for reuse by
-//! one of the next reservations: if files are created and deleted often, ext4 spends more time on finding an inode that
-//! was not deleted within the last minutes than on all the rest. At most [`MOST_SPARES`] are kept. They are the process's
-//! own, like the temporary name: the next reader removes those that are left over.
+//! The file of a released reservation is renamed to a spare name ([`TEMPORARY`] and a number) and emptied, for reuse
+//! by one of the next reservations: if files are created and deleted often, ext4 spends most of the time on finding
+//! an inode that was not deleted within the last minutes. At most [`MOST_SPARES`] are kept. Like the temporary name,
+//! spare files belong to one process: the next reader removes leftovers.
 //!
-//! Nothing is synced to disk. A power loss also ends every container that holds an address here, so a lost reservation
-//! does no harm; it may leave a file without content, as does a Go plugin killed between create and write. Under the
-//! lock such a file has no writer any more: it counts as free and is replaced.
+//! Nothing is synced to disk. A power failure also ends every container that holds an address here, so a lost
+//! reservation does no harm; it may leave a file without content, like a Go plugin that is killed between create and
+//! write. Under the lock such a file has no writer any more: it counts as free and is replaced.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -36,7 +36,7 @@ use crate::{bounded, budget, flock, sync};
 
 pub(super) const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
-/// As many pods as a node has at once, with a few to spare.
+/// The number of pods that a node has at a time, and some more.
 const MOST_SPARES: u16 = 256;
 
 /// An open directory and its lock file.
@@ -58,8 +58,8 @@ pub(super) struct Contents {
     cursors: HashMap<usize, Cursor>,
     /// Number of empty files: they have the spare names from 1 to this.
     spares: u16,
-    /// Whether the files of released reservations are kept as spare files: worth it only in a process that lives
-    /// longer than one call.
+    /// Whether the files of released reservations are kept as spare files: useful only in a process that lives longer
+    /// than one call.
     pub(super) keeps_spares: bool,
 }
 
@@ -379,8 +379,8 @@ impl Contents {
         }
     }
 
-    /// The addresses held by others than these, in order. An entry without an interface, from old versions, belongs to its
-    /// container, whichever interface is named.
+    /// Returns the addresses of all owners that are not in `in_use`, in order. An entry without an interface, from
+    /// old versions, belongs to its container, whichever of its interfaces is named.
     pub(super) fn held_by_others(&self, in_use: &InUse) -> Vec<IpAddr> {
         let known: HashSet<String> = in_use
             .owners

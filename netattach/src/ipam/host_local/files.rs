@@ -19,7 +19,7 @@ pub(super) enum File {
 #[derive(Debug, Default)]
 pub(super) struct Files {
     by_address: HashMap<IpAddr, File>,
-    /// The addresses with each content, in no order: nobody's are looked for among those of a thousand others.
+    /// The addresses with each content, in no order, so that a lookup does not search all files.
     by_content: HashMap<Arc<[u8]>, Vec<IpAddr>>,
 }
 

@@ -8,8 +8,8 @@
 //! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; a longer-lived one keeps a
 //! [`Leases`], which caches the contents of each directory.
 //!
-//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory` with its `files`,
-//! [`allocator`]. `usage` counts, `survey` says how full a pool is.
+//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory` with its
+//! `files`, [`allocator`]. `usage` counts addresses, `survey` reports the use of a pool.
 
 pub mod allocator;
 mod config;

@@ -17,7 +17,7 @@ use crate::sync::{Arc, Mutex, locked, locked_until};
 /// Default time limit for waiting for a directory's lock.
 pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Time limit for waiting of a look that is taken again soon, or that has many directories to look at.
+/// Time limit for waiting in a check that is repeated soon, or that reads many directories.
 const LOOK_DEADLINE: Duration = Duration::from_millis(100);
 
 /// The reservations of this node.
@@ -243,8 +243,8 @@ impl Leases {
         self.remove_where(data_dir, network, |contents| contents.held_by(owner))
     }
 
-    /// Removes the reservations of all others than `in_use` and returns their number. A reservation from before
-    /// interfaces were recorded stays while its container has any interface in use.
+    /// Removes all reservations whose owner is not in `in_use`, and returns their number. A reservation written
+    /// before interfaces were recorded stays while its container has any interface in use.
     ///
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
@@ -317,17 +317,18 @@ impl Leases {
         .map(drop)
     }
 
-    /// How many addresses the pool has and how many are held, by family. Hardly waits for others.
+    /// Returns the number of all and of leased addresses of the pool, by family. Waits at most `LOOK_DEADLINE` for
+    /// the lock.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another process or thread is at the directory; otherwise the failed file operation.
+    /// [`Error::Busy`] if another process or thread has locked the directory; otherwise the failed file operation.
     pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
         let reserved =
             self.locked_for(&config.directory(), Patience::Look, |_, contents| Ok(contents.reserved()))?;
         Ok(usage::of(config, &reserved.unwrap_or_default()))
     }
 
-    /// How full the configuration's pool is. Hardly waits for others.
+    /// Returns the use of the configuration's pool. Waits at most `LOOK_DEADLINE` for the lock.
     ///
     /// # Errors
     /// As [`Leases::usage`].
@@ -336,7 +337,7 @@ impl Leases {
         Ok(survey::survey(config, held.unwrap_or_default()))
     }
 
-    /// All addresses that are held in a network's pool.
+    /// Returns all leased addresses of a network's pool.
     ///
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
@@ -366,11 +367,11 @@ impl Leases {
         }
     }
 
-    /// Which of these holders do not hold each of their addresses, or any at all where they name none: their places in the list.
-    /// One look at the directory for all of them, which hardly waits for others.
+    /// Returns the indices of those owners in `holders` that do not hold each of their addresses, or any address if they
+    /// list none. Locks the directory once for all, for which it waits at most `LOOK_DEADLINE`.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another process or thread is at the directory; otherwise the failed file operation.
+    /// [`Error::Busy`] if another process or thread has locked the directory; otherwise the failed file operation.
     pub fn lacking(
         &self,
         data_dir: &Path,
@@ -386,16 +387,16 @@ impl Leases {
             let lacking = all.filter(|(_, (owner, expected))| lacks(&contents.held_by(owner), expected));
             Ok(lacking.map(|(at, _)| at).collect())
         })?;
-        // Where there is no directory, nobody holds anything.
+        // Without a directory there are no reservations.
         Ok(lacking.unwrap_or_else(|| (0..holders.len()).collect()))
     }
 
-    /// Reserves addresses again that `owner` had and that somebody has removed; returns those. A directory that is gone
-    /// is made anew.
+    /// Reserves addresses of `owner` again that another program has removed, and returns them. Recreates a missing
+    /// directory.
     ///
     /// # Errors
-    /// [`Error::NotReserved`] if another owner has one by now; [`Error::Busy`] if the directory stays locked; otherwise the
-    /// failed file operation.
+    /// [`Error::NotReserved`] if another owner has one of the addresses now; [`Error::Busy`] if the directory stays
+    /// locked; otherwise the failed file operation.
     pub fn restore(
         &self,
         data_dir: &Path,
@@ -437,7 +438,7 @@ impl Leases {
         self.locked_for(path, Patience::Operation, act)
     }
 
-    /// As [`Leases::locked`], for an operation or for a look.
+    /// Like [`Leases::locked`], with the patience of an operation or of a check.
     fn locked_for<T>(
         &self,
         path: &Path,
@@ -452,7 +453,7 @@ impl Leases {
             }
             Patience::Look => {
                 let deadline = Instant::now() + LOOK_DEADLINE;
-                // A thread that waits for another process has it for as long as it waits.
+                // A thread that waits for another process holds this lock meanwhile.
                 match locked_until(&known, deadline) {
                     Some(mut known) => known.act(path, deadline, act),
                     None => Err(Error::Busy { path: path.join(LOCK) }),

@@ -1,4 +1,4 @@
-//! How full a pool is: for each range the free addresses and how they lie, and who holds the others. Pure.
+//! The use of a pool: for each range the free addresses and their distribution, and the owners of the others. Pure.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,7 +47,7 @@ pub(super) fn survey(config: &Config, held: Vec<Held>) -> Survey {
     Survey { ranges: ranges.collect(), held }
 }
 
-/// What of a range is never given, as parts of it in order that do not touch: the gateway, and what is excluded.
+/// Returns the parts of a range that are never leased, in order and not adjacent: the gateway, and excluded networks.
 pub(super) fn never(range: &Range, exclude: &[IpNet]) -> Vec<(u128, u128)> {
     let (start, end) = (to_bits(range.start), to_bits(range.end));
     let excluded = exclude.iter().filter(|net| net.addr().is_ipv4() == range.start.is_ipv4());
@@ -60,19 +60,19 @@ pub(super) fn never(range: &Range, exclude: &[IpNet]) -> Vec<(u128, u128)> {
     merged(parts)
 }
 
-/// Addresses of a range that may be given. `never`: what [`never()`] says of it. All of a family is one more than the largest
-/// number, which it counts as.
+/// Returns the number of addresses of a range that can be leased. `never`: the result of [`never()`]. All addresses
+/// of IPv6 are one more than the largest number, and count as that.
 pub(super) fn size(range: &Range, never: &[(u128, u128)]) -> u128 {
     let gaps = gaps(to_bits(range.start), to_bits(range.end), never);
     gaps.into_iter().map(length).fold(0, u128::saturating_add)
 }
 
-/// Addresses from the first to the last one.
+/// Returns the number of addresses from the first to the last one.
 fn length((first, last): (u128, u128)) -> u128 {
     (last - first).saturating_add(1)
 }
 
-/// Parts that overlap or touch as one; they are sorted.
+/// Merges sorted parts that overlap or are adjacent.
 fn merged(parts: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
     let mut merged: Vec<(u128, u128)> = Vec::new();
     for (first, last) in parts {
@@ -84,7 +84,7 @@ fn merged(parts: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
     merged
 }
 
-/// What is between the parts, from `start` to `end`.
+/// Returns the gaps between the parts, from `start` to `end`.
 fn gaps(start: u128, end: u128, parts: &[(u128, u128)]) -> Vec<(u128, u128)> {
     let mut gaps = Vec::new();
     let mut next = Some(start);
@@ -98,7 +98,7 @@ fn gaps(start: u128, end: u128, parts: &[(u128, u128)]) -> Vec<(u128, u128)> {
     gaps
 }
 
-/// A count; what does not fit is the largest there is.
+/// Converts a count; saturates.
 fn narrow(count: u128) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
