@@ -25,7 +25,7 @@
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | netattach's own nftables tables: for policies, for translation; conntrack entries |
 //! | `vrf`, `tap`, `netkit`, `ifb` | VRFs and their ports; taps; netkit pairs; whether intermediate devices exist |
-//! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; about which links have changed |
+//! | `watch`, `filter_watch`, `change_watch`, `address_watch` | notifications about links and routes; about removed filters; about which links have changed; about addresses |
 //! | `readable`, `socket_filter` | waits for notifications; has the kernel filter out those that are not needed |
 
 mod above;

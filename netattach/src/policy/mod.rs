@@ -13,7 +13,7 @@
 //! | `scope` | which pods an address stands for, if a policy is for several networks |
 //! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
 //! | [`lookup`] | the tables of one direction, as the kernel looks them up |
-//! | [`desired`] | the result: tables for every attachment, conditions of the objects |
+//! | [`desired`], [`conditions`] | the result: tables for every attachment; conditions of the objects, changed by difference |
 //! | [`diff`] | the writes that bring the kernel there |
 //! | [`evaluate`] | the kernel's lookup, in user space |
 //! | [`explain`], [`advice`] | why a flow is allowed or denied; the rule or setting that would allow it |

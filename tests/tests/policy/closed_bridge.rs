@@ -21,7 +21,8 @@ const PORT: u16 = 7007;
 /// Whether a datagram of the pod's gets to an address of the node; whether it is answered does not matter.
 fn arrives(node: &Node, pod: &Pod, to: &str) -> bool {
     let to = SocketAddr::new(to.parse().unwrap(), PORT);
-    let receiver = node.namespace.run(|| UdpSocket::bind(to)).unwrap();
+    // Between a bridge that is gone and the one made again, the node does not have the address.
+    let Ok(receiver) = node.namespace.run(|| UdpSocket::bind(to)) else { return false };
     receiver.set_read_timeout(Some(SILENCE)).unwrap();
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let sender = pod.namespace.run(|| UdpSocket::bind(any)).unwrap();

@@ -4,9 +4,9 @@
 //! Only this process holds the sandboxes' namespaces, so nothing is left however the process ends: if it is
 //! killed, the namespaces are gone, and the agent detaches sandboxes without a namespace
 //! (`collectAfterSeconds`). If the agent reads manifests, the sandboxes are pods during the test, and
-//! policies stop some of the traffic (`policy`). In a cluster this takes rights that no node has: `kubectl
-//! netattach test` creates pods and policies with the rights of its user (`cluster`), and has the sandboxes
-//! attached in the agent's pod. A network that only some namespaces may use refuses them.
+//! policies stop some of the traffic (`policy`). In a cluster this takes rights that no node has:
+//! `kubectl netattach test` creates pods and policies with the rights of its user (`cluster`), and has the
+//! sandboxes attached in the agent's pod. A network that only some namespaces may use refuses them.
 
 mod cluster;
 mod policy;

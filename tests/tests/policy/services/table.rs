@@ -126,6 +126,10 @@ fn the_node_is_where_its_bridge_is() {
     for pod in [&scene.client, &scene.server, &scene.other] {
         ip(&pod.namespace, &["neigh", "flush", "all"]).unwrap();
     }
+    // Changes of links are gathered for a moment.
+    let reached =
+        |family| datagram(&scene.client.namespace, To::Service(1, WEB).address(family), SILENCE).unwrap();
+    assert!([0, 1].into_iter().all(|family| eventually(PATIENCE, || reached(family))));
     scene.expect(&DENIED);
     scene.end();
 }
