@@ -399,7 +399,7 @@ mod tests {
             .map(|container| (container.clone(), Footprint::from([Resource::Sync, Resource::Cache])));
         let needs: BTreeMap<String, Footprint> = of_hung.chain(of_pooled).chain(of_others).collect();
         let mut places = Places::default();
-        let busy = vec!["busy".to_owned()];
+        let busy = ["busy".to_owned()];
         let due = [&busy[..], &hung, &pooled, &others[..10]].concat();
         let expected = [&hung[..OF_ONE], &pooled[..OF_ONE], &others[..10]].concat();
         assert_eq!(begun(&mut places, &due, &needs), expected);

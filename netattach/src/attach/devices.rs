@@ -673,7 +673,7 @@ mod tests {
         let (settings, physical, representor) = (None, None, None);
         let claim = Claim { device, generation, home, settings, physical, representor, is_back: false };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
-        devices.found(&device, &claim);
+        devices.found(device, &claim);
         Ok(claim)
     }
 
@@ -1087,7 +1087,7 @@ mod tests {
                 is_back: false,
             };
             let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
-            devices.found(&device, &claim);
+            devices.found(device, &claim);
             (plan, claim)
         });
         let said = RefCell::new(Vec::new());

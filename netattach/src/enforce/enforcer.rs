@@ -416,7 +416,7 @@ impl Enforce for Enforcer {
             self.prepare(attachment, host, pod).map_err(failed(at))?;
         }
         let entered = self.lock().enter(attachments, self.sources(), &self.kernel());
-        entered.map_err(|(at, source)| failed(at)(source))?;
+        entered.map_err(|(at, source)| failed(at)(*source))?;
         for (at, attachment) in attachments.iter().enumerate() {
             self.bind(attachment, host).map_err(failed(at))?;
         }

@@ -125,7 +125,7 @@ impl State {
         attachments: &[EnforcedAttachment],
         sources: Sources<'_>,
         kernel: &impl Kernel,
-    ) -> Result<(), (usize, EnforceError)> {
+    ) -> Result<(), (usize, Box<EnforceError>)> {
         for attachment in attachments {
             self.policies.forget(attachment.id);
             self.note_links(attachment.id);
@@ -139,16 +139,16 @@ impl State {
             attachments.iter().enumerate().filter(|(_, attachment)| attachment.endpoint.is_some());
         for (at, attachment) in endpoints {
             let is_open = self.policies.enter_open(attachment.id, sources, kernel);
-            if !is_open.map_err(|error| (at, error))? {
+            if !is_open.map_err(|error| (at, Box::new(error)))? {
                 first = Some(at);
                 break;
             }
         }
         if let Some(first) = first {
-            self.bring_up_to_date(sources, kernel).map_err(|error| (first, error))?;
+            self.bring_up_to_date(sources, kernel).map_err(|error| (first, Box::new(error)))?;
             // A pod may have disappeared from the source, so its policies are unknown.
             for (at, attachment) in attachments.iter().enumerate() {
-                self.isolate_undecided(attachment, kernel).map_err(|error| (at, error))?;
+                self.isolate_undecided(attachment, kernel).map_err(|error| (at, Box::new(error)))?;
             }
         }
         Ok(())

@@ -53,7 +53,9 @@ pub enum NatError {
     #[error("table {SHARED_TABLE} in the node's packet filter")]
     Shared(#[source] netlink::Error),
     /// Other processes kept changing the packet filter.
-    #[error("table {SHARED_TABLE} in the node's packet filter: other programs keep changing the packet filter")]
+    #[error(
+        "table {SHARED_TABLE} in the node's packet filter: other programs keep changing the packet filter"
+    )]
     Busy,
     /// Another program keeps removing elements that the agent puts back.
     #[error(

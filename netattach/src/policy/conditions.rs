@@ -122,6 +122,8 @@ impl Eq for Conditions {}
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
     use crate::objects::ObjectName;
 
@@ -144,7 +146,7 @@ mod tests {
         assert_eq!(messages(conditions.iter()), ["pod other/a one", "pod shop/a one", "pod shop/a two"]);
         conditions.remove([&one, &other]);
         assert_eq!(messages(conditions.iter()), ["pod shop/a one", "pod shop/a two"]);
-        conditions.replace(&[one.clone()], &[two.clone()]);
+        conditions.replace(slice::from_ref(&one), slice::from_ref(&two));
         assert_eq!(messages(conditions.iter()), ["pod shop/a two"]);
         conditions.remove([&two, &two, &other]);
         assert_eq!((conditions.len(), conditions.is_empty()), (0, true));

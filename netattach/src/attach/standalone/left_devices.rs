@@ -34,7 +34,7 @@ pub(super) enum LeftError {
     },
     /// The node's namespace cannot be examined.
     #[error("open the node's namespace")]
-    Open(#[source] StepError),
+    Open(#[source] Box<StepError>),
 }
 
 impl From<LeftError> for CniError {
@@ -90,7 +90,7 @@ impl Place {
 }
 
 fn give_back_each(is_due: impl Fn(&Whose, &Place) -> bool) -> Result<(), LeftError> {
-    let mut host = Handle::open().map_err(|error| LeftError::Open(error.into()))?;
+    let mut host = Handle::open().map_err(|error| LeftError::Open(Box::new(error.into())))?;
     let left = Left::of_node(host.netns_cookie()).map_err(LeftError::Read)?;
     let mut ended = Ok(());
     for (kept, home) in &left.devices {

@@ -130,11 +130,11 @@ impl Terms {
 
     /// Whether the lease has expired at `now`.
     pub(super) fn is_over(&self, now: Duration) -> bool {
-        self.seconds != FOR_EVER && now >= self.from_begin(u64::from(self.seconds) * 1000)
+        self.seconds != FOR_EVER && now >= self.since_begin(u64::from(self.seconds) * 1000)
     }
 
     /// Returns the moment `millis` milliseconds after the request.
-    fn from_begin(&self, millis: u64) -> Duration {
+    fn since_begin(&self, millis: u64) -> Duration {
         Duration::from_millis(self.since.saturating_add(millis))
     }
 
@@ -143,8 +143,8 @@ impl Terms {
         if self.seconds == FOR_EVER {
             return Due::At(None);
         }
-        let (renew, rebind) = (self.from_begin(self.renew), self.from_begin(self.rebind));
-        let end = self.from_begin(u64::from(self.seconds) * 1000);
+        let (renew, rebind) = (self.since_begin(self.renew), self.since_begin(self.rebind));
+        let end = self.since_begin(u64::from(self.seconds) * 1000);
         let ask = |purpose: Purpose, until: Duration| {
             let again = tried.filter(|at| *at >= renew).map(|at| at + self.pause(until, at)).unwrap_or(now);
             if again.min(until) > now {
