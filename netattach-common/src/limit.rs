@@ -82,6 +82,13 @@ impl Rate {
         (units as u64 * self.interval) >> Self::FRACTION_BITS
     }
 
+    /// The rate for one of two parties that charge the same word: it is admitted only up to half of the burst. However many units
+    /// it asks for, the other party has the rest of the burst, and each further unit before it does.
+    #[inline(always)]
+    pub const fn reserving(self) -> Self {
+        Self { tolerance: self.tolerance / 2, ..self }
+    }
+
     /// The new [`Rate::arrival`] if `units` pass at `now`; `None`: they are too early. A packet larger than the burst
     /// passes when there is no debt and leaves one, so that no burst is too small for any packet.
     #[inline(always)]
@@ -141,6 +148,26 @@ mod tests {
         let later: Vec<_> =
             at_once.into_iter().chain((1..=10).map(|ms| (1_000_000_000 + ms * 1_000_000, 1))).collect();
         assert_eq!(passed(rate, &later).iter().sum::<u32>(), 14);
+    }
+
+    #[test]
+    fn who_reserves_leaves_half_of_the_burst_and_the_rate_to_the_other() {
+        let (own, others) = (Rate::new(1000, 10), Rate::new(1000, 10).reserving());
+        let mut arrival = 0;
+        let mut pass = |rate: Rate, now| {
+            let next = rate.admit(arrival, 1, now);
+            arrival = next.unwrap_or(arrival);
+            u32::from(next.is_some())
+        };
+        // The others ask twenty times for each time that the own party does.
+        let mut passed = [0, 0];
+        for ms in 0..100 {
+            let now = 1_000_000_000 + ms * 1_000_000;
+            passed[0] += (0..20).map(|_| pass(others, now)).sum::<u32>();
+            passed[1] += pass(own, now);
+        }
+        // Of a hundred units that come at the rate, and a burst of ten: each that the own party has asked for.
+        assert_eq!(passed, [6, 100]);
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub(crate) fn open<A: Subprograms>(
         // The packet may go to its receiver, but opens no flow for replies.
         return Ok(Opening::NONE);
     }
-    if !limit::flow(scope.id) {
+    if !limit::flow(scope.id, scope.side == Side::ToPod) {
         return Err(DropReason::FlowRate.into());
     }
     if !scope.has(flag::KEEP_ESTABLISHED) {

@@ -31,11 +31,17 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
     charge(rate, on_the_wire(ctx), || unsafe { bpf_ktime_get_ns() })
 }
 
-/// Whether the attachment may enter another flow.
+/// Whether the attachment may enter another flow. `by_others`: not the pod opens it. These leave room to the pod, whose own
+/// flows nobody keeps from being entered by sending to it.
 #[inline(never)]
-pub(crate) fn flow(attachment: u32) -> bool {
+pub(crate) fn flow(attachment: u32, by_others: bool) -> bool {
+    let Some(limits) = maps::limits(attachment) else {
+        return true;
+    };
     // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
-    one(attachment, |limits| unsafe { &raw mut (*limits).flows })
+    let rate = unsafe { &raw mut (*limits).flows };
+    let view = if by_others { view(rate).reserving() } else { view(rate) };
+    charge_by(rate, view, 1, clock::nanoseconds)
 }
 
 /// Whether the attachment may have another record of a new flow.
@@ -64,13 +70,24 @@ fn one(attachment: u32, select: impl FnOnce(*mut Limits) -> *mut Rate) -> bool {
 /// Charges `units` to a rate that other CPUs charge at the same time. `false`: over the limit.
 #[inline(always)]
 fn charge(rate: *mut Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
+    charge_by(rate, view(rate), units, now)
+}
+
+/// The words of a rate that programs do not change.
+#[inline(always)]
+fn view(rate: *mut Rate) -> Rate {
     // SAFETY: `rate` points into a map value. Interval and tolerance are only written by the agent, each as one aligned
     // word; a packet that sees one old and one new value is judged by a mixture once.
-    let view = unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } };
+    unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } }
+}
+
+/// [`charge`] by the terms of `view`.
+#[inline(always)]
+fn charge_by(rate: *mut Rate, view: Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
     if !view.is_limited() {
         return true;
     }
-    // SAFETY: as above; `arrival` is only changed by the atomic operations below.
+    // SAFETY: `rate` points into a map value; `arrival` is only changed by the atomic operations below.
     let word = unsafe { &raw mut (*rate).arrival };
     // SAFETY: an aligned word of a map value.
     let arrival = unsafe { word.read_volatile() };

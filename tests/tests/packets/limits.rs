@@ -32,6 +32,19 @@ fn new_flows_beyond_the_rate_are_dropped_and_known_ones_are_not() {
 }
 
 #[test]
+fn flows_that_others_open_leave_half_of_the_burst_to_the_pod() {
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    // One flow in ten seconds, and four at once beyond that.
+    let rate = Rate { interval: 10_000_000_000 << 16, tolerance: 40_000_000_000, ..Rate::NONE };
+    put(&rig, Checks::default(), Limits { flows: rate, ..Limits::default() });
+    let into = [1, 2, 3, 4, 5].map(|port| rig.run(ToPod, &to_pod().tcp(port, 80, SYN).frame()));
+    let refused = Err(DropReason::FlowRate);
+    assert_eq!(into, [Ok(()), Ok(()), Ok(()), refused, refused]);
+    let out = [1, 2, 3].map(|port| rig.run(FromPod, &from_pod().tcp(port, 443, SYN).frame()));
+    assert_eq!(out, [Ok(()), Ok(()), refused]);
+}
+
+#[test]
 fn bytes_beyond_the_bandwidth_are_dropped_in_either_direction() {
     let rig = Rig::new();
     // Two packets of 46 bytes, then none for longer than the test can take.
