@@ -1,5 +1,6 @@
 //! The cluster as a source: a thread follows the API server, and readers share its snapshots.
 
+use std::future::pending;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -237,9 +238,13 @@ impl Cluster {
         let mut pauses = Backoff::new(AGAIN, MOST_AGAIN);
         let mut is_told = false;
         loop {
-            match self.ask(&wanted.name, deadline).await {
-                Ok(Some(pod)) if wanted.is(&pod) => return,
-                Ok(_) => {}
+            let asked = self.ask(&wanted.name, deadline).await;
+            let is_unknown = asked.as_ref().is_err_and(|error| error.code() == Some(404));
+            match asked {
+                Ok(Asked::Found(Some(pod))) if wanted.is(&pod) => return,
+                // Changes of what the server has answered come by the watch.
+                Ok(Asked::Found(_) | Asked::Elsewhere) => return pending().await,
+                Ok(Asked::NoTime) => {}
                 Err(error) if is_told => {
                     tracing::debug!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod again");
                 }
@@ -248,38 +253,50 @@ impl Cluster {
                     is_told = true;
                 }
             }
+            if is_unknown {
+                return pending().await;
+            }
             tokio::time::sleep(pauses.next()).await;
         }
     }
 
     /// Asks the server for a pod, on the thread's runtime, if a slot is free before the deadline, which
-    /// also bounds the answer. Dropping the future cancels the request. `None`: the pod is on another node,
-    /// or no slot was free.
-    async fn ask(&self, name: &ObjectName, deadline: Instant) -> Result<Option<Arc<Pod>>, RequestError> {
+    /// also bounds the answer. Dropping the future cancels the request.
+    async fn ask(&self, name: &ObjectName, deadline: Instant) -> Result<Asked, RequestError> {
         let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
         let (questions, name) = (Arc::clone(&self.questions), name.clone());
         let asking = async move {
             let Ok(Ok(_place)) = timeout_at(deadline.into(), questions.acquire_owned()).await else {
-                return Ok::<_, RequestError>(None);
+                return Ok::<_, RequestError>(Asked::NoTime);
             };
             let within = deadline.saturating_duration_since(Instant::now()).saturating_sub(TO_TELL);
             // A question without time for an answer would count as one that the server has not answered.
             if within.is_zero() {
-                return Ok(None);
+                return Ok(Asked::NoTime);
             }
             let json = ask(&client, &name, within).await?;
             if node_of(&json).as_deref() != Some(&*node) {
-                return Ok(None);
+                return Ok(Asked::Elsewhere);
             }
-            Ok(view.change(|cache| cache.fetched(&json, Instant::now())))
+            Ok(Asked::Found(view.change(|cache| cache.fetched(&json, Instant::now()))))
         };
         // Unlike a task, a `JoinSet` aborts its tasks when it is dropped, so that a cancelled caller
         // leaves no request.
-        let mut asked: JoinSet<Result<Option<Arc<Pod>>, RequestError>> = JoinSet::new();
+        let mut asked: JoinSet<Result<Asked, RequestError>> = JoinSet::new();
         asked.spawn_on(asking, &self.runtime);
         // If there is no answer, the thread has ended.
-        asked.join_next().await.and_then(Result::ok).unwrap_or(Ok(None))
+        asked.join_next().await.and_then(Result::ok).unwrap_or(Ok(Asked::NoTime))
     }
+}
+
+/// What the server was asked for a pod.
+enum Asked {
+    /// The pod on this node as it is in the snapshots now; `None`: it cannot be read.
+    Found(Option<Arc<Pod>>),
+    /// It is on another node.
+    Elsewhere,
+    /// The server was not asked: no slot was free before the deadline, or the thread has ended.
+    NoTime,
 }
 
 async fn ask(client: &Client, name: &ObjectName, within: Duration) -> Result<Box<RawValue>, RequestError> {

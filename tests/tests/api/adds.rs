@@ -147,7 +147,7 @@ fn a_pod_that_is_not_there_or_elsewhere_is_refused_in_time() {
     rig.server.faults().hold_watches("pods");
     rig.server.create(&object("hidden", NODE)).unwrap();
     rig.server.faults().always(When::on(Verb::Get, "pods").named("hidden"), Fault::NoAnswer);
-    // It is asked for once: the next ADD is the second try.
+    // What the server has said of a pod once is so; after an error it is asked again while there is time.
     rig.server.create(&object("refused", NODE)).unwrap();
     rig.server.faults().always(When::on(Verb::Get, "pods").named("refused"), Fault::Answer(503));
     for name in ["missing", "elsewhere", "hidden", "refused"] {
@@ -157,7 +157,10 @@ fn a_pod_that_is_not_there_or_elsewhere_is_refused_in_time() {
         let (code, message) = outcome.failure();
         assert_eq!(code, 11, "{name}: {message}");
         assert!(took < stretched(Duration::from_secs(4)), "{name}: {took:?}");
-        assert_eq!(calls(&rig.server.requests_since(mark)), [(Verb::Get, format!("pods shop/{name}"))]);
+        let asked = calls(&rig.server.requests_since(mark));
+        let most = if name == "refused" { 2 } else { 1 };
+        assert!((1..=most).contains(&asked.len()), "{asked:?}");
+        assert_eq!(asked, vec![(Verb::Get, format!("pods shop/{name}")); asked.len()]);
     }
 }
 

@@ -19,9 +19,19 @@ fn is_event(one: &Request) -> bool {
     one.resource == "events" && one.answer.is_some()
 }
 
+/// Whether a request is about an event of a fence ([`all_events`]).
+fn is_of_fence(one: &Request) -> bool {
+    // An event's name begins with that of its object.
+    let about = one.body["regarding"]["name"].as_str().or(one.name.as_deref());
+    about.is_some_and(|name| name.starts_with("fence-"))
+}
+
 /// The requests about events after a mark, once there are as many: verb, answer and body.
 fn events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, Value)> {
-    let all = || rig.server.requests_since(mark).into_iter().filter(is_event);
+    let all = || {
+        let requests = rig.server.requests_since(mark).into_iter();
+        requests.filter(|one| is_event(one) && !is_of_fence(one))
+    };
     eventually(LATE, || all().count() >= count);
     all().map(|one| (one.verb, one.answer, one.body)).collect()
 }
@@ -44,11 +54,6 @@ fn all_events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, V
     rig.add(&lost(rig, &refused)).failure();
     await_fence(&refused);
     let requests = rig.server.requests_since(mark);
-    // An event's name begins with that of its object.
-    let is_of_fence = |one: &Request| {
-        let about = one.body["regarding"]["name"].as_str().or(one.name.as_deref());
-        about.is_some_and(|name| name.starts_with("fence-"))
-    };
     let others = requests.into_iter().filter(|one| is_event(one) && !is_of_fence(one));
     others.map(|one| (one.verb, one.answer, one.body)).collect()
 }

@@ -164,7 +164,6 @@ fn pods_of_other_nodes_are_followed_once_a_policy_for_pods_of_this_node_has_pods
     assert!(eventually(PATIENCE, || source().as_str().unwrap().contains("1 policy")), "{}", source());
     policy("pods", json!({"podSelector": {"matchLabels": {"app": "friend"}}}));
     assert!(eventually(PATIENCE, || source().as_str().unwrap().contains("2 policies")), "{}", source());
-    rig.settle("settled");
     assert!(!rig.server.requests().iter().any(are_others));
     let mark = rig.server.mark();
     rig.pod("a");

@@ -88,6 +88,27 @@ pub(super) fn redact_text(text: &str) -> String {
     shown
 }
 
+/// Words before a secret in text without structure, in lower case.
+const SECRET_WORDS: [&str; 17] = [
+    "bearer ",
+    "authorization: ",
+    "token=",
+    "token: ",
+    "password=",
+    "password: ",
+    "passwd=",
+    "passwd: ",
+    "secret=",
+    "secret: ",
+    "credential=",
+    "credential: ",
+    "key-data: ",
+    "privatekey=",
+    "privatekey: ",
+    "private-key: ",
+    "private_key: ",
+];
+
 /// A line up to a word that names a secret; the rest of it is left out where something follows.
 fn redact_line(line: &str) -> String {
     // A line of JSON, as the journal has.
@@ -98,10 +119,7 @@ fn redact_line(line: &str) -> String {
         return value.to_string() + "\n";
     }
     let lower = line.to_ascii_lowercase();
-    let found = ["bearer ", "token=", "token: ", "password=", "password: ", "secret=", "secret: "]
-        .iter()
-        .filter_map(|word| lower.find(word).map(|at| at + word.len()))
-        .min();
+    let found = SECRET_WORDS.iter().filter_map(|word| lower.find(word).map(|at| at + word.len())).min();
     match found {
         Some(at) if line.is_char_boundary(at) => format!("{}{REDACTED}\n", &line[..at]),
         Some(_) => format!("{REDACTED}\n"),
@@ -162,6 +180,14 @@ mod tests {
         assert_eq!(redact_text(text), format!("a\n{REDACTED}\nb\nuser token={REDACTED}\n"));
         let broken = "kind: [\npassword: hunter2\n";
         assert_eq!(redact_yaml(broken), format!("kind: [\npassword: {REDACTED}\n"));
+        for (line, kept) in [
+            ("Authorization: Basic aHVudGVyMg==", "Authorization: "),
+            ("  client-key-data: LS0tLS1C", "  client-key-data: "),
+            ("passwd=hunter2 retry", "passwd="),
+            ("privateKey: MIIE", "privateKey: "),
+        ] {
+            assert_eq!(redact_text(&format!("{line}\n")), format!("{kept}{REDACTED}\n"));
+        }
         assert_eq!(
             redact_text("[\"crc\",{\"password\":\"x\"}]\n"),
             format!("[\"crc\",{{\"password\":\"{REDACTED}\"}}]\n")
