@@ -166,8 +166,8 @@ impl RawSocket {
     }
 }
 
-/// Returns the header of a frame whose checksum, of the bytes from `start` on, the device computes and stores
-/// `offset` bytes after `start` (`struct virtio_net_hdr` of `linux/virtio_net.h`).
+/// Returns the header of a frame whose checksum, of the bytes from `start` on, is computed when the frame is put on
+/// the wire, and stored `offset` bytes after `start` (`struct virtio_net_hdr` of `linux/virtio_net.h`).
 pub fn sum_at(start: u16, offset: u16) -> [u8; 10] {
     const NEEDS_SUM: u8 = 1;
     let ([a, b], [c, d]) = (start.to_ne_bytes(), offset.to_ne_bytes());

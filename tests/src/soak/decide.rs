@@ -270,7 +270,7 @@ impl Decisions {
         }
     }
 
-    /// Returns actions that the agent would miss if the fault affected them: they happen during it.
+    /// Returns actions to carry out during the fault, so that it has an effect.
     fn what_it_hits(&mut self, trouble: Trouble, touched: &mut BTreeSet<Key>) -> Vec<Action> {
         let mut actions = Vec::new();
         let may_end = self.pods.len() > FEW;

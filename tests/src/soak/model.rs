@@ -109,7 +109,7 @@ pub(super) fn entries(pod: &Value) -> Vec<Value> {
 
 impl<'w> View<'w> {
     /// Whether the policies that this agent enforces let a packet pass at that end. `None`: its pod is not known, so
-    /// both results are right.
+    /// no result is expected.
     pub(super) fn lets(
         &self,
         end: &End<'_>,
