@@ -1,4 +1,5 @@
-//! Which attachment has the pod's default routes, and which interface traffic leaves by: kernel, result, status,
+//! The attachment that has the pod's default routes, and the interface by which traffic leaves: kernel, result,
+//! status, CHECK, traffic.
 //! CHECK, traffic.
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,10 +13,10 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, datagram, datag
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
-/// A node whose default network brings default routes of both families, with these pods. `flat` and `gateway` are
-/// bridges, of which `gateway` brings default routes; `routed` and `routed-gateway` are routed veths, of which the latter brings
-/// them; `foreign` and `foreign-gateway` are of
-/// an executed plugin, the latter with a default route.
+/// Returns a node whose default network brings default routes of both families, with these pods. `flat` and `gateway`
+/// are bridges, of which `gateway` brings default routes; `routed` and `routed-gateway` are routed veths, of which
+/// the latter brings them; `foreign` and `foreign-gateway` are of an executed plugin, the latter with a default
+/// route.
 fn node(pods: &[(&str, Value)]) -> Node {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -113,7 +114,7 @@ fn the_default_routes_are_where_the_pod_asks_for_them() {
             status: json!(["10.54.0.1", "fd00:54::1"]),
             result: Value::Null,
         },
-        // No gateway of its own to keep, so no other default route has to yield.
+        // It has no gateway of its own to keep, so no other default route has to be removed.
         Row {
             networks: json!([{"name": "flat", "default-route": []}]),
             routes: &[V4, V6],
