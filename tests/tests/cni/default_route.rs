@@ -284,9 +284,9 @@ fn without_a_shared_destination_there_are_no_rules() {
     assert_eq!(node.del(&pod).success(), Value::Null);
 }
 
-/// With `keepClusterRoutes`, what a pod sends to the cluster's ranges and what it answers from its first interface's
-/// addresses stays there; everything else leaves by the interface that has the default route, and so does what it
-/// answers from that one's addresses, though a range of the cluster is in its subnet.
+/// With `keepClusterRoutes`, packets of a pod to the cluster's ranges and replies from its first interface's
+/// addresses stay on that interface; everything else leaves by the interface that has the default route, and so do
+/// replies from that one's addresses, although a range of the cluster is in its subnet.
 ///
 /// Rows: RTE-keepClusterRoutes.
 #[test]
@@ -329,7 +329,7 @@ fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
             let stream = connect(&pod.namespace, to, PATIENCE).unwrap();
             assert_eq!(stream.local_addr().unwrap().ip(), from, "to {to}");
         }
-        // The node is outside of all ranges here, as a client of the pod's is that came by a NodePort.
+        // The node is outside of all ranges here, like a client of the pod that uses a NodePort.
         let echo = Echo::serve(&pod.namespace, SocketAddr::new(first[family], 7)).unwrap();
         let client = OUTSIDE[family].parse().unwrap();
         assert!(datagram_from(&node.namespace, client, echo.address(), PATIENCE).unwrap(), "{client}");
