@@ -67,7 +67,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// Datagrams at a time meanwhile.
 const AT_ONCE: usize = 100;
 
-/// What to do.
+/// The options of a run.
 #[derive(Debug)]
 pub struct Options {
     /// How long pods are created and deleted.

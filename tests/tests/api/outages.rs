@@ -170,7 +170,7 @@ fn an_authority_that_changed_with_the_kubeconfig() {
     rig.add(&late).success();
 }
 
-/// Nobody has refused the one that the agent has.
+/// The agent's present token has not been refused.
 #[test]
 fn a_token_that_changed_in_the_kubeconfig_is_used_from_a_signal_on() {
     let rig = Rig::started();

@@ -789,7 +789,7 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() 
     });
     let (_, text) = get(&rig.node.namespace, AGENT, "/metrics");
     assert!(complete, "no data: {without:#?} ({said})\n{text}");
-    // Nobody has asked for series of each pod.
+    // Series of each pod were not requested.
     for name in ["packets", "bytes", "drops"] {
         assert!(!text.contains(&format!("netattach_attachment_{name}_total{{")), "{text}");
     }

@@ -134,7 +134,7 @@ fn a_cluster_without_any_other_network_serves_its_pods() {
     let served = rig.served(&all);
     rig.assert_all_is_reached(&served, service);
 
-    // Nobody else enforces policies here.
+    // No other component enforces policies here.
     let policy = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"namespace": "default", "name": "web"},

@@ -212,7 +212,7 @@ fn a_pod_speaks_only_for_itself() {
     }
 }
 
-/// A server goes by what a message says of its client, whoever has sent it.
+/// A server trusts a message's data about its client, whichever host has sent it.
 ///
 /// Rows: SRC-dhcp.
 #[test]

@@ -266,7 +266,7 @@ fn a_live_pod_that_waits_for_its_lease_sends_in_no_other_name() {
     let outside = RawSocket::open(&scene.beyond, DEVICE).unwrap();
     let frame = Packet::between("10.77.0.9", SERVER).udp(1000, 81).frame();
     std::thread::scope(|scope| {
-        // Nobody answers.
+        // No server answers.
         let attaching = scope.spawn(|| scene.node.ctl(&["attach", "shop/late", "leased"]));
         heard.await_number(Discover, 1, PATIENCE).unwrap();
         RawSocket::open(&pod.namespace, "net1").unwrap().send(&frame).unwrap();
@@ -328,7 +328,7 @@ fn a_refused_lease_is_taken_from_the_pod_and_reported() {
     assert_eq!(scene.records(), [] as [Value; 0]);
 }
 
-/// Nobody extends it: it ends, and so does its use.
+/// No server extends the lease: it ends, and the pod stops using the address.
 ///
 /// Rows: DHCP-renew, DHCP-lost.
 #[test]

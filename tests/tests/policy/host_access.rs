@@ -390,7 +390,7 @@ fn a_pod_that_chooses_its_addresses_takes_no_traffic_of_the_node_for_others() {
         .collect();
     let scene = Scene::new("macvlan", &manifests);
     let node = &scene.node.namespace;
-    // Somebody else's pods are behind another device, as behind routed veths.
+    // Pods of another plugin are behind another device, as with routed veths.
     ip(node, &["link", "add", "others", "up", "type", "veth", "peer", "name", "others1"]).unwrap();
     for victim in ["10.244.1.5", "10.52.0.77", "2001:db8::5", "fd00:52::77"] {
         ip(node, &["route", "add", victim, "dev", "others"]).unwrap();

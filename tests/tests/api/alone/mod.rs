@@ -247,7 +247,7 @@ fn pods_of_two_nodes_reach_each_other_and_the_world() {
         assert_eq!(outside, FIRST_NODE[family].parse::<IpAddr>().unwrap());
     }
 
-    // Nobody else enforces NetworkPolicies here.
+    // No other component enforces NetworkPolicies here.
     let _echo = Echo::serve(&b.namespace, at(other[0], 5432)).unwrap();
     assert!(connects(&a.namespace, at(other[0], 5432), PATIENCE));
     let spec = json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"]});

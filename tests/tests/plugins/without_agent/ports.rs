@@ -57,7 +57,7 @@ fn what_passes_through_the_node_to_the_same_port_is_left_alone() {
     let b = scene.add("b", &[scene.bridge(&json!({}))]);
     let [v4, _] = b.addresses();
     let _echo = Echo::serve(&a.namespace, SocketAddr::new(a.addresses()[0], 80)).unwrap();
-    // Nobody serves port 8080 of the other pod, and the first one does not take its place.
+    // Port 8080 of the other pod is not served, and the first pod is not reached by it.
     assert!(!connects(&scene.outside, SocketAddr::new(v4, 8080), SILENCE));
     let outside = Echo::serve(&scene.outside, at(OUTSIDE[0], 8080)).unwrap();
     assert!(connects(&b.namespace, outside.address(), PATIENCE));
