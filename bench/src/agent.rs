@@ -1,5 +1,5 @@
-//! The agent under test: netattach on a directory of manifests or in a cluster, called through the shim as a runtime
-//! calls it.
+//! The agent under test: netattach with a directory of manifests or in a cluster, called through the shim as by a
+//! runtime.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -23,17 +23,17 @@ pub(super) const NAMESPACE: &str = "bench";
 pub(super) const NAME: &str = "agent";
 /// The name of the bench's node in a cluster.
 pub(super) const NODE: &str = "node-1";
-/// Where an agent serves its metrics unless it is told otherwise.
+/// The default address of an agent's metrics.
 const METRICS: &str = "127.0.0.1:10475";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Concurrent requests while many pods are attached.
 const ADDERS: usize = 4;
-/// An agent that has used so little of a processor for so long has done all there is to do.
+/// An agent that has used this little processor time for this long has finished its work.
 const QUIET: Duration = Duration::from_millis(1500);
 const NEXT_TO_NOTHING: Duration = Duration::from_millis(20);
-/// How long nothing has happened before the agent counts as idle: what was put off until then is done. It counts its free
-/// memory 30 s after the last time at the soonest.
+/// Time without events after which the agent counts as idle: deferred work is done then. It returns free memory 30 s
+/// after the last event at the earliest.
 const SETTLING: Duration = Duration::from_secs(35);
 /// Time limit for the agent to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -52,7 +52,7 @@ pub(super) struct Caller {
     netns: PathBuf,
 }
 
-/// Where an agent's objects come from.
+/// The source of an agent's objects.
 pub(super) enum Source<'a> {
     /// A directory with these manifests.
     Files(&'a [Value]),
@@ -73,9 +73,9 @@ struct Files {
 }
 
 impl Files {
-    /// Starts an agent on them, with further arguments and a log of its own.
+    /// Starts an agent with this source, with further arguments and a log of its own.
     fn start(&self, more: &[&str]) -> anyhow::Result<Child> {
-        // Another agent may still write to the log of before.
+        // An earlier agent may still write to the previous log.
         let _ = fs::remove_file(&self.log);
         let log = fs::File::create(&self.log).context("create the agent's log")?;
         let mut command = Command::new(super::dist().join("netattachd"));
@@ -197,14 +197,14 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Kills the agent and starts it again on its previous state. Returns the time from its start to its first answer.
+    /// Kills the agent and restarts it with its previous state. Returns the time from its start to its first answer.
     pub(super) fn restart(&mut self) -> anyhow::Result<Duration> {
         let began = self.start_again()?;
         self.ask(&["status"])?;
         Ok(began.elapsed())
     }
 
-    /// Kills the agent and starts it again on its previous state, until it listens. Returns when it was started.
+    /// Kills the agent and restarts it with its previous state, until it listens. Returns the time of its start.
     pub(super) fn start_again(&mut self) -> anyhow::Result<Instant> {
         self.process.kill().context("kill netattachd")?;
         self.process.wait().context("wait for netattachd")?;
@@ -223,7 +223,7 @@ impl Agent {
         Ok(next)
     }
 
-    /// Ends the agent, and waits until the next one, which stands by, answers in its place.
+    /// Ends the agent, and waits until the next one, which stands by, answers instead.
     pub(super) fn hand_over(&mut self, next: Child) -> anyhow::Result<()> {
         let mut before = mem::replace(&mut self.process, next);
         ensure!(
@@ -247,7 +247,7 @@ impl Agent {
         files.until(process, "listen", || UnixStream::connect(files.socket()).is_ok())
     }
 
-    /// One CNI call for a pod.
+    /// Makes one CNI call for a pod.
     pub(super) fn call(&self, verb: &str, pod: &Pod, container: &str) -> anyhow::Result<()> {
         self.caller(pod).call(verb, container)
     }
@@ -376,7 +376,7 @@ impl Agent {
         Ok(Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default()))
     }
 
-    /// Waits until it has come to rest: [`SETTLING`] after nothing was left to do. Returns whether it came to that within this
+    /// Waits until the agent is idle: [`SETTLING`] after its last work. Returns whether it became idle within this
     /// time.
     pub(super) fn rest(&self, patience: Duration) -> anyhow::Result<bool> {
         let settled = self.settle(patience)?;
@@ -384,8 +384,8 @@ impl Agent {
         Ok(settled)
     }
 
-    /// Waits until it has used next to no processor for a while: all there is to do is done, and memory given back.
-    /// Returns whether it came to that within this time.
+    /// Waits until the agent has used nearly no processor time for a while: its work is done, and memory is returned.
+    /// Returns whether that happened within this time.
     pub(super) fn settle(&self, patience: Duration) -> anyhow::Result<bool> {
         let deadline = Instant::now() + patience;
         let (mut used, mut since) = (self.processor_time()?, Instant::now());
@@ -414,7 +414,7 @@ impl Agent {
         address.with_context(|| format!("{interface} of {} has no address", pod_name(pod)))
     }
 
-    /// What it says of one of a pod's interfaces.
+    /// Returns the agent's row for one of a pod's interfaces.
     pub(super) fn row_of(&self, pod: &Pod, interface: &str) -> anyhow::Result<Value> {
         let (mut rows, name) = (self.ask(&["attachments"])?, pod_name(pod));
         let is_it = |row: &Value| row["pod"]["name"] == *name && row["ifname"] == interface;
@@ -422,7 +422,7 @@ impl Agent {
         found.with_context(|| format!("{interface} of {name} is not attached"))
     }
 
-    /// How long a scrape of the agent's metrics takes, from the connection to the last byte.
+    /// Returns how long a scrape of the agent's metrics takes, from the connection to the last byte.
     pub(super) fn scrape(&self) -> anyhow::Result<Duration> {
         let deadline = Instant::now() + super::stretched(START_TIMEOUT);
         let begun = loop {
@@ -481,7 +481,7 @@ impl Drop for Agent {
 }
 
 impl Caller {
-    /// One CNI call.
+    /// Makes one CNI call.
     pub(super) fn call(&self, verb: &str, container: &str) -> anyhow::Result<()> {
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID={}",
@@ -551,7 +551,7 @@ pub(super) fn namespaces() -> [Value; 2] {
         .map(|name| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}))
 }
 
-/// The manifest of a pod whose networks besides the default are `networks`.
+/// Returns the manifest of a pod whose networks besides the default are `networks`.
 pub(super) fn pod(pod: &Pod, networks: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",

@@ -21,7 +21,7 @@ const OBJ_GET_INFO: i32 = 15;
 /// Polling interval of the kernel's map.
 const TICK: Duration = Duration::from_micros(100);
 
-/// The policies of every attachment, by its number, as the programs read them.
+/// The policies of every attachment, by its number, in the form that the programs read.
 pub(super) struct Words {
     start: NonNull<AtomicU64>,
     count: usize,
@@ -55,7 +55,7 @@ impl Words {
         unsafe { self.start.add(attachment).as_ref() }.load(Ordering::Acquire)
     }
 
-    /// Waits at most so long until that is so of an attachment's word.
+    /// Waits at most that long until an attachment's word meets the condition.
     ///
     /// # Errors
     /// It takes longer.
@@ -126,8 +126,8 @@ impl Program {
         Self::load(CLASSIFIER, &[0xb7, 0x95]).context("load a program that does nothing")
     }
 
-    /// A classifier that only moves every packet into the interface whose end on the node is this device: the minimum
-    /// for a program that takes packets from pod to pod.
+    /// Loads a classifier that only redirects every packet to the interface whose end on the node is this device: the
+    /// minimum for a program that moves packets from pod to pod.
     pub(super) fn that_redirects(device: u32) -> anyhow::Result<Self> {
         /// `BPF_FUNC_skb_change_type`: the packet is addressed to the pod, not to the device that received it.
         const CHANGE_TYPE: u64 = 32;
@@ -147,7 +147,7 @@ impl Program {
         Self::load(CLASSIFIER, &code).context("load a program that redirects")
     }
 
-    /// A program for the beginning of one of the kernel's functions, which counts a call where its first argument is this.
+    /// Loads a program for the entry of a kernel function, which counts the calls whose first argument is this.
     pub(super) fn that_counts(argument: u64) -> anyhow::Result<Self> {
         /// `BPF_PROG_TYPE_KPROBE`.
         const KPROBE: u32 = 2;
@@ -206,8 +206,8 @@ impl Program {
         Ok(info[VERIFIED])
     }
 
-    /// Runs it on a frame so many times, as if on a device of the calling thread's namespace; returns the verdict of
-    /// the last run, and the time of one.
+    /// Runs it on a frame that many times, as if on a device of the calling thread's namespace; returns the verdict
+    /// of the last run, and the time of one.
     pub(super) fn run(&self, frame: &[u8], device: u32, repeat: u32) -> anyhow::Result<(i32, Duration)> {
         /// Words of `struct __sk_buff` up to `ifindex`, which is the eleventh.
         const CONTEXT: usize = 11;
@@ -224,7 +224,7 @@ impl Program {
         Ok((done.verdict.cast_signed(), Duration::from_nanos(done.duration.into())))
     }
 
-    /// Runs an XDP program on so many frames, each of which is really sent to its destination.
+    /// Runs an XDP program on that many frames, each of which is really sent to its destination.
     pub(super) fn run_live(&self, frame: &[u8], count: u32) -> anyhow::Result<()> {
         /// `BPF_F_TEST_XDP_LIVE_FRAMES`.
         const LIVE_FRAMES: u32 = 2;
@@ -249,17 +249,17 @@ impl Program {
     }
 }
 
-/// The instructions that say 1 where a function's first argument is that one, and else 0, by which nothing is counted.
+/// Returns instructions that return 1 if a function's first argument is this, and else 0, which is not counted.
 fn counting(argument: u64) -> [u64; 7] {
-    /// Where the first argument is in `struct pt_regs`: `di`, or the first of all registers.
+    /// Offset of the first argument in `struct pt_regs`: `di`, or the first of all registers.
     const FIRST: u64 = if cfg!(target_arch = "x86_64") { 112 } else { 0 };
     [
-        // r2 = the first argument; the registers are where r1 leads.
+        // r2 = the first argument; r1 points to the registers.
         FIRST << 16 | 0x1279,
         // r3 = the argument that is looked for, in two halves.
         (argument & 0xffff_ffff) << 32 | 0x318,
         argument & 0xffff_ffff_0000_0000,
-        // r0 = 0; if r2 != r3 the next one is left out: r0 = 1; exit.
+        // r0 = 0; if r2 != r3 skip the next one: r0 = 1; exit.
         0xb7,
         1 << 16 | 0x325d,
         1 << 32 | 0xb7,

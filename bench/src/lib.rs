@@ -36,7 +36,8 @@ use xtask::{progress, setup, tree};
 
 use self::series::Series;
 
-/// Executables in this variable's directory are measured as they are, to compare two versions; else they are built.
+/// Executables in this variable's directory are measured unchanged, to compare two versions; otherwise they are
+/// built.
 const DIST_VARIABLE: &str = "NETATTACH_DIST";
 
 /// The directory of the measured executables.
@@ -44,18 +45,18 @@ fn dist() -> PathBuf {
     env::var_os(DIST_VARIABLE).map_or_else(tree::dist, PathBuf::from)
 }
 
-/// The directory of the reference plugins: that which a virtual machine's programs are told, or setup's.
+/// Returns the directory of the reference plugins: the one that a virtual machine's programs get, or that of setup.
 fn reference_plugins() -> PathBuf {
     env::var_os("NETATTACH_REFERENCE_PLUGINS").map_or_else(setup::reference_plugins, PathBuf::from)
 }
 
-/// A time limit, so many times as long as tests may take longer here: a virtual machine's programs are told.
+/// Returns a time limit multiplied by the slowness of this machine, which a virtual machine's programs get.
 fn stretched(time: Duration) -> Duration {
     let factor = env::var("NETATTACH_TEST_SLOWNESS").ok().and_then(|factor| factor.parse::<u32>().ok());
     time.saturating_mul(factor.unwrap_or(1))
 }
 
-/// Where and how figures were measured.
+/// The machine and the conditions of a measurement.
 #[derive(Serialize)]
 struct Origin {
     /// Command line that repeats the run.
@@ -103,8 +104,8 @@ pub struct Form {
     pub write: bool,
 }
 
-/// Prepares the machine, then measures on a thread that leaves the machine's namespace for good: it and all its
-/// children live on the bench's node.
+/// Prepares the machine, then measures on a thread that leaves the machine's namespace for good: the thread and all
+/// its children live on the bench's node.
 fn measured<T: Send>(
     output: Output,
     scope: setup::Scope,
@@ -127,7 +128,7 @@ fn measured<T: Send>(
     })
 }
 
-/// Ends a bench that has one table: prints it, and replaces that of the bench in docs/performance.md if requested.
+/// Ends a bench with one table: prints it, and replaces that of the bench in docs/performance.md if requested.
 fn end(bench: &str, form: Form, origin: &Origin, report: &impl Serialize, table: &str) -> anyhow::Result<()> {
     print(form.output, report, table)?;
     if form.write { document::update(bench, &origin.command, table) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! Figures beside the most that they may be, or the least.
+//! Figures with their upper or lower bounds.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::document;
 
-/// A figure beside its bound.
+/// A figure with its bound.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Limit {
     what: String,
@@ -35,7 +35,7 @@ impl Limit {
         Self { what: what.into(), found, bound: Bound::Least(least), unit }
     }
 
-    /// Whether the figure is within its limit. What was not measured is not.
+    /// Whether the figure is within its limit; `false` if it was not measured.
     pub(super) fn is_met(&self) -> bool {
         match self.bound {
             Bound::Most(most) => self.found <= most,
@@ -55,7 +55,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// All of them as a table.
+/// Formats all limits as a table.
 pub(super) fn table(limits: &[Limit]) -> String {
     let all_are_most = limits.iter().all(|limit| matches!(limit.bound, Bound::Most(_)));
     let row = |limit: &Limit| {

@@ -117,7 +117,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// As many as are peers of no policy but their own.
+/// Refuses more changes than there are peers of only their own policy.
 #[cfg(feature = "cluster")]
 fn changes(text: &str) -> Result<NonZeroU16, String> {
     let number: NonZeroU16 = text.parse().map_err(|_| "it is no number".to_owned())?;

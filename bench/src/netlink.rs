@@ -43,7 +43,7 @@ impl Netlink {
         Ok(Self { socket, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
     }
 
-    /// Opens a socket in another namespace and comes back.
+    /// Opens a socket in another namespace and returns to `home`.
     pub(super) fn open_in(namespace: BorrowedFd<'_>, home: BorrowedFd<'_>) -> anyhow::Result<Self> {
         enter(namespace)?;
         let opened = Self::open();
@@ -166,8 +166,8 @@ pub(super) fn pair(near: (&str, u32), far: (&str, u32)) -> RouteNetlinkMessage {
     RouteNetlinkMessage::NewLink(link)
 }
 
-/// One end of a veth here, up, as a port of a bridge where one is named; the other in `pod` with its final name.
-/// One queue each.
+/// One end of a veth here, up, as a port of a bridge if one is named; the other in `pod` with its final name. One
+/// queue each.
 pub(super) fn veth(
     near: (&str, u32),
     far: (&str, u32),
@@ -248,7 +248,7 @@ pub(super) fn delete_group(group: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(link)
 }
 
-/// Where a device's programs run.
+/// The hook of a device's programs.
 #[derive(Clone, Copy)]
 pub(super) enum Hook {
     Ingress,

@@ -29,7 +29,7 @@ pub(super) struct Node {
 
 /// A namespace that stands for a pod's sandbox.
 pub(super) struct Pod {
-    /// From 0.
+    /// The number of the pod, from 0.
     pub(super) number: u16,
     namespace: File,
     home: File,
@@ -52,7 +52,7 @@ impl Node {
         Ok(Self { namespace: own_namespace()?, scratch })
     }
 
-    /// The machine itself, with what it has, and its loopback up.
+    /// Returns the machine itself, with its links, and its loopback up.
     #[cfg(feature = "cluster")]
     pub(super) fn here() -> anyhow::Result<Self> {
         Netlink::open()?.send(vec![netlink::set_up(1)]).context("prepare the machine's namespace")?;
@@ -62,7 +62,7 @@ impl Node {
 
     /// Makes `count` pods, each with its loopback up.
     pub(super) fn pods(&self, count: u16) -> anyhow::Result<Vec<Pod>> {
-        // Each holds two descriptors.
+        // Each pod holds two descriptors.
         let limit = getrlimit(Resource::Nofile);
         let raised = Rlimit { current: limit.maximum, ..limit };
         setrlimit(Resource::Nofile, raised).context("open more files")?;
@@ -101,7 +101,7 @@ impl Pod {
         self.namespace.as_fd()
     }
 
-    /// A path by which other processes reach the namespace during this run; nothing is mounted.
+    /// Returns a path by which other processes reach the namespace during this run; nothing is mounted.
     pub(super) fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.namespace.as_raw_fd()))
     }
@@ -162,7 +162,7 @@ fn own_namespace() -> anyhow::Result<File> {
     File::open("/proc/thread-self/ns/net").context("open this thread's network namespace")
 }
 
-/// Makes a contender's directory if it does not exist; an existing one keeps what is in it.
+/// Creates a contender's directory if it does not exist; an existing one keeps its contents.
 pub(super) fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
     Ok(path.to_owned())

@@ -1,4 +1,4 @@
-//! Where the processors' time goes while something is measured: who uses it, and how much of it nobody does.
+//! The use of the processors during a measurement: by whom, and how much of it is not attributed.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::agent::Agent;
 
-/// Processor time of everybody since some moment. Those who do not exist have used none.
+/// Processor time since some moment. Processes that do not exist have used none.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct Shares {
     /// Processes that this one has started and that have ended: the floor's, or the shim's.
@@ -23,9 +23,9 @@ pub(super) struct Shares {
     pub(super) agent: Duration,
     /// All other threads of this process: the API server's.
     pub(super) server: Duration,
-    /// The kernel for nobody of these, and all other processes of the machine.
+    /// The kernel on behalf of none of these, and all other processes of the machine.
     pub(super) rest: Duration,
-    /// Nobody.
+    /// Not used.
     pub(super) idle: Duration,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Meter<'a> {
     callers: AtomicU64,
 }
 
-/// Of the machine, with steps of ten milliseconds; of the agent, of this process and of its children, exact.
+/// Clocks of the machine, with steps of ten milliseconds; of the agent, of this process and of its children, exact.
 struct Clocks {
     busy: Duration,
     agent: Duration,
@@ -106,7 +106,7 @@ impl Clocks {
 
 /// Time in which the machine's processors were not idle.
 fn busy() -> anyhow::Result<Duration> {
-    /// user, nice, system, irq, softirq: not idle, not iowait, and nothing that a host took.
+    /// user, nice, system, irq, softirq: not idle, not iowait, and no steal time.
     const BUSY: [usize; 5] = [0, 1, 2, 5, 6];
     let stat = fs::read_to_string("/proc/stat").context("read /proc/stat")?;
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu ")).context("/proc/stat has no sum")?;

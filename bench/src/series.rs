@@ -8,7 +8,7 @@ pub(super) struct Series {
     pub(super) median: f64,
     pub(super) minimum: f64,
     pub(super) maximum: f64,
-    /// In the order in which they were taken.
+    /// The samples in the order in which they were taken.
     pub(super) samples: Vec<f64>,
 }
 
@@ -27,9 +27,9 @@ impl Series {
 }
 
 impl Series {
-    /// What the median of many more samples lies between, with a probability of 95 per cent: samples of the ranks that
-    /// the sign test gives, whose binomial distribution is taken for a normal one. Between the ends of fewer than six
-    /// samples it lies with a lower probability.
+    /// Returns the interval that contains the median of many more samples with a probability of 95 per cent: the
+    /// samples at the ranks of the sign test, whose binomial distribution is approximated by a normal one. With fewer
+    /// than six samples, the probability is lower.
     pub(super) fn interval(&self) -> [f64; 2] {
         let mut sorted = self.samples.clone();
         sorted.sort_by(f64::total_cmp);
@@ -41,7 +41,7 @@ impl Series {
         [at(below), at(count.saturating_sub(below + 1))]
     }
 
-    /// The ratio of each sample to the one that was taken beside it.
+    /// Returns the ratio of each sample to the one that was taken beside it.
     pub(super) fn ratios(&self, to: &Self) -> Self {
         Self::new(self.samples.iter().zip(&to.samples).map(|(sample, to)| sample / to).collect())
     }

@@ -5,12 +5,14 @@
 //! two words have to be consistent, the order of writing and reading ensures it: [`InPlace::approve`],
 //! [`Entry::is_kept`], [`InPlace::begin`].
 //!
-//! An entry may become another flow's while it is written. Who has written more than what every packet says looks whether it is
-//! still that of the key, and takes it back: an approval, or all of it ([`InPlace::give_up`]).
+//! An entry may be reused for another flow while a CPU writes it. A CPU that has written more than what every packet
+//! notes checks afterwards whether the entry still has the key; if not, it revokes the approval, or gives up the whole
+//! entry ([`InPlace::give_up`]).
 //!
-//! Two CPUs that change the state at the same moment may lose a bit of it. What has been answered and whose handshake is
-//! complete is said again by the next packet, and an end's mark within a second; without the end of a connection its flow waits
-//! for a longer timeout. A mark that comes back says nothing once the approval beside it is gone.
+//! If two CPUs change the state at the same moment, a bit of it may be lost. The bits for an answered flow and for a
+//! complete handshake are set again by the next packet, and the mark of an end within a second; if the bit for the end
+//! of a connection is lost, the flow only waits for a longer timeout. A mark that reappears has no effect once the
+//! approval beside it is cleared.
 
 use crate::Traffic;
 use crate::flow::{Flow, Leg, SHORTEST_TIMEOUT, Signal, state, timeout};
@@ -75,13 +77,13 @@ impl Life {
             && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED)
     }
 
-    /// Whether its responder has sent a packet that could pass.
+    /// Whether the responder has sent a packet that could pass.
     #[inline(always)]
     pub const fn is_answered(self) -> bool {
         self.state & state::REPLIED != 0
     }
 
-    /// Whether the handshake of its connection is complete.
+    /// Whether the connection's handshake is complete.
     #[inline(always)]
     pub const fn is_established(self) -> bool {
         self.state & state::ESTABLISHED != 0
@@ -103,7 +105,7 @@ impl Life {
     }
 }
 
-/// An entry, of which each word is read when it is asked for: in place, or a copy of it ([`Flow`]).
+/// An entry whose words are each read on request: in place, or from a copy ([`Flow`]).
 pub trait Entry {
     /// [`Flow::last_seen`].
     fn last_seen(&self) -> u32;
@@ -114,7 +116,7 @@ pub trait Entry {
     /// The policy that approved a leg: [`Flow::opener_approved_by`], [`Flow::responder_approved_by`].
     fn approved_by(&self, leg: Leg) -> u32;
 
-    /// The words that its expiry is computed from.
+    /// Returns the words from which the expiry is computed.
     #[inline(always)]
     fn life(&self) -> Life {
         Life { last_seen: self.last_seen(), state: self.state() }
@@ -189,7 +191,7 @@ pub trait InPlace: Entry {
     /// Writes the traffic of a direction.
     fn set_traffic(&self, forward: bool, traffic: Traffic);
 
-    /// Notes that a policy has approved a leg. `at_end`: the approval comes from the leg's own end.
+    /// Records that a policy has approved a leg. `at_end`: the approval comes from the leg's own end.
     ///
     /// The mark of the end never stands beside an approval that is not the end's: the mark is written after an
     /// approval by the end, and cleared before any other approval is written.
@@ -204,15 +206,16 @@ pub trait InPlace: Entry {
         }
     }
 
-    /// Notes that a leg's end refuses to continue the flow, until that end approves it or sends again.
+    /// Records that a leg's end refuses to continue the flow, until that end approves it or sends again.
     #[inline(always)]
     fn refuse(&self, leg: Leg) {
         self.approve(leg, Flow::REFUSED, false);
     }
 
-    /// Notes at a leg's own end that the policy in force there, by which the leg is approved, does so there: the mark alone. Who
-    /// wrote the approval again would undo what another CPU has said since it was read, and approve the flow that may have the
-    /// entry by now. `policy`: 0 if there is none in force, so that nothing keeps the leg from going on.
+    /// Records, at a leg's own end, that the policy in force there approves the leg, which has an approval by that
+    /// policy already. Writes only the mark: writing the approval again would undo a change by another CPU since the
+    /// approval was read, and would approve another flow if the entry was reused. `policy`: 0 if no policy is in
+    /// force, so that nothing prevents the leg from continuing.
     #[inline(always)]
     fn confirm(&self, leg: Leg, policy: u32) {
         if policy == 0 {
@@ -222,9 +225,9 @@ pub trait InPlace: Entry {
         }
     }
 
-    /// Notes that the sender of a packet that may pass goes on with the flow: it does, having let the packet out, also where it
-    /// has no policy any more that could approve it. Returns whether the receiver does as well, so that the packet prolongs the
-    /// flow.
+    /// Records that the sender of a packet that may pass continues the flow. The sender does so by having sent the
+    /// packet, even if no policy of its own can approve the flow any more. Returns whether the receiver continues it
+    /// too, so that the packet prolongs the flow.
     #[inline(always)]
     fn go_on(&self, forward: bool) -> bool {
         let (sender, receiver) =
@@ -235,7 +238,7 @@ pub trait InPlace: Entry {
         !self.refuses(receiver)
     }
 
-    /// Notes a packet that may pass. `life`: as just read; `seen`: the flow's new [`Flow::last_seen`].
+    /// Records a packet that may pass. `life`: as just read; `seen`: the flow's new [`Flow::last_seen`].
     #[inline(always)]
     fn note(&self, life: Life, signal: Signal, forward: bool, seen: u32) {
         // Only changes are written: the entry's cache line is shared between CPUs.
@@ -248,7 +251,7 @@ pub trait InPlace: Entry {
         }
     }
 
-    /// Counts a packet of so many bytes.
+    /// Counts a packet of that many bytes.
     #[inline(always)]
     fn count(&self, forward: bool, bytes: u32) {
         let Traffic { packets, bytes: before } = self.traffic(forward);
@@ -275,8 +278,8 @@ pub trait InPlace: Entry {
         self.set_approved_by(Leg::Responder, flow.responder_approved_by);
     }
 
-    /// Makes the entry one of a flow that nobody has approved and that is expired: [`begin`](Self::begin) has written words
-    /// that are not of the flow which has the entry. `now` as in [`Life::is_expired`].
+    /// Turns the entry into an expired flow without approvals: [`begin`](Self::begin) has written words that do not
+    /// belong to the flow that the entry has. `now` as in [`Life::is_expired`].
     #[inline(always)]
     fn give_up(&self, now: u32) {
         /// Seconds, more than any timeout.
@@ -311,7 +314,7 @@ mod tests {
         Signal { flags }
     }
 
-    /// An entry of one CPU: what it was after each word that was written. The first is what it was before.
+    /// An entry of one CPU: its contents before the first write, and after each.
     #[derive(Debug, Clone)]
     struct Steps(RefCell<Vec<Flow>>);
 
@@ -483,10 +486,10 @@ mod tests {
             assert_eq!(said(entry.last(), other), (9, true, true));
             entry.approve(other, 11, false);
             assert_eq!(entry.state(), ESTABLISHED);
-            // No policy isolated the pod then: there is nothing to keep.
+            // No policy isolated the pod then, so there is no approval to keep.
             assert_eq!(said(Flow::entered(1, true, leg, 0, leg.at_end()), leg), (0, true, false));
             assert_eq!(said(Flow::entered(1, true, leg, 7, leg.at_end()), leg), (7, true, true));
-            // Of an earlier version, under complete isolation: that has never approved anything.
+            // From an earlier version, under complete isolation, which never approved anything.
             assert_eq!(
                 said(Flow::entered(1, true, leg, u32::MAX, leg.at_end()), leg),
                 (u32::MAX, true, false)
@@ -521,12 +524,12 @@ mod tests {
             assert_eq!((said(&approved)[0], approved.is_refused()), ((8, false, false), false));
             assert!(entry.go_on(forward) && entry.go_on(!forward));
             assert_eq!(said(&entry), [(0, false, false), (9, true, false)]);
-            // Both ends.
+            // Both ends refuse.
             entry.refuse(leg);
             entry.refuse(other);
             assert!(!entry.go_on(forward) && entry.go_on(!forward) && !entry.is_refused());
             assert_eq!(entry.state(), state::REPLIED);
-            // By the number that an earlier version had for it.
+            // The number that an earlier version used for a refusal.
             entry.approve(leg, u32::MAX, false);
             assert_eq!((entry.refuses(leg), entry.refuses(other), entry.is_refused()), (true, false, true));
         }
@@ -590,12 +593,12 @@ mod tests {
             assert_eq!(confirmed(approved, 7), [marked]);
             assert_eq!(confirmed(marked, 7), Vec::<Flow>::new());
             assert!(marked.is_kept(leg));
-            // Another CPU has refused it meanwhile.
+            // Another CPU has refused the flow meanwhile.
             let refused = Flow::entered(1, true, leg, Flow::REFUSED, ESTABLISHED);
             let steps = confirmed(refused, 7);
             assert_eq!(steps, [Flow { state: ESTABLISHED | leg.at_end(), ..refused }]);
             assert!(!steps[0].is_kept(leg) && steps[0].refuses(leg));
-            // No policy refuses it any more.
+            // No policy refuses the flow any more.
             let free = Flow::entered(1, true, leg, 0, ESTABLISHED);
             assert_eq!(confirmed(refused, 0), [free]);
             assert_eq!(confirmed(marked, 0), [approved, free]);

@@ -1,5 +1,5 @@
-//! ValidatingAdmissionPolicies, as a server applies them: conditions, variables and validations are CEL, run by a crate of
-//! its own. What a real server adds is the check of types, which a crate without the API's schemas cannot make.
+//! ValidatingAdmissionPolicies, as a server applies them: conditions, variables and validations are CEL, evaluated by
+//! an independent crate. A real server also checks types, which a crate without the API's schemas cannot do.
 //!
 //! Semantics: <https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/>.
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 /// The functions of CEL, optional values among them: servers have those from Kubernetes 1.29 on.
 static LANGUAGE: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
-/// A write, as it is shown to the policies.
+/// A write in the form that the policies get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Review {
     /// `CREATE`, `UPDATE` or `DELETE`.
@@ -25,11 +25,11 @@ pub struct Review {
     pub version: String,
     /// Plural name, with its subresource.
     pub resource: String,
-    /// Who asks, as `request.userInfo`.
+    /// The user, as `request.userInfo`.
     pub user: Value,
     /// The object as it would be; null for a deletion.
     pub object: Value,
-    /// The object as it is; null for what is created.
+    /// The present object; null for a create.
     pub old: Value,
 }
 
@@ -58,7 +58,7 @@ struct Validation {
 pub struct Refusal {
     /// HTTP status.
     pub code: u16,
-    /// What a server says after the words that name the object.
+    /// The server's message after the words that name the object.
     pub message: String,
 }
 
@@ -105,7 +105,7 @@ struct Written {
 }
 
 impl Policies {
-    /// Those of `deploy/base`.
+    /// Returns the policies of `deploy/base`.
     ///
     /// # Errors
     /// One cannot be read.
@@ -116,7 +116,7 @@ impl Policies {
     /// The policies among the documents of a text.
     ///
     /// # Errors
-    /// A document is no YAML, or an expression no CEL; a policy has a key that is not carried out here.
+    /// A document is no YAML, or an expression no CEL; a policy has a key that is not implemented here.
     pub fn read(text: &str) -> Result<Self> {
         let mut policies = Vec::new();
         for document in serde_norway::Deserializer::from_str(text) {
@@ -130,7 +130,7 @@ impl Policies {
         Ok(Self(policies))
     }
 
-    /// What the policies say of a write.
+    /// Applies the policies to a write.
     ///
     /// # Errors
     /// The first refusal. An expression that fails refuses as well: `failurePolicy: Fail`.

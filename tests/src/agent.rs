@@ -92,12 +92,12 @@ impl Agent {
 
     /// The agent's whole log, once it has ended.
     pub(crate) fn log(self) -> String {
-        // A reader that panicked leaves what it has read.
+        // A reader that panicked leaves the lines that it has read.
         let _ = self.reader.join();
         locked(&self.log).clone()
     }
 
-    /// What it has logged so far.
+    /// Returns the log so far.
     pub(crate) fn log_so_far(&self) -> String {
         locked(&self.log).clone()
     }

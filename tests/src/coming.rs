@@ -1,4 +1,4 @@
-//! Pods that come and go all the time, and how long each waited for its networks.
+//! Pods that are created and deleted all the time, and how long each waited for its networks.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use crate::Call;
 use crate::traffic::{PATIENCE, eventually};
 
-/// What became of the pods that came.
+/// The results of these pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Came {
-    /// How many ADDs succeeded.
+    /// The number of successful ADDs.
     pub adds: usize,
-    /// How long the longest took.
+    /// The longest duration.
     pub longest: Duration,
 }
 
-/// ADD and DEL again and again, each pair on a thread of its own, until it is told to end.
+/// Repeats ADD and DEL, each pair on a thread of its own, until it is stopped.
 #[derive(Debug)]
 pub struct Coming {
     ending: Arc<AtomicBool>,
@@ -49,10 +49,10 @@ impl Coming {
         Self { threads: threads.collect(), ending, adds }
     }
 
-    /// Waits until so many more ADDs have succeeded.
+    /// Waits until that many more ADDs have succeeded.
     ///
     /// # Panics
-    /// They do not come; [`Coming::end`] would say why.
+    /// They do not succeed; [`Coming::end`] would report the reason.
     pub fn go_on(&self, adds: usize) {
         let from = self.adds.load(Ordering::SeqCst);
         let come = eventually(PATIENCE * 4, || self.adds.load(Ordering::SeqCst) >= from + adds);
@@ -75,7 +75,7 @@ impl Coming {
     }
 }
 
-/// A test that fails meanwhile leaves no threads that go on.
+/// If a test fails meanwhile, the threads end too.
 impl Drop for Coming {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);

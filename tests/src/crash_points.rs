@@ -1,5 +1,5 @@
-//! An agent that is killed where a test says, as by `kill -9`, or panics there: the executable `crash-agent`, which counts the
-//! points of what it does.
+//! An agent that is killed at a point of the test's choice, as by `kill -9`, or panics there: the executable
+//! `crash-agent`, which counts the points that it passes.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -10,9 +10,9 @@ use serde_json::json;
 
 use crate::{Node, Outcome, Pod};
 
-/// What the agent is told its directory by.
+/// The variable that tells the agent its directory.
 const VARIABLE: &str = "NETATTACH_CRASH_DIR";
-/// Where, below the node's directory.
+/// The directory, below the node's.
 const DIRECTORY: &str = "crash";
 const SIGKILL: i32 = 9;
 
@@ -24,13 +24,13 @@ impl Node {
     pub fn start_with_points(&mut self, agent: &Path) -> Result<()> {
         let directory = self.path(DIRECTORY);
         fs::create_dir_all(&directory)?;
-        // What an earlier agent came to.
+        // The points of an earlier agent.
         let _ = fs::remove_file(directory.join("log"));
         let directory = directory.to_string_lossy();
         self.start_as(agent, &[(VARIABLE, &*directory)])
     }
 
-    /// From now on the agent counts points, and dies at this one; or that which is started next.
+    /// From now on the agent, or the next one that is started, counts points and dies at this one.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -41,7 +41,7 @@ impl Node {
     /// As [`Node::arm`], but it panics at the point.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Node::arm`].
     pub fn arm_with_panic(&self, point: usize) -> Result<()> {
         self.arm_with(&format!("{point} panic"))
     }
@@ -55,7 +55,7 @@ impl Node {
         Ok(fs::rename(within("to-be"), within("at"))?)
     }
 
-    /// From now on it dies nowhere.
+    /// From now on it dies at no point.
     ///
     /// # Errors
     /// It was not armed.
@@ -69,30 +69,30 @@ impl Node {
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Has the agent die at that point of an operation on a pod; returns the caller's answer; [`Node::was_killed_at`] is to
-    /// follow. `None`: the operation has no such point, and is complete.
+    /// Makes the agent die at that point of an operation on a pod; returns the caller's answer;
+    /// [`Node::was_killed_at`] must follow. `None`: the operation has no such point, and is complete.
     ///
     /// # Panics
     /// A file cannot be written.
     pub fn comes_to(&self, point: usize, pod: &Pod, operation: impl FnOnce() -> Outcome) -> Option<Outcome> {
         self.arm(point).expect("the agent is told where to die");
         let outcome = operation();
-        // The point is noted before the agent dies there. One that has answered may die in later work: a call for the same
-        // container waits for that. It is not made where it could only wait for an agent that is dead.
+        // The point is recorded before the agent dies there. An agent that has answered may die in later work: a call
+        // for the same container waits for that. The call is not made if it could only wait for a dead agent.
         let is_dead = self.points().len() > point;
         let mut config = self.cni_config("1.0.0");
         config["agentWaitSeconds"] = json!(0);
         let next = || self.call("CHECK", pod).with("CNI_IFNAME", "nothing").stdin(config).run();
         let has_ended = is_dead || outcome.json["code"] == 11 || next().json["code"] == 11;
         self.disarm().expect("the agent was armed");
-        // What no call waits for, as that a status is published, may have come to the point since.
+        // Work that no call waits for, such as publishing a status, may have reached the point since.
         (has_ended || self.points().len() > point).then_some(outcome)
     }
 
-    /// Waits until the agent is dead that has come to that point, and names it.
+    /// Waits until the agent that has reached that point is dead, and returns the point's name.
     ///
     /// # Panics
-    /// It is not, or has gone on.
+    /// It is not dead, or has continued.
     pub fn was_killed_at(&mut self, point: usize) -> String {
         let (status, log) = self.wait_for_end().expect("the agent ends");
         assert_eq!(status.signal(), Some(SIGKILL), "{log}");

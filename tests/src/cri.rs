@@ -1,4 +1,4 @@
-//! A container runtime's CRI socket: it lists sandboxes, and says where their network namespaces are.
+//! A container runtime's CRI socket: it lists sandboxes, and returns their network namespaces.
 
 use std::io::Cursor;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ async fn accept(listener: UnixListener, sandboxes: Arc<Mutex<Vec<Sandbox>>>) {
     }
 }
 
-/// Serves one connection. A client that goes away ends it.
+/// Serves one connection. A client that closes it ends it.
 async fn converse(stream: UnixStream, sandboxes: Arc<Mutex<Vec<Sandbox>>>) {
     let handshake = h2::server::Builder::new().handshake::<_, Cursor<Vec<u8>>>(stream);
     let Ok(mut connection) = handshake.await else { return };

@@ -9,17 +9,17 @@ use netattach::netlink::{Error, Handle, MOST_IN_POD};
 use crate::Namespace;
 use crate::node::ip;
 
-/// Sources of the pod's own rules, none of which is one of ours.
+/// Sources of the pod's own rules; no attachment has them.
 #[must_use]
 pub fn address(number: usize) -> String {
     let [_, a, b, c] = (number as u32).to_be_bytes();
     format!("11.{a}.{b}.{c}/32")
 }
 
-/// Makes more of a kind until a handle does not read them all: by lines of `ip -batch`.
+/// Creates more objects of a kind until a handle does not read them all: by lines of `ip -batch`.
 ///
 /// # Errors
-/// `ip` fails, or they are all read however many there are.
+/// `ip` fails, or all of them are read, whatever their number.
 pub fn crowd<T>(
     pod: &Namespace,
     list: fn(&mut Handle) -> Result<Vec<T>, Error>,
@@ -36,12 +36,12 @@ pub fn crowd<T>(
     anyhow::bail!("they are all read")
 }
 
-/// Rules that lead what these sources send to a table of the pod's own.
+/// Creates rules that route packets from these sources by the pod's own table.
 ///
 /// # Errors
 /// As of [`crowd`].
 pub fn crowd_of_rules(pod: &Namespace) -> Result<()> {
-    // The last ones first: the kernel looks for the place of each from the front.
+    // The last ones first: the kernel searches the position of each from the front.
     crowd(pod, Handle::rules, |number| {
         format!("rule add from {} lookup 1000 priority {}", address(number), 100_000 - number)
     })

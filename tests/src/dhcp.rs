@@ -1,4 +1,4 @@
-//! A DHCP server of busybox, and what is said on its link.
+//! A DHCP server of busybox, and the messages on its link.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub fn busybox(test: &str) -> Option<PathBuf> {
     tools::directory(test, "NETATTACH_BUSYBOX", &["busybox"]).map(|directory| directory.join("busybox"))
 }
 
-/// A running `udhcpd`, which ends with this value. It knows its leases as long as it runs.
+/// A running `udhcpd`, which ends when this is dropped. It keeps its leases in memory.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -46,7 +46,7 @@ impl Server {
         let lines = own.iter().map(String::as_str).chain(lines.iter().copied());
         fs::write(&file, lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
         let mut command = Command::new(busybox);
-        // Nobody has an address of the range that the server does not know.
+        // No address of the range is in use without the server's knowledge.
         command.args(["udhcpd", "-f", "-a", "1"]).arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
         let child = namespace.run(|| command.spawn()).context("start udhcpd")?;
         let server = Self { child, _directory: directory };
@@ -62,21 +62,21 @@ impl Drop for Server {
     }
 }
 
-/// What clients and servers say on a link, from the moment at which it is opened.
+/// The messages of clients and servers on a link, from the moment at which it is opened.
 #[derive(Debug)]
 pub struct Heard {
     socket: RawSocket,
     messages: Vec<Said>,
 }
 
-/// A message, and whether it went to everybody.
+/// A message, and whether it was a broadcast.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {
-    /// What kind it is of.
+    /// The kind of the message.
     pub kind: Option<MessageKind>,
     /// The message.
     pub message: Message,
-    /// By its Ethernet address.
+    /// Whether its Ethernet destination was the broadcast address.
     pub to_everybody: bool,
 }
 
@@ -89,7 +89,7 @@ impl Heard {
         Ok(Self { socket: RawSocket::open(namespace, device)?, messages: Vec::new() })
     }
 
-    /// All messages by now.
+    /// Returns all messages so far.
     ///
     /// # Panics
     /// The socket fails.
@@ -103,14 +103,14 @@ impl Heard {
         &self.messages
     }
 
-    /// Waits until so many messages of that kind have been heard, and returns the last.
+    /// Waits until that many messages of that kind have been heard, and returns the last.
     pub fn await_number(&mut self, kind: MessageKind, number: usize, patience: Duration) -> Option<Said> {
         let of_kind = |said: &&Said| said.kind == Some(kind);
         eventually(patience, || self.all().iter().filter(of_kind).count() >= number);
         self.all().iter().filter(of_kind).nth(number.checked_sub(1)?).cloned()
     }
 
-    /// How many messages of that kind have been heard.
+    /// Returns the number of messages of that kind that have been heard.
     pub fn count(&mut self, kind: MessageKind) -> usize {
         self.all().iter().filter(|said| said.kind == Some(kind)).count()
     }

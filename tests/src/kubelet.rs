@@ -21,14 +21,14 @@ use tokio::sync::oneshot;
 const NOT_FOUND: u32 = 5;
 const UNIMPLEMENTED: u32 = 12;
 
-/// What the kubelet answers.
+/// The answers of the kubelet.
 #[derive(Debug, Clone, Default)]
 pub struct Answers {
     /// Its pods.
     pub pods: Vec<PodResources>,
     /// Whether it serves `Get`.
     pub serves_get: bool,
-    /// How long it takes to answer.
+    /// How long an answer takes.
     pub takes: Duration,
     /// The length of the answer that it claims, in place of an answer.
     pub claims: Option<u32>,
@@ -130,7 +130,7 @@ async fn accept(listener: UnixListener, shared: Arc<Shared>) {
     }
 }
 
-/// Serves one connection. A client that goes away ends it.
+/// Serves one connection. A client that closes it ends it.
 async fn converse(stream: UnixStream, shared: Arc<Shared>) {
     let handshake = h2::server::Builder::new().handshake::<_, Cursor<Vec<u8>>>(stream);
     let Ok(mut connection) = handshake.await else { return };

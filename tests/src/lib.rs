@@ -3,7 +3,7 @@
 //!
 //! | module | provides |
 //! |---|---|
-//! | [`node`], `agent`, `crash_points` | a node with a running agent, and with one that is killed where a test says |
+//! | [`node`], `agent`, `crash_points` | a node with a running agent, and with one that is killed at a point of the test's choice |
 //! | [`cluster`] | a real cluster: kube-apiserver, and nodes with a kubelet |
 //! | [`manifest`] | the objects that the agent reads |
 //! | [`api_server`], [`admission`] | a Kubernetes API server that fails on demand; ValidatingAdmissionPolicies |
@@ -11,15 +11,15 @@
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
-//! | [`dhcp`] | a DHCP server, and what is said to it and by it |
-//! | [`coming`], [`crowd`] | pods that come and go all the time; one that has made more than is read |
-//! | [`guide`] | pages that are run as they are written |
+//! | [`dhcp`] | a DHCP server, and the messages to and from it |
+//! | [`coming`], [`crowd`] | pods that are created and deleted all the time; a pod with more objects than are read |
+//! | [`guide`] | pages that are executed as they are written |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`primaries`] | the configurations of other primary networks |
-//! | [`traffic`], [`packet`], [`raw`], [`tap`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; the process's end of a tap; what a packet says, read independently |
+//! | [`traffic`], [`packet`], [`raw`], [`tap`], [`reading`] | connections; frames built byte by byte; frames sent and received unchanged; the process's end of a tap; an independent parser of packets |
 //! | [`peak`], [`map_memory`] | the peak memory of a process; that of the maps, as documented |
 //! | [`snapshot`], [`settings`], [`record`] | what attachments leave behind; rules and sysctls of a namespace; records of the journal |
-//! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
+//! | [`soak`] | pods that are created and deleted at random on two nodes, and a model of the expected state |
 //! | [`other_programs`], [`privilege`], [`node_root`], [`tools`] | other agents' programs; fewer capabilities, less of the kernel; the node's root directory as a container has it; programs that a machine may lack |
 
 pub mod admission;
@@ -64,7 +64,7 @@ pub use call::{Call, Outcome};
 pub use namespace::{Bound, Namespace};
 pub use node::{Node, Pod};
 
-/// The figure of a test that has a longer form, at night: the shorter one otherwise.
+/// Returns the figure for a test that has a longer form at night: `at_night` then, else `otherwise`.
 pub fn nightly<T>(otherwise: T, at_night: T) -> T {
     if std::env::var("NETATTACH_NIGHTLY").as_deref() == Ok("1") { at_night } else { otherwise }
 }

@@ -1,4 +1,4 @@
-//! Manifests as the source reads them, from JSON values (which are YAML too).
+//! Manifests in the form that the source reads, from JSON values (which are YAML too).
 
 use serde_json::{Map, Value, json};
 

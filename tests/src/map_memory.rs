@@ -1,4 +1,4 @@
-//! The memory of the BPF maps as `docs/budgets.md` has it; that the page is right is tested in `netattach`.
+//! The memory of the BPF maps according to `docs/budgets.md`; a test in `netattach` checks the page itself.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ pub struct Kib {
 }
 
 impl Kib {
-    /// Where the kernel may have so many processors.
+    /// Returns the memory for that many possible processors.
     pub fn with(self, processors: u64) -> u64 {
         self.fixed + self.each * processors
     }

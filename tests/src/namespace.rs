@@ -53,7 +53,7 @@ impl Namespace {
         Ok(Self { netns: Netns::open(&path)?, path, release: None, keeper: None })
     }
 
-    /// A namespace of somebody else, such as a runtime; it is not removed.
+    /// A namespace of another owner, such as a runtime; it is not removed.
     ///
     /// # Errors
     /// It cannot be opened.
@@ -94,27 +94,27 @@ impl Namespace {
         crate::node::ip(self, &["link", "set", "lo", "up"])
     }
 
-    /// Binds the namespace to a file as `ip netns add` does, for those who see no `/proc` of this process.
+    /// Binds the namespace to a file like `ip netns add`, for processes that do not see `/proc` of this process.
     ///
     /// # Errors
     /// The file cannot be made, or the kernel refuses.
     pub fn bind(&self, file: &Path) -> Result<Bound> {
         File::create(file)?;
-        // From here on, so that the file goes too where the kernel refuses.
+        // Created before the mount, so that the file is removed too if the kernel refuses.
         let bound = Bound(file.to_owned());
         mount_bind(self.path(), file)?;
         Ok(bound)
     }
 }
 
-/// The file that a namespace is bound to. Neither the mount nor the file outlives this value, whatever becomes of the test: a
-/// mount that is left keeps the test's directory, and the namespace, for as long as the machine runs.
+/// The file that a namespace is bound to. Mount and file end with this value, whatever the outcome of the test: a
+/// mount that is left keeps the test's directory, and the namespace, until the machine is rebooted.
 #[derive(Debug)]
 #[must_use = "the namespace is bound as long as this lives"]
 pub struct Bound(PathBuf);
 
 impl Bound {
-    /// Where it is.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.0
     }

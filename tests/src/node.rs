@@ -34,7 +34,7 @@ pub const WIRE: &str = "wire0";
 const ATTACH_VARIABLE: &str = "NETATTACH_ATTACH";
 
 const BPFFS: &str = "/sys/fs/bpf";
-/// How long the network-status of an attached pod may take.
+/// How long the network-status of an attached pod may take to be written.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
@@ -54,15 +54,15 @@ pub struct Node {
     next: Option<Agent>,
 }
 
-/// How an agent reaches its cluster.
+/// The agent's access to its cluster.
 #[derive(Debug)]
 enum Access {
     Kubeconfig(PathBuf),
-    /// By the service account of its pod, where the kubelet says that the server is.
+    /// By the service account of its pod, with the address of the server that the kubelet sets.
     ServiceAccount(SocketAddr),
 }
 
-/// A pod's sandbox as a container runtime makes it: loopback down, nothing else.
+/// A pod's sandbox as a container runtime creates it: loopback down, nothing else.
 #[derive(Debug)]
 pub struct Pod {
     /// `CNI_CONTAINERID`.
@@ -134,7 +134,7 @@ impl Node {
         ip(&self.namespace, &["link", "set", "wire1", "up"])
     }
 
-    /// A host beyond the node, 192.0.2.2 at the other end of [`WIRE`], where the node is 192.0.2.1.
+    /// Adds a host outside the node, 192.0.2.2 at the other end of [`WIRE`], where the node is 192.0.2.1.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -167,8 +167,8 @@ impl Node {
         Ok(fs::remove_file(self.path("source").join(format!("{file}.yaml")))?)
     }
 
-    /// Makes the node that of a name in a cluster, which its agent reaches by that configuration: the manifests of this
-    /// node are no longer read. The default network is the node's own.
+    /// Makes this node the one of that name in a cluster, which its agent reaches by that configuration: the
+    /// manifests of this node are no longer read. The default network is still the node's own.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -176,7 +176,7 @@ impl Node {
         self.join_by(Access::Kubeconfig(kubeconfig), name)
     }
 
-    /// As [`Node::join`], by the service account whose files are in place, with the server there.
+    /// As [`Node::join`], by the service account whose files are mounted, with that server.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -199,7 +199,8 @@ impl Node {
         self.settings.insert(key.to_owned(), value);
     }
 
-    /// Installs the scripted plugin in the node's plugin directory under a name, with its script, or replaces that at once.
+    /// Installs the scripted plugin under a name in the node's plugin directory, with its script; or replaces both at
+    /// once.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -230,14 +231,14 @@ impl Node {
     /// # Errors
     /// The record cannot be read.
     pub fn take_calls(&self) -> Result<Vec<Value>> {
-        // Out of the plugins' way before it is read: what they record from here on is in a new file.
+        // Renamed before it is read: plugins write further calls to a new file.
         let taken = self.path("calls.taken");
         match fs::rename(self.path("calls"), &taken) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
             renamed => renamed?,
         }
         let mut file = File::open(&taken)?;
-        // A plugin that had opened it before has the lock until it has written.
+        // A plugin that opened it before holds the lock until it has written.
         file.lock()?;
         let mut text = String::new();
         file.read_to_string(&mut text)?;
@@ -266,11 +267,11 @@ impl Node {
         self.path("run").join("netattach.sock")
     }
 
-    /// Starts the agent inside the node's namespace and waits until it serves and has finished what an earlier agent
-    /// left undone.
+    /// Starts the agent inside the node's namespace and waits until it serves and has finished the work that an
+    /// earlier agent left undone.
     ///
     /// # Errors
-    /// The agent does not get there; the error has its log.
+    /// The agent does not finish; the error has its log.
     pub fn start(&mut self) -> Result<()> {
         self.start_as(&executable("netattachd")?, &[])
     }
@@ -283,7 +284,8 @@ impl Node {
         self.start_until(executable, variables, " operations of earlier agents are finished")
     }
 
-    /// Starts the agent, and waits until it serves, but not until it has finished what an earlier agent left undone.
+    /// Starts the agent, and waits until it serves, but not until it has finished the work that an earlier agent left
+    /// undone.
     ///
     /// # Errors
     /// As [`Node::start`].
@@ -291,7 +293,7 @@ impl Node {
         self.start_until(&executable("netattachd")?, &[], " serving socket=")
     }
 
-    /// Starts the agent, and waits until its log has a line with that.
+    /// Starts the agent, and waits until its log has a line with that text.
     ///
     /// # Errors
     /// As [`Node::start`].
@@ -321,12 +323,12 @@ impl Node {
     /// Starts an agent that stands by while this node's serves, and waits until it does.
     ///
     /// # Errors
-    /// It does not get there; the error has its log.
+    /// It does not stand by; the error has its log.
     pub fn stand_by(&mut self) -> Result<()> {
         self.stand_by_as(&executable("netattachd")?)
     }
 
-    /// As [`Node::stand_by`], of another agent executable.
+    /// As [`Node::stand_by`], with another agent executable.
     ///
     /// # Errors
     /// As [`Node::stand_by`].
@@ -337,10 +339,11 @@ impl Node {
         Ok(())
     }
 
-    /// Ends this node's agent, and waits until the one that stands by serves in its place; returns the first one's log.
+    /// Ends this node's agent, and waits until the one that stands by serves instead; returns the log of the first
+    /// one.
     ///
     /// # Errors
-    /// The first one cannot be ended so, or the next one does not serve.
+    /// The first one cannot be ended in this way, or the next one does not serve.
     pub fn hand_over(&mut self, end: impl FnOnce(&mut Self) -> Result<String>) -> Result<String> {
         let next = self.next.take().context("no agent stands by")?;
         let ended = end(self);
@@ -378,7 +381,7 @@ impl Node {
         if let Ok(mode) = std::env::var(ATTACH_VARIABLE) {
             settings.entry("attach").or_insert(json!(mode));
         }
-        // The node may have no loopback; whoever asks for probes or metrics sets an address.
+        // The node may have no loopback; tests of probes or metrics set an address.
         settings.entry("metrics").or_insert(json!({"listen": ""}));
         settings.entry("deviceInfoDir").or_insert(json!(self.path("devinfo")));
         // The machine may have a kubelet.
@@ -424,8 +427,8 @@ impl Node {
         self.agent.take().map_or_else(|| Ok(String::new()), Agent::kill)
     }
 
-    /// Loses power and starts again as far as its kernel is concerned: what is on the disk stays. The agent, the namespace with
-    /// its links, the pins and the directory `run` are gone.
+    /// Simulates a power failure and a restart of the kernel: files on disk stay. The agent, the namespace with its
+    /// links, the pins and the directory `run` are gone.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -450,7 +453,7 @@ impl Node {
         self.agent.take().map_or_else(|| Ok(String::new()), Agent::stop)
     }
 
-    /// What the agent has logged so far; empty without one.
+    /// Returns the log of the agent so far; empty without an agent.
     pub fn log_so_far(&self) -> String {
         self.agent.as_ref().map_or_else(String::new, Agent::log_so_far)
     }
@@ -553,7 +556,7 @@ impl Node {
         Call { env, stdin: config.to_string() }.run()
     }
 
-    /// What `netattachctl status` prints, also of an agent that is not ready.
+    /// Returns the output of `netattachctl status`, also of an agent that is not ready.
     ///
     /// # Errors
     /// It prints no status.
@@ -614,7 +617,7 @@ pub fn ip(namespace: &Namespace, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// An executable of netattach: from the directory `NETATTACH_DIST`, or else from beside this test.
+/// Returns the path of an executable of netattach: in the directory `NETATTACH_DIST`, or else beside this test.
 ///
 /// # Errors
 /// The executable is not built.

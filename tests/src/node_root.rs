@@ -1,4 +1,5 @@
-//! The root directory of a node, mounted on one in it as the agent's container has it by `delegation.root`.
+//! The root directory of a node, mounted on a directory in it, as the agent's container has it with
+//! `delegation.root`.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +10,11 @@ use rustix::mount::{
 };
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
-/// A thread has mounts of its own.
+/// Proof that the thread has its own mount namespace.
 #[derive(Debug)]
 pub struct OwnMounts(());
 
-/// Runs `work` on a thread that has mounts of its own, which end with it.
+/// Runs `work` on a thread with its own mount namespace, which ends with the thread.
 pub fn with_own_mounts(work: impl FnOnce(&OwnMounts) + Send) {
     let entered = || {
         // SAFETY: of the state that threads share only mounts, working directory and umask are unshared; no memory and no
@@ -28,16 +29,16 @@ pub fn with_own_mounts(work: impl FnOnce(&OwnMounts) + Send) {
     }
 }
 
-/// The machine's root directory once more. It is no directory of a node or a test, which are removed with all that is in them:
-/// removed while this is mounted, they would take the machine's files along.
+/// A second mount of the machine's root directory. It is not below a directory of a node or a test, which are removed
+/// recursively: while this is mounted, that would delete the machine's files.
 #[derive(Debug)]
 pub struct NodeRoot {
     directory: tempfile::TempDir,
 }
 
 impl NodeRoot {
-    /// Mounts it with all that is mounted in it by now, and in it a `/proc` of its own and an empty file system on each
-    /// directory of `empty`.
+    /// Mounts it with all current submounts, with a separate `/proc` and an empty file system on each directory of
+    /// `empty`.
     ///
     /// # Errors
     /// The kernel refuses a mount.
@@ -55,7 +56,7 @@ impl NodeRoot {
         Ok(root)
     }
 
-    /// Where it is mounted.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }

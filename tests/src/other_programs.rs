@@ -76,7 +76,7 @@ fn returns(value: i32) -> [Instruction; 2] {
     [instruction(0xb7, value), instruction(0x95, 0)]
 }
 
-/// Runs an XDP program on a frame, as if it came in by the loopback device; returns its answer (`enum xdp_action`).
+/// Runs an XDP program on a frame, as if received on the loopback device; returns its verdict (`enum xdp_action`).
 ///
 /// # Errors
 /// There is no such pin, or the kernel refuses.
@@ -121,10 +121,11 @@ pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &O
     attach_link(namespace, (device, hook), program).context("attach a program by tcx")
 }
 
-/// Attaches a program to what the other end of a netkit sends, by its primary end. The link ends with the descriptor.
+/// Attaches a program to packets sent by the peer of a netkit, through its primary end. The link ends with the
+/// descriptor.
 ///
 /// # Errors
-/// The kernel refuses, as where the device is not the primary end.
+/// The kernel refuses, for example if the device is not the primary end.
 pub fn attach_netkit_peer(namespace: &Namespace, device: u32, program: &OwnedFd) -> Result<OwnedFd> {
     attach_link(namespace, (device, NETKIT_PEER), program).context("attach a program to a netkit")
 }
@@ -184,8 +185,8 @@ pub fn attach_tcx_for_good(
         .context("attach a program by tcx without a link")
 }
 
-/// Puts programs on a device in a pod that has the capabilities for it: of XDP, and by tcx on both hooks. `by_link`: links
-/// hold that of XDP and one of tcx, and end with what is returned.
+/// Attaches programs to a device in a pod that has the capabilities for it: of XDP, and by tcx on both hooks.
+/// `by_link`: links hold that of XDP and one of tcx, and end with the returned descriptors.
 ///
 /// # Errors
 /// The kernel refuses.

@@ -6,7 +6,7 @@
 //! assert_eq!(frame.len(), 14 + 20 + 20);
 //! ```
 //!
-//! IPv4 header checksums are right; transport checksums are zero, as nothing here verifies them.
+//! IPv4 header checksums are right; transport checksums are zero, as no code here verifies them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -255,8 +255,8 @@ pub fn arp_request(sender_mac: Mac, sender: &str, target: &str) -> Vec<u8> {
     frame
 }
 
-/// What a client sends to a server of DHCP, from its UDP header on. `kind`: operation, hardware and the length of its addresses;
-/// `client` and `relay`: the addresses of both; `mac`: the client's.
+/// Returns a DHCP message from a client to a server, from its UDP header on. `kind`: operation, hardware type and the
+/// length of hardware addresses; `client` and `relay`: the addresses of both; `mac`: the client's.
 pub fn dhcp(kind: [u8; 3], client: &str, relay: &str, mac: Mac) -> Vec<u8> {
     let address = |text: &str| text.parse::<Ipv4Addr>().expect("an IPv4 address").octets();
     let mut message = vec![0; 240];

@@ -1,4 +1,4 @@
-//! Configurations of primary networks, as their products write them, and what is known of each.
+//! Configurations of primary networks, as their products write them, with their properties.
 
 use serde_json::Value;
 
@@ -97,7 +97,7 @@ pub const PRIMARIES: [Primary; 8] = [
 pub const MULTUS: (&str, &str) = ("00-multus.conf", text!("00-multus.conf"));
 
 impl Primary {
-    /// The one whose network has that name.
+    /// Returns the one whose network has that name.
     ///
     /// # Panics
     /// There is none.
@@ -105,7 +105,7 @@ impl Primary {
         *PRIMARIES.iter().find(|it| it.network == network).expect("a network of the table")
     }
 
-    /// The configuration of a plugin as every verb gives it, without `runtimeConfig` and `prevResult`.
+    /// Returns the configuration of a plugin as passed by every verb, without `runtimeConfig` and `prevResult`.
     ///
     /// # Panics
     /// The file is not JSON.

@@ -1,4 +1,4 @@
-//! Work with only the capabilities that a container may be given, or with less of the kernel.
+//! Runs work with only the capabilities that a container may have, or with fewer features of the kernel.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -10,8 +10,8 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 pub const OVER_THE_NETWORK: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::BPF);
 
-/// Runs `work` on a thread of the calling thread's namespaces that has exactly these capabilities, as have the programs
-/// that it starts.
+/// Runs `work` on a thread of the calling thread's namespaces that has exactly these capabilities; programs that it
+/// starts have the same.
 ///
 /// # Errors
 /// The other capabilities could not be dropped, or the work's own error.
@@ -31,11 +31,11 @@ pub fn with_only<T: Send>(kept: CapabilitySet, work: impl FnOnce() -> Result<T> 
     on_its_own_thread(limited)
 }
 
-/// Runs `work` on a thread of the calling thread's namespaces for which, as for the programs that it starts, there is no
-/// bpf(2), as with a kernel that was built without `CONFIG_BPF_SYSCALL`.
+/// Runs `work` on a thread of the calling thread's namespaces for which, as for the programs that it starts, bpf(2)
+/// is missing, as with a kernel that was built without `CONFIG_BPF_SYSCALL`.
 ///
 /// # Errors
-/// The kernel takes no filter of system calls, or the work's own error.
+/// The kernel accepts no filter of system calls, or the work's own error.
 pub fn without_bpf<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     filtered(&[(NUMBER, libc::SYS_bpf as u32)], libc::ENOSYS, work)
 }
@@ -43,22 +43,22 @@ pub fn without_bpf<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T
 /// The same without sockets of nftables, as with a kernel that was built without `CONFIG_NETFILTER_NETLINK`.
 ///
 /// # Errors
-/// The kernel takes no filter of system calls, or the work's own error.
+/// The kernel accepts no filter of system calls, or the work's own error.
 pub fn without_nftables<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let family = (argument(0), libc::AF_NETLINK as u32);
     let protocol = (argument(2), libc::NETLINK_NETFILTER as u32);
     filtered(&[(NUMBER, libc::SYS_socket as u32), family, protocol], libc::EPROTONOSUPPORT, work)
 }
 
-/// Where `struct seccomp_data` (`linux/seccomp.h`) has the number of the system call.
+/// Offset of the system call's number in `struct seccomp_data` (`linux/seccomp.h`).
 const NUMBER: u32 = 0;
 
-/// Where it has the lower half of an argument, on a little-endian machine.
+/// Offset there of the lower half of an argument, on a little-endian machine.
 const fn argument(number: u32) -> u32 {
     16 + 8 * number
 }
 
-/// Runs `work` on a thread for which system calls fail by that number that have all these words at these places.
+/// Runs `work` on a thread for which system calls that have all these words at these offsets fail with that number.
 fn filtered<T: Send>(words: &[(u32, u32)], errno: i32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let limited = || {
@@ -83,7 +83,7 @@ fn filtered<T: Send>(words: &[(u32, u32)], errno: i32, work: impl FnOnce() -> Re
     on_its_own_thread(limited)
 }
 
-/// What a thread gives up is gone with it.
+/// A thread cannot regain the privileges that it gives up, so the work has its own thread.
 fn on_its_own_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| match scope.spawn(work).join() {
         Ok(done) => done,

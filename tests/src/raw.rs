@@ -166,16 +166,16 @@ impl RawSocket {
     }
 }
 
-/// What comes before a frame that leaves the sum of its bytes from `start` on to whoever puts it on the wire, `offset` bytes behind
-/// that (`struct virtio_net_hdr` of `linux/virtio_net.h`).
+/// Returns the header of a frame whose checksum, of the bytes from `start` on, is computed when the frame is put on
+/// the wire, and stored `offset` bytes after `start` (`struct virtio_net_hdr` of `linux/virtio_net.h`).
 pub fn sum_at(start: u16, offset: u16) -> [u8; 10] {
     const NEEDS_SUM: u8 = 1;
     let ([a, b], [c, d]) = (start.to_ne_bytes(), offset.to_ne_bytes());
     [NEEDS_SUM, 0, 0, 0, 0, 0, a, b, c, d]
 }
 
-/// A packet socket that hands the kernel frames without a copy, but for their Ethernet header (`PACKET_TX_RING`): they are in
-/// its own memory until they have left, and can be changed there.
+/// A packet socket whose frames the kernel sends without a copy, except for the Ethernet header (`PACKET_TX_RING`):
+/// they stay in shared memory until they have left, and can be changed there.
 #[derive(Debug)]
 pub struct Ring {
     socket: RawSocket,
@@ -193,9 +193,9 @@ unsafe impl Send for Ring {}
 impl Ring {
     /// The number of its frames, each of which is sent once.
     const FRAMES: usize = 32;
-    /// Room for a frame and what the kernel says of it.
+    /// Room for a frame and the kernel's header for it.
     const ROOM: usize = 2048;
-    /// Where a frame begins there.
+    /// Offset of a frame in its room.
     const BEGIN: usize = libc::TPACKET2_HDRLEN - size_of::<libc::sockaddr_ll>();
 
     /// Opens a ring for frames of one ethertype on a device in the namespace of the calling thread, with its privileges.
@@ -232,10 +232,10 @@ impl Ring {
         Ok(Self { socket, memory, sent: 0 })
     }
 
-    /// Sends a frame. It has been let pass then, and may not have left yet.
+    /// Sends a frame. It has passed the programs then, and may not have left yet.
     ///
     /// # Errors
-    /// It is too long or one too many, or it was dropped.
+    /// It is too long, the ring is full, or it was dropped.
     pub fn send(&mut self, frame: &[u8]) -> Result<Sent> {
         ensure!(self.sent < Self::FRAMES, "all frames of the ring were sent");
         ensure!(frame.len() <= Self::ROOM - Self::BEGIN, "the frame is too long");
@@ -248,7 +248,7 @@ impl Ring {
             (&raw mut (*header).tp_len).write_volatile(frame.len() as u32);
             (&raw mut (*header).tp_status).write_volatile(libc::TP_STATUS_SEND_REQUEST);
         }
-        // Otherwise it would wait until the frame has left.
+        // Without this flag, it would wait until the frame has left.
         rustix::net::send(&self.socket.0, &[], SendFlags::DONTWAIT).context("send what is in the ring")?;
         Ok(sent)
     }

@@ -90,7 +90,7 @@ pub fn run(node: &Namespace, plugins: &Path, verb: &str, call: Call<'_>, config:
 fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Output> {
     let mut child = Command::new(program)
         .env_clear()
-        // Where the reference's `portmap` looks for iptables.
+        // The directories where the reference's `portmap` looks for iptables.
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("CNI_COMMAND", verb)
         .env("CNI_CONTAINERID", call.container)

@@ -1,4 +1,4 @@
-//! The files of a pod's service account, where the agent's container has them, as a kubelet writes and replaces them.
+//! The files of a pod's service account at the path in the agent's container, as a kubelet writes and replaces them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,16 +14,16 @@ use crate::node_root::OwnMounts;
 const CURRENT: &str = "..data";
 const FILES: [&str; 3] = ["ca.crt", "namespace", "token"];
 
-/// The files; they are there for the mounts of one thread only, and what it starts.
+/// The files; they exist only in the mounts of one thread and of processes that it starts.
 #[derive(Debug)]
 pub struct ServiceAccount {
-    /// On which an empty file system is mounted.
+    /// The directory on which an empty file system is mounted.
     run: PathBuf,
     writes: AtomicU32,
 }
 
 impl ServiceAccount {
-    /// Puts the directory into place, and nothing else into `/var/run`.
+    /// Mounts the directory; `/var/run` contains nothing else.
     ///
     /// # Errors
     /// The kernel refuses the mount, or a file cannot be written.

@@ -1,4 +1,5 @@
-//! What a namespace routes by beside its routes: rules of both families, and the sysctls of its interfaces.
+//! The settings of a namespace that affect routing, besides its routes: rules of both families, and the sysctls of
+//! its interfaces.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::Namespace;
 
-/// Where the sysctls of interfaces are, by what they are called here.
+/// The directories of interfaces' sysctls, by the names used here.
 const FAMILIES: [(&str, &str); 2] =
     [("ipv4", "/proc/sys/net/ipv4/conf"), ("ipv6", "/proc/sys/net/ipv6/conf")];
 
@@ -19,14 +20,14 @@ pub type Sysctls = BTreeMap<String, String>;
 /// Rules and sysctls of a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Of both families, as `ip` lists them.
+    /// Rules of both families, as `ip` lists them.
     pub rules: Vec<String>,
-    /// By interface: those that there are, `all` and `default`.
+    /// Sysctls by interface, including `all` and `default`.
     pub sysctls: BTreeMap<String, Sysctls>,
 }
 
 impl Settings {
-    /// Those of a namespace.
+    /// Returns the settings of a namespace.
     ///
     /// # Errors
     /// They cannot be read.
@@ -69,7 +70,7 @@ pub fn sysctls(namespace: &Namespace, interface: &str) -> Result<Sysctls> {
         let mut found = Sysctls::new();
         for (family, directory) in FAMILIES {
             let directory = Path::new(directory).join(interface);
-            // An interface whose MTU is too small for IPv6 has none of these.
+            // An interface whose MTU is too small for IPv6 has no IPv6 sysctls.
             if !directory.exists() {
                 continue;
             }

@@ -17,7 +17,7 @@ use netattach::spec::TcHook;
 use crate::node::WIRE;
 use crate::{Namespace, Node, Pod};
 
-/// The state of a node and its pods. Two are equal when no attachment came or went in between.
+/// The state of a node and its pods. Two are equal if no attachment was added or removed in between.
 ///
 /// Left out are changes that the kernel makes with a delay (link-local addresses) and state that is meant to stay: the
 /// allocator's position, the list of its pools, remembered flows.
@@ -42,11 +42,11 @@ pub struct Snapshot {
 /// A namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Network {
-    /// By name.
+    /// The links by name.
     pub links: BTreeMap<String, Link>,
-    /// Of the main table, as text.
+    /// The routes of the main table, as text.
     pub routes: BTreeSet<String>,
-    /// By source address, as text.
+    /// The rules by source address, as text.
     pub rules: BTreeSet<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct Link {
     pub kind: String,
     /// Ethernet address.
     pub mac: Option<Mac>,
-    /// In bytes.
+    /// MTU in bytes.
     pub mtu: u32,
     /// Administratively up.
     pub up: bool,
@@ -84,10 +84,10 @@ pub struct Maps {
     pub records: BTreeMap<u32, String>,
     /// Allowed source addresses.
     pub addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
-    /// Policies that are not "none".
+    /// Policies other than "none".
     pub policies: BTreeMap<u32, PolicyIds>,
-    /// Free numbers that have counters above zero. When the first packet of an attachment is counted is up to the
-    /// kernels at its ends.
+    /// Free numbers that have counters above zero. When the first packet of an attachment is counted depends on the
+    /// kernel at each end.
     pub counted: BTreeSet<u32>,
 }
 
@@ -130,7 +130,7 @@ impl Snapshot {
     /// node, and only loopback in the pods.
     ///
     /// # Panics
-    /// Something was left.
+    /// Something is left.
     pub fn assert_nothing_is_left(&self) {
         let stays = |name: &str, kind: &str| matches!(kind, "" | "bridge") || matches!(name, WIRE | "wire1");
         let left: Vec<_> = self.node.links.iter().filter(|(name, link)| !stays(name, &link.kind)).collect();
@@ -148,7 +148,7 @@ impl Snapshot {
     }
 }
 
-/// The rules of iptables that say in their comments that they are netattach's.
+/// Returns the rules of iptables whose comments mark them as netattach's.
 fn forwarding() -> Result<BTreeSet<String>> {
     let chains = ["CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"];
     let view = filter::view(&chains, &BTreeSet::new())?;
@@ -255,7 +255,7 @@ pub fn installed_policies(node: &Node) -> Result<BTreeSet<u32>> {
     Ok(dataplane(node)?.map(|dataplane| dataplane.policies().installed()).unwrap_or_default())
 }
 
-/// Whether there are numbers of attachments that are gone which are not free yet. Not part of a snapshot, as above.
+/// Whether numbers of ended attachments are not free yet. Not part of a snapshot, as above.
 ///
 /// # Errors
 /// The maps cannot be read.

@@ -1,4 +1,4 @@
-//! Network cards with SR-IOV, for tests that give one virtual functions (VFs) and take them away again.
+//! Network cards with SR-IOV, for tests that create virtual functions (VFs) on a card and remove them again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub struct Cards {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// A VF as the node has it before a pod does.
+/// A VF as it is on the node before a pod has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vf {
     /// Its PCI address.
@@ -41,11 +41,11 @@ pub struct Vf {
 }
 
 impl Cards {
-    /// The two cards of the machine, without VFs. `None`: the test is reported as skipped, and its caller has to end
-    /// it.
+    /// Takes the two cards of the machine, without VFs. `None`: the test is reported as skipped, and its caller has
+    /// to end it.
     ///
     /// # Errors
-    /// The machine is configured to have the cards and does not, or the card keeps its VFs.
+    /// The machine is configured to have the cards but does not have them, or the card keeps its VFs.
     pub fn take(test: &str) -> Result<Option<Self>> {
         let Ok(driver) = std::env::var(VARIABLE) else {
             report_skipped(test, &format!("{VARIABLE} names no cards that tests may change"));
@@ -77,7 +77,7 @@ impl Cards {
         Ok(Some(cards))
     }
 
-    /// Gives the card so many VFs, waits for their drivers' devices, and sets it up.
+    /// Creates that many VFs on the card, waits for their drivers' devices, and configures it.
     ///
     /// # Errors
     /// The card already has VFs, or refuses.
@@ -132,8 +132,8 @@ impl Vf {
 }
 
 impl Node {
-    /// A node that is this machine: in the namespace of the machine's cards. The test has to remove what it leaves
-    /// there.
+    /// Returns a node that is this machine: in the namespace of the machine's cards. The test has to remove its
+    /// leftovers there.
     ///
     /// # Errors
     /// As [`Node::new`].

@@ -17,7 +17,7 @@ use crate::traffic::stretched;
 const TAP: u16 = 0x0002 | 0x1000;
 const MULTI_QUEUE: u16 = 0x0100;
 
-/// A tap that is open, as a virtual machine has it. It has a carrier while this exists.
+/// An open tap, as a virtual machine has it. It has a carrier while this exists.
 #[derive(Debug)]
 pub struct TapEnd(File);
 

@@ -31,7 +31,7 @@ pub fn stretched(time: Duration) -> Duration {
     time * *FACTOR
 }
 
-/// Sets a flag at its end, also that of a thread that fails: whoever waits for the flag goes on.
+/// Sets a flag when dropped, also if its thread fails, so that waiters for the flag continue.
 #[derive(Debug)]
 pub struct Ending<'f>(pub &'f AtomicBool);
 
@@ -41,7 +41,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// How often an echo request is repeated: what leaves before a card has its carrier is lost.
+/// How often an echo request is repeated: packets sent before a card has its carrier are lost.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether an echo request to `to` is answered in time.
@@ -82,7 +82,7 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(left))?;
         let received = match rustix::net::recv(&socket, &mut buffer, RecvFlags::empty()) {
             Ok((length, _)) => &buffer[..length],
-            // With a time-out of its own the call is not begun again after a signal, whoever handles that.
+            // A socket with a timeout does not restart the call after a signal, whoever handles that.
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         };
@@ -138,7 +138,8 @@ impl Echo {
         Ok(Self { address, tcp, udp, ending, threads })
     }
 
-    /// As [`Echo::serve`], once the kernel lets the address be bound: one of IPv6 after its duplicates were looked for.
+    /// As [`Echo::serve`], once the kernel accepts the address: an IPv6 address only after duplicate address
+    /// detection.
     ///
     /// # Errors
     /// It does not within [`PATIENCE`].
@@ -155,7 +156,7 @@ impl Echo {
 impl Drop for Echo {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
-        // Both calls return at once with an error or nothing when the receiving side is shut.
+        // Both calls return at once, with an error or with nothing, when the receiving side is shut down.
         let _ = rustix::net::shutdown(&self.tcp, rustix::net::Shutdown::Both);
         let _ = rustix::net::shutdown(&self.udp, rustix::net::Shutdown::Both);
         for thread in self.threads.drain(..) {
@@ -174,7 +175,7 @@ pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Resu
     Ok(stream)
 }
 
-/// Opens a TCP connection. An own address of IPv6 is waited for: it is there once its duplicates were looked for.
+/// Opens a TCP connection. Waits for an own IPv6 address, which is usable after duplicate address detection.
 ///
 /// # Errors
 /// The connection cannot be opened in time.
@@ -216,7 +217,7 @@ pub fn datagram(from: &Namespace, to: SocketAddr, patience: Duration) -> Result<
 /// Whether a datagram from that address of the namespace is echoed.
 ///
 /// # Errors
-/// The socket cannot be made, within [`PATIENCE`]: an address of IPv6 is there once its duplicates were looked for.
+/// The socket cannot be created within [`PATIENCE`]; an IPv6 address is usable after duplicate address detection.
 pub fn datagram_from(from: &Namespace, source: IpAddr, to: SocketAddr, patience: Duration) -> Result<bool> {
     let socket = soon(|| from.run(|| UdpSocket::bind((source, 0))))?;
     socket.connect(to).with_context(|| format!("route to {to}"))?;
@@ -239,7 +240,7 @@ pub fn assert_transfers_whole(from: &Namespace, to: SocketAddr) {
     assert!(received == sent, "the echo is another");
 }
 
-/// What succeeds within [`PATIENCE`], or how it failed last.
+/// Returns the first success within [`PATIENCE`], or the last failure.
 fn soon<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let mut outcome = attempt();
     eventually(PATIENCE, || {
@@ -267,12 +268,12 @@ impl Conversation {
     /// Starts a conversation with an [`Echo`], and returns once the first datagram came back.
     ///
     /// # Errors
-    /// The socket cannot be made, or nothing came back.
+    /// The socket cannot be made, or no datagram came back.
     pub fn start(from: &Namespace, to: SocketAddr) -> Result<Self> {
         Self::paced(from, to, Duration::ZERO)
     }
 
-    /// The same, with so long between an answer and the next datagram: others need the processors meanwhile.
+    /// The same, with that pause between an answer and the next datagram, as others need the processors.
     ///
     /// # Errors
     /// As [`Conversation::start`].
@@ -323,9 +324,9 @@ pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> boo
 /// The shortest and the longest pause between two queries.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-/// How long nothing is asked after the last query took that long. What is awaited needs the processors meanwhile, and so do
-/// other tests: a query that is a process or a TLS connection takes a quarter of one at most. And nobody notices much later
-/// than it happened what took long to happen.
+/// Returns the pause after a query that took that long. The awaited event and other tests need the processors too: a
+/// query that is a process or a TLS connection takes at most a quarter of one. An event that took long is noticed a
+/// little later.
 fn pause(waited: Duration, query: Duration) -> Duration {
     let [shortest, longest] = PAUSES;
     (waited / 20).max(query * 3).clamp(shortest, longest)

@@ -1,4 +1,4 @@
-//! From durations to figures.
+//! Computes figures from durations.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ pub(super) struct Series {
     pub(super) median: Option<f64>,
     pub(super) p99: Option<f64>,
     pub(super) minimum: Option<f64>,
-    /// In the order in which they were taken.
+    /// The samples in the order in which they were taken.
     pub(super) samples: Vec<f64>,
 }
 

@@ -4,8 +4,8 @@
 //! Every link is made in its final namespace, under its final name, in two datagrams: links from the node, addresses
 //! and the default route from inside the pod. All links of a pod are in one group and go in one request.
 //!
-//! Pods that only have to be there while others are measured are attached in this process, some of them by a veth that
-//! is no port.
+//! Pods that only have to exist while others are measured are attached in this process, some of them by a veth that
+//! is not a bridge port.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -48,7 +48,7 @@ enum Network {
     Macvlan,
 }
 
-/// The networks of a pod that is measured, and of one that only stands there, as many as it has.
+/// The networks of a measured pod, and those of a standing one, which has the first of them.
 const MEASURED: [Network; 3] = [Network::Bridge, Network::Macvlan, Network::Macvlan];
 const STANDING: [Network; 3] = [Network::Bridge, Network::Veth, Network::Macvlan];
 
@@ -62,7 +62,7 @@ pub(crate) struct Spawned {
     executable: PathBuf,
     /// The directory of the pinned program, if programs are attached too.
     pins: Option<PathBuf>,
-    /// That program, for the processes to inherit: opening it is not part of their work.
+    /// That program, which processes inherit: opening it is not part of their work.
     program: OnceLock<OwnedFd>,
 }
 
@@ -91,7 +91,7 @@ impl Contender for InProcess {
     }
 }
 
-/// Builds the executable of [`Spawned`]; returns where it is.
+/// Builds the executable of [`Spawned`]; returns its path.
 pub(super) fn build(progress: &Progress) -> anyhow::Result<PathBuf> {
     let built = dist::static_executables("netattach-bench", &["floor"], progress)?;
     built.get("floor").context("the floor was not built").cloned()
@@ -102,8 +102,7 @@ impl Spawned {
         Ok(Self::of(build(progress)?, None))
     }
 
-    /// A floor that attaches one of the programs that an agent has pinned below `pins` by the time of the first
-    /// request.
+    /// Returns a floor that attaches one of the programs that an agent has pinned below `pins` at the first request.
     pub(crate) fn with_programs(pins: PathBuf, progress: &Progress) -> anyhow::Result<Self> {
         Ok(Self::of(build(progress)?, Some(pins)))
     }
@@ -137,13 +136,13 @@ impl Spawned {
         Ok(Some(program.as_fd()))
     }
 
-    /// Attaches a pod that will stand there to so many networks, from the node's namespace and in this process.
+    /// Attaches a pod that will stay to that many networks, from the node's namespace and in this process.
     pub(crate) fn stand(&self, pod: &Pod, node: &Node, networks: usize) -> anyhow::Result<()> {
         let networks = &STANDING[..networks.min(STANDING.len())];
         add(pod.namespace(), node.namespace(), pod.number, (networks, addresses(pod)), self.program()?)
     }
 
-    /// DEL while others stay, who need the programs of what all share.
+    /// DEL while other pods stay, which need the shared programs.
     pub(crate) fn leave(&self, pod: &Pod) -> anyhow::Result<()> {
         self.run("leave", pod)
     }
@@ -180,8 +179,8 @@ pub(crate) fn make_bridge() -> anyhow::Result<()> {
         .context("make the floor's bridge")
 }
 
-/// The whole of the spawned process: `add|del|leave NAMESPACE NUMBER ADDRESS ADDRESS ADDRESS [PROGRAM]`, the last being
-/// the number of an inherited descriptor. To leave is `del` while others stay.
+/// The entry point of the spawned process: `add|del|leave NAMESPACE NUMBER ADDRESS ADDRESS ADDRESS [PROGRAM]`, the
+/// last being the number of an inherited descriptor. `leave` is `del` while others stay.
 ///
 /// # Errors
 /// Wrong arguments, or a request refused by the kernel.
@@ -207,7 +206,7 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
         verb => {
             del(pod.as_fd(), home.as_fd())?;
             if program.is_some() && verb != "leave" {
-                // Another pod of a burst may have been quicker.
+                // Another pod of a burst may have done it already.
                 let _ = Netlink::open()?.send(vec![netlink::no_clsact(PARENT_INDEX)]);
             }
             Ok(())
@@ -266,7 +265,7 @@ fn add(
             settings.push(netlink::clsact(*macvlan));
             settings.extend([1, 2].map(|number| on(*macvlan, Hook::Ingress, number)));
         }
-        // The first pod of a burst finds no programs on the parent, the others do.
+        // Only the first pod of a burst finds no programs on the parent.
         let parent = [(Hook::Ingress, 1), (Hook::Ingress, 2), (Hook::Egress, 1)];
         let parent = parent.map(|(hook, number)| on(PARENT_INDEX, hook, number));
         if !macvlans.is_empty() && node.send(vec![netlink::clsact(PARENT_INDEX)]).is_ok() {

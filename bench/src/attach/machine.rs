@@ -1,5 +1,5 @@
-//! A measurement in the virtual machine: this executable is run there with other arguments, and what it has measured comes
-//! out of the machine in one line.
+//! A measurement in the virtual machine: this executable runs there with other arguments, and prints its measurements
+//! in one line.
 
 use std::env;
 use std::path::Path;
@@ -14,12 +14,12 @@ use crate::{DIST_VARIABLE, Output};
 
 /// The suite of the machine's kernel.
 const SUITE: &str = "trixie";
-/// What is before the figures in the line that has them.
+/// The mark before the figures in their line.
 const FIGURES: &str = "figures of the bench: ";
-/// Lines of a machine that are shown when it has measured nothing.
+/// Number of the machine's last lines that are shown if it has measured nothing.
 const TAIL: usize = 40;
 
-/// Sets the machine up, and builds what is measured in it.
+/// Sets the machine up, and builds the executables to measure in it.
 pub(super) fn prepare(output: Output) -> anyhow::Result<()> {
     if output == Output::Json {
         progress::silence();
@@ -28,8 +28,8 @@ pub(super) fn prepare(output: Output) -> anyhow::Result<()> {
     if env::var_os(DIST_VARIABLE).is_none() { dist::build() } else { Ok(()) }
 }
 
-/// Runs this executable in the machine with these arguments, and with executables beside it that it starts; returns what it
-/// [tells](tell) there.
+/// Runs this executable in the machine with these arguments, and with executables beside it that it starts; returns
+/// the value that it [prints](tell) there.
 pub(super) fn measured<T: DeserializeOwned>(arguments: &[&str], beside: &[&Path]) -> anyhow::Result<T> {
     let own = env::current_exe().context("find this executable")?;
     let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
@@ -45,14 +45,14 @@ pub(super) fn measured<T: DeserializeOwned>(arguments: &[&str], beside: &[&Path]
     }
 }
 
-/// In the machine: tells what was measured.
+/// In the machine: prints the measurements.
 pub(super) fn tell(measured: &impl Serialize) -> anyhow::Result<()> {
     let measured = serde_json::to_string(measured).context("write the figures")?;
     progress::line(&format!("{FIGURES}{measured}"));
     Ok(())
 }
 
-/// What follows the mark in the line that has it.
+/// Returns the text after the mark.
 fn figures_in(output: &str) -> Option<&str> {
     output.lines().find_map(|line| Some(line.trim_end().split_once(FIGURES)?.1))
 }

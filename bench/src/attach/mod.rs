@@ -5,9 +5,9 @@
 //! pods. The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
 //! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` are printed as a `table`;
-//! `parts` breaks down the time of netattach's ADD. `kinds` are the interfaces one by one, but a
-//! virtual function, which `vf` measures where there are some. `locks` counts what takes the kernel's lock of links. These two
-//! run in the virtual `machine`.
+//! `parts` breaks down the time of netattach's ADD. `kinds` are the interfaces one by one, except a virtual function,
+//! which `vf` measures on machines that have some. `locks` counts how often the kernel's lock of links is taken.
+//! These two run in the virtual `machine`.
 
 mod figures;
 pub mod floor;
@@ -36,7 +36,7 @@ use super::agent;
 use super::pods::{Node, Pod, at_once};
 use super::{Form, document, measured, print};
 
-/// In the order in which they take turns.
+/// The contenders in their order.
 const CONTENDERS: [&str; 5] =
     [floor::IN_PROCESS, floor::SPAWNED, floor::WITH_PROGRAMS, reference::NAME, netattach::NAME];
 
@@ -177,7 +177,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
             for (contender, samples) in contenders.iter().zip(&mut samples) {
                 once(&**contender, &node, &pods[0], samples)?;
             }
-            // Among the others, as the ADDs are: again and again at once it would take two thirds of that.
+            // Measured among the others, like the ADDs: repeated without pauses, it would take two thirds of that.
             let started = Instant::now();
             if let Some(netattach) = named(&contenders, netattach::NAME) {
                 netattach.start_and_end()?;
@@ -210,7 +210,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     Ok(Report::new(options, figures, add_parts))
 }
 
-/// The breakdown of netattach's ADDs; empty where netattach was left out.
+/// Returns the breakdown of netattach's ADDs; empty if netattach was left out.
 fn parts_of_add(
     contenders: &[Box<dyn Contender>],
     samples: &[Samples],
@@ -233,7 +233,7 @@ fn named<'c>(contenders: &'c [Box<dyn Contender>], name: &str) -> Option<&'c dyn
     contenders.iter().map(|contender| &**contender).find(|contender| contender.name() == name)
 }
 
-/// All contenders except those left out. The agent comes last: nothing else may wait while it runs.
+/// Returns all contenders except those left out. The agent comes last: no other work may wait while it runs.
 fn prepare(
     node: &Node,
     pods: &[Pod],

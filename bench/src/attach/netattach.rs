@@ -1,4 +1,4 @@
-//! netattach itself, called as a container runtime calls it.
+//! netattach itself, called as by a container runtime.
 
 use serde_json::{Value, json};
 

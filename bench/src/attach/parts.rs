@@ -58,8 +58,8 @@ fn logged(line: &str) -> Option<Logged> {
     Some(Logged { took: Duration::from_micros(took.parse().ok()?), parts })
 }
 
-/// The rows: medians of each part, the longest first. `whole` are the ADDs as their caller measured them, `process` are
-/// requests that need no agent.
+/// Returns the rows: medians of each part, the longest first. `whole` are the ADDs as measured by their caller,
+/// `process` are requests that need no agent.
 pub(super) fn rows(whole: &[Duration], process: &[Duration], logged: &[Logged]) -> Vec<Part> {
     let median =
         |durations: Vec<Duration>| Series::new(&durations).median.map(|milliseconds| milliseconds * 1000.0);

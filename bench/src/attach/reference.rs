@@ -1,4 +1,5 @@
-//! CNI plugins executed in turn, as the reference's are: `bridge`, `macvlan`, `macvlan`, each with host-local.
+//! CNI plugins executed one after the other, like the reference's: `bridge`, `macvlan`, `macvlan`, each with
+//! host-local.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,10 +14,11 @@ use crate::pods::{INTERFACES, Node, PARENT, Pod, make_directory};
 
 pub(super) const NAME: &str = "reference plugins";
 
-/// Where the reference's `tap` looks for `ip`, and its masquerade for iptables.
+/// The directories where the reference's `tap` looks for `ip`, and its masquerade for iptables.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A runtime that executes a pod's plugins in turn, as a meta plugin would, each for an interface of its own.
+/// A runtime that executes a pod's plugins one after the other, as a meta plugin would, each for an interface of its
+/// own.
 pub(super) struct InTurn {
     name: &'static str,
     description: &'static str,
@@ -50,7 +52,7 @@ impl InTurn {
         Ok(Self::of((NAME, description), plugins()?, vec![bridge, macvlan(1), macvlan(2)], pods))
     }
 
-    /// Executables of a directory, with the configuration of each network, for so many pods.
+    /// Executables of a directory, with the configuration of each network, for that many pods.
     pub(super) fn of(
         (name, description): (&'static str, &'static str),
         plugins: PathBuf,
@@ -147,7 +149,8 @@ impl InTurn {
     }
 }
 
-/// What each plugin of a network is told, without a result: of a list each its part, with the list's name and version.
+/// Returns the configuration of each plugin of a network, without a result: its part of a list, with the list's name
+/// and version.
 fn plugins_of(network: &Value) -> Vec<Value> {
     let Some(plugins) = network["plugins"].as_array() else { return vec![network.clone()] };
     let told = |plugin: &Value| {

@@ -1,4 +1,4 @@
-//! ADD and DEL in a cluster, beside the same by files and the kernel's share; and what they ask of the API server.
+//! ADD and DEL in a cluster, compared with files and with the kernel's share; and their requests to the API server.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::attach::Contender;
 use crate::attach::floor::Spawned;
 use crate::pods::Pod;
 
-/// How long the agent may take to hear that a pod ends, before it is detached.
+/// How long the agent may take to learn that a pod ends, before the pod is detached.
 const NEWS: Duration = Duration::from_millis(50);
 
 /// Milliseconds of each way, and the cluster's calls.
@@ -22,7 +22,7 @@ pub(super) struct Adds {
     pub(super) floor: Times,
     pub(super) files: Times,
     pub(super) cluster: Times,
-    /// Of all ADDs together, and of all DELs.
+    /// Requests of all ADDs together, and of all DELs.
     pub(super) add_calls: Calls,
     pub(super) del_calls: Calls,
     pub(super) rounds: usize,
@@ -34,7 +34,7 @@ pub(super) struct Times {
     pub(super) del: Series,
 }
 
-/// Each of the pods by each way, in turns.
+/// Measures each of the pods by each way, alternately.
 pub(super) fn measure(
     pods: &[Pod],
     floor: &Spawned,

@@ -1,4 +1,4 @@
-//! Many pods with three networks at once, beside the kernel's share.
+//! Many pods with three networks at once, compared with the kernel's share.
 
 use anyhow::Context;
 use serde::Serialize;
@@ -16,11 +16,11 @@ pub(super) struct Bursts {
     pub(super) pods: usize,
     pub(super) floor: Series,
     pub(super) cluster: Series,
-    /// Who used the processors during all bursts of each.
+    /// The use of the processors during all bursts of each.
     pub(super) shares: [Shares; 2],
 }
 
-/// All pods at once, by each way in turns. They stay attached by the cluster's agent.
+/// Attaches all pods at once, by each way alternately. They stay attached by the cluster's agent.
 pub(super) fn measure(
     pods: &[Pod],
     bursts: u16,

@@ -1,4 +1,4 @@
-//! Thousands of definitions: as a burst of events, and for an agent that starts.
+//! Thousands of definitions: as a burst of events, and at the start of an agent.
 
 use std::time::{Duration, Instant};
 
@@ -21,9 +21,9 @@ pub(super) struct Definitions {
     pub(super) most_at_start: u64,
 }
 
-/// Adds definitions until there are so many, and starts the agent anew.
+/// Adds definitions until there are that many, and restarts the agent.
 pub(super) fn measure(count: u32, cluster: &mut Cluster) -> anyhow::Result<Definitions> {
-    // Those of the pods' three networks are among them.
+    // The definitions of the pods' three networks are among them.
     let more: Vec<_> = (DEFINITIONS - 3..count - 3).map(objects::definition).collect();
     let began = Instant::now();
     for definition in &more {

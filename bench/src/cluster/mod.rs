@@ -1,11 +1,11 @@
-//! `cargo xtask bench cluster`: an agent that follows an API server, and what it has to reach.
+//! `cargo xtask bench cluster`: an agent that follows an API server, and its limits.
 //!
-//! The server is that of the tests, in this process: it costs the agent what a real one does, and counts what the agent
-//! asks. One scenario on one node, from a few pods to 500 with three networks each, 200 definitions, 200 policies and
-//! 20,000 pods of other nodes as peers.
+//! The server is that of the tests, in this process: it costs the agent the same as a real one, and counts the
+//! agent's requests. One scenario on one node, from a few pods to 500 with three networks each, 200 definitions, 200
+//! policies and 20,000 pods of other nodes as peers.
 //!
-//! `rig` is server and agent, `objects` what the server has; `adds`, a `burst`, the `populated` node, changes of `peers`,
-//! and thousands of `definitions` are measured in this order; `table` compares them with the limits.
+//! `rig` is server and agent, `objects` the server's objects; `adds`, a `burst`, the `populated` node, changes of
+//! `peers`, and thousands of `definitions` are measured in this order; `table` compares them with the limits.
 
 mod adds;
 mod burst;
@@ -134,7 +134,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     Ok(Report { origin, adds, burst, populated, peers, definitions, limits })
 }
 
-/// The way to measure once more; what is as usual is left out.
+/// Returns the command to measure again, without options that have their default.
 fn command(options: &Options) -> String {
     let Options { rounds, bursts, peers, changes, .. } = options;
     format!(
@@ -142,7 +142,7 @@ fn command(options: &Options) -> String {
     )
 }
 
-/// A step of the run that has a result.
+/// Runs a step of the run that has a result.
 fn step<T>(title: &str, work: impl FnOnce() -> anyhow::Result<(T, String)>) -> anyhow::Result<T> {
     let mut result = None;
     progress::step(title, |_| {

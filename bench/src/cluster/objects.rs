@@ -19,7 +19,7 @@ pub(super) const DEFINITIONS: u32 = 200;
 /// The third number of the first address of a pod of another node: leases begin below it.
 const FIRST_FAR: u32 = 128;
 
-/// Where one agent makes its links, so that it shares nothing with another on the node.
+/// The links and directories of one agent, so that it shares nothing with another on the node.
 pub(crate) struct Networks<'a> {
     pub(crate) bridge: &'a str,
     pub(crate) parent: &'a str,
@@ -71,7 +71,7 @@ fn group(number: u32) -> String {
     (number % POLICIES).to_string()
 }
 
-/// What a policy's rule leads to.
+/// The peers of a policy's rule.
 #[derive(Clone, Copy)]
 pub(super) enum Peers {
     /// Prefixes.
@@ -96,7 +96,8 @@ pub(super) fn policy(number: u32, peers: Peers) -> Value {
     policy
 }
 
-/// A policy with pods as peers, by which the agent follows those of other nodes, and which selects and allows nothing.
+/// Returns a policy with pods as peers, which makes the agent follow those of other nodes; it selects and allows
+/// nothing.
 pub(crate) fn idle_policy() -> Value {
     let nobody = json!({"matchLabels": {"nobody": "nowhere"}});
     let spec = json!({"podSelector": nobody, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": nobody}]}]});

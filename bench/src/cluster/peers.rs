@@ -1,5 +1,5 @@
-//! How soon a change of a pod of another node is in force here: from the change on the API server to the first packet
-//! that is let through, or the last one.
+//! The delay until a change of a pod of another node is in force here: from the change on the API server to the first
+//! packet that passes, or the last one.
 
 use std::io::ErrorKind;
 use std::net::UdpSocket;
@@ -19,14 +19,14 @@ use crate::pods::{Pod, in_namespace};
 
 /// The port of the pod.
 const PORT: u16 = 9000;
-/// Each packet has a port of its own to come from, so that each is a new flow: a number of these.
+/// Each packet has its own source port, so that each is a new flow: the number of these ports.
 const PORTS: u16 = 40_000;
 const FIRST_PORT: u16 = 20_000;
 /// Pause between packets.
 const PAUSE: Duration = Duration::from_micros(500);
 /// A change that is not in force after so long counts as lost.
 const LOST: Duration = Duration::from_secs(20);
-/// When so many packets in a row do not arrive, no further one will.
+/// If that many packets in a row do not arrive, no further one will.
 const SILENCE: u32 = 40;
 
 /// Milliseconds from a change to its effect.
@@ -46,8 +46,8 @@ pub(super) fn measure(
 ) -> anyhow::Result<Delays> {
     let mut probe = Probe::open(wire, pod, cluster)?;
     let (mut allowed, mut denied) = (Vec::new(), Vec::new());
-    // The first does not count, and shows that all is as it should be. None of these is a peer from the start: the pod is in
-    // the first group.
+    // The first one does not count, and checks the set-up. None of these is a peer from the start: the pod is in the
+    // first group.
     let others = (0..).filter(|number| number % objects::POLICIES != 0).zip(0..=changes);
     for (number, round) in others {
         let source = objects::far_address(subnet, 1, number);
@@ -103,7 +103,7 @@ impl Probe {
         self.wire.send(&frame)
     }
 
-    /// The packet that arrives next, by the time when it was sent; none within [`PAUSE`].
+    /// Returns the packet that arrives next, by the time when it was sent; `None` without one within [`PAUSE`].
     fn receive(&mut self) -> anyhow::Result<Option<Instant>> {
         match self.socket.recv_from(&mut [0; 64]) {
             Ok((_, from)) => {

@@ -1,4 +1,4 @@
-//! The memory of an agent with many objects, and the processor that it uses while nothing happens.
+//! The memory of an agent with many objects, and its use of the processor while idle.
 
 use std::thread;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::pods::Pod;
 /// Scrapes of the metrics.
 const SCRAPES: usize = 21;
 
-/// Looks at the memory of an agent at rest, a second apart. What is resident of its code goes up and down.
+/// Samples of the memory of an agent at rest, a second apart. The resident part of its code varies.
 const LOOKS: usize = 31;
 
-/// Memory in KiB: all that is resident at rest, the agent's own part of it, and all that was resident right after work, before
-/// it gave back code that had run and memory that was free. At rest: medians of [`LOOKS`].
+/// Memory in KiB: resident at rest, the agent's own part of it, and resident right after work, before the agent
+/// returned code that had run and free memory. At rest: medians of [`LOOKS`].
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Memory {
     pub(super) resident: u64,
@@ -54,13 +54,13 @@ pub(super) struct Populated {
     pub(super) peers: u32,
     /// With its own pods, definitions and policies; no policy has pods as peers.
     pub(super) alone: Memory,
-    /// With the pods of other nodes as well, as peers of the policies.
+    /// Also with the pods of other nodes, as peers of the policies.
     pub(super) with_peers: Memory,
     /// Milliseconds of a scrape of the agent's metrics, without peers.
     pub(super) scrape: Series,
-    /// What one pod of another node takes, by itself.
+    /// The memory of one pod of another node.
     pub(super) bytes_per_peer: f64,
-    /// Per cent of a processor while nothing happens.
+    /// Per cent of a processor while idle.
     pub(super) idle: f64,
 }
 
@@ -83,7 +83,7 @@ pub(super) fn measure(
         scrapes.push(cluster.agent.scrape()?.as_secs_f64() * 1000.0);
     }
     cluster.server.create(&objects::idle_policy())?;
-    // The pods come as a list, as they do for an agent that starts.
+    // The pods arrive as a list, as for an agent that starts.
     for number in 0..peers {
         cluster.server.create(&objects::far(number, subnet))?;
     }

@@ -11,10 +11,10 @@ use serde_json::Value;
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::pods::{Node, Pod};
 
-/// Whatever is waited for takes less.
+/// Longer than any wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A cluster of one node that has an agent, and of others that are objects only.
+/// A cluster of one node with an agent, and of others that are only objects.
 pub(crate) struct Cluster {
     pub(crate) agent: Agent,
     pub(crate) server: ApiServer,
@@ -27,7 +27,7 @@ pub(super) struct Calls {
     pub(super) writes: usize,
 }
 
-/// Starts the API server, in the calling thread's namespace. Bookmarks come as often as from a real one.
+/// Starts the API server, in the calling thread's namespace. Its bookmarks are as frequent as those of a real one.
 pub(crate) fn serve(node: &Node, objects: &[Value]) -> anyhow::Result<(ApiServer, PathBuf)> {
     let options = Options { bookmarks: Duration::from_secs(60), ..Options::default() };
     let server = ApiServer::start(&options).context("start the API server")?;
@@ -68,8 +68,8 @@ impl Cluster {
         source.cloned().context("the status says nothing of the source")
     }
 
-    /// Waits until the agent knows so many attached pods of the cluster, or more: where nothing waits for them it reads them a few
-    /// seconds later.
+    /// Waits until the agent knows at least that many attached pods of the cluster: it reads them a few seconds later
+    /// if nothing waits for them.
     pub(crate) fn knows_attached(&self, least: u32) -> anyhow::Result<()> {
         let count = |part: &str| part.strip_suffix(" attached pods of the cluster")?.parse::<u32>().ok();
         self.wait_until("the pods of other nodes are known", || {
@@ -79,7 +79,7 @@ impl Cluster {
         })
     }
 
-    /// One call after another until it is so.
+    /// Repeats a call until the condition holds.
     pub(super) fn wait_until(
         &self,
         what: &str,
@@ -101,12 +101,12 @@ impl Cluster {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// Waits until the agent has nothing to do, and has returned what memory it can.
+    /// Waits until the agent has finished its work, and has returned free memory.
     pub(super) fn settle(&self) -> anyhow::Result<()> {
         self.has_settled(self.agent.settle(PATIENCE)?)
     }
 
-    /// Waits until the agent has come to rest.
+    /// Waits until the agent is idle.
     pub(super) fn rest(&self) -> anyhow::Result<()> {
         self.has_settled(self.agent.rest(PATIENCE)?)
     }
@@ -142,7 +142,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// An ended pod's object goes.
+    /// Deletes the object of an ended pod.
     pub(super) fn remove(&self, pod: &Pod) -> anyhow::Result<()> {
         self.server.delete("pods", NAMESPACE, &agent::pod_name(pod))
     }

@@ -1,4 +1,4 @@
-//! The figures beside their limits.
+//! The figures compared with their limits.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::Series;
 use crate::limit::{self, Limit};
 use crate::processor::Shares;
 
-/// What has to be reached.
+/// Returns the limits.
 pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: &Delays) -> Vec<Limit> {
     let per_call = |calls: usize| calls as f64 / adds.rounds.max(1) as f64;
     let mib = |kib: u64| kib as f64 / 1024.0;
@@ -57,7 +57,7 @@ pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: 
     ]
 }
 
-/// The sample that so many per cent are not above.
+/// Returns the sample that this percentage of samples does not exceed.
 fn percentile(series: &Series, percent: usize) -> f64 {
     let mut sorted = series.samples.clone();
     sorted.sort_by(f64::total_cmp);
@@ -98,7 +98,7 @@ pub(super) fn table(report: &Report) -> String {
     text
 }
 
-/// The times of pods, beside the floor.
+/// Formats the times of pods, with the floor.
 fn times(adds: &Adds, burst: &Bursts) -> String {
     let row = |name: &str, times: &Times, burst: Option<(&Series, &Series)>| {
         let ratio = |series: &Series, floor: &Series| format!("{:.2}", series.median / floor.median);
@@ -128,7 +128,7 @@ fn times(adds: &Adds, burst: &Bursts) -> String {
     format!("{table}\nMilliseconds, medians; ratios to `netlink, one process`.\n\n{}", shares(burst))
 }
 
-/// Who used the processors in bursts.
+/// Formats the use of the processors in bursts.
 fn shares(burst: &Bursts) -> String {
     let pods = burst.pods * burst.floor.samples.len();
     let each = |of: fn(&Shares) -> Duration| {

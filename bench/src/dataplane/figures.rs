@@ -1,4 +1,4 @@
-//! From samples to figures.
+//! Computes figures from samples.
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ pub(super) struct Report {
     pub(super) rounds: u16,
     /// Client and server share one processor.
     pub(super) paths: Vec<Figures>,
-    /// netattach beside its floor.
+    /// netattach compared with its floor.
     pub(super) pairs: Option<super::pairs::Pairs>,
     /// The cost of a flood of new flows to others.
     pub(super) flood: Option<super::flood::Flood>,

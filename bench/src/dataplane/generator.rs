@@ -25,7 +25,7 @@ pub(super) struct Generator {
 }
 
 impl Generator {
-    /// For frames from one station to another; each with ports of its own, or all with the same.
+    /// For frames from one station to another; each with its own ports, or all with the same.
     pub(super) fn new(device: &str, from: &Station, to: &Station, flows: Flows) -> anyhow::Result<Self> {
         Ok(Self { program: Program::of_xdp(&code(index_of(device)?, flows))?, frame: syn(from, to) })
     }

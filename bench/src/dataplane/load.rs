@@ -39,8 +39,8 @@ pub(crate) struct Route<'a> {
     pub(crate) address: Ipv4Addr,
 }
 
-/// Exchanges per second during `time`. Each sample needs a port of its own: the client's ports of an earlier sample are
-/// not free at once.
+/// Returns the exchanges per second during `time`. Each sample needs its own port: the client's ports of an earlier
+/// sample are not free immediately.
 pub(crate) fn sample(route: &Route<'_>, kind: Kind, port: u16, time: Duration) -> anyhow::Result<f64> {
     let stop = AtomicBool::new(false);
     let address = SocketAddrV4::new(route.address, port);

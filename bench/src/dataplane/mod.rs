@@ -1,8 +1,8 @@
 //! `cargo xtask bench dataplane`: the speed of packets from pod to pod, compared with a bridge, a bare cable and
 //! iptables; the time until a changed policy is in force; and the cost of a packet in the programs.
 //!
-//! `paths` between pods under `load` or a `generator`'s frames, two of them in `pairs`, a `flood` and its effect on two others,
-//! `policies` by size, `programs` by packet; `figures` are printed as a `table`.
+//! `paths` between pods under `load` or a `generator`'s frames, two of them in `pairs`, a `flood` and its effect on
+//! two others, `policies` by size, `programs` by packet; `figures` are printed as a `table`.
 
 mod figures;
 mod flood;
@@ -151,7 +151,7 @@ fn measure(options: &Options) -> anyhow::Result<Vec<Figures>> {
     })?;
     let mut samples: Vec<Samples> = all.iter().map(|_| Samples::default()).collect();
     progress::step("traffic", |progress| {
-        // Each sample has a port of its own: the client's ports of an earlier sample are not free at once.
+        // Each sample has its own port: the client's ports of an earlier sample are not free immediately.
         let mut ports = PORTS.cycle();
         let mut take = |path: &Path, kind, time| {
             let port = ports.next().unwrap_or(*PORTS.start());

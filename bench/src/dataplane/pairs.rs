@@ -1,5 +1,5 @@
-//! netattach under a policy beside [`REDIRECT`], the floor of any program there, in pairs of samples of which one follows the
-//! other: whatever else the machine does, it does about as much of it to both.
+//! netattach under a policy compared with [`REDIRECT`], the floor of any program there, in pairs of consecutive
+//! samples: other load on the machine affects both about equally.
 
 use std::fmt::Write as _;
 
@@ -14,9 +14,9 @@ use crate::limit::{self, Limit};
 use crate::pods::Node;
 use crate::{Series, document};
 
-/// Pods of the paths: two of each, of which netattach's come with three that are not measured.
+/// Pods of the paths: two for each; netattach's path is prepared with three others, which are not measured.
 const PODS: u16 = 10;
-/// What is to be left of the floor's speed.
+/// Minimum fraction of the floor's speed.
 const LEAST_REQUESTS: f64 = 0.96;
 const LEAST_CONNECTIONS: f64 = 0.93;
 
@@ -42,12 +42,12 @@ impl Pair {
         Self { redirect: Series::new(redirect), netattach: Series::new(netattach) }
     }
 
-    /// What is left of the floor's speed, pair by pair.
+    /// Returns the fraction of the floor's speed, pair by pair.
     fn ratios(&self) -> Series {
         self.netattach.ratios(&self.redirect)
     }
 
-    /// Where the interval of its median begins.
+    /// Returns the lower end of the interval of its median.
     fn lower_end(&self) -> f64 {
         let [low, _] = self.ratios().interval();
         low
@@ -86,7 +86,7 @@ pub(super) fn measure(options: &Options) -> anyhow::Result<Pairs> {
         made = Some((agent, redirect, all));
         Ok(Done::Unchanged(format!("{REDIRECT}; {NETATTACH}, {} rules", RULES[0])))
     })?;
-    // All of them stay, so that nothing is cleaned up meanwhile.
+    // All of them are kept, so that no cleanup runs meanwhile.
     let (_agent, redirect, all) = made.context("nothing was prepared")?;
     let netattach =
         all.iter().find(|path| path.name == NETATTACH).context("there is no path of netattach")?;
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_lower_end_of_the_interval_counts() {
-        // Of forty the fourteenth.
+        // The fourteenth of forty samples.
         let expected = [
             Limit::at_least("requests under a policy, to `only redirect`", 0.968, 0.96, "times"),
             Limit::at_least("connections under a policy, to `only redirect`", 0.93, 0.93, "times"),

@@ -27,7 +27,7 @@ pub(super) const BRIDGE: &str = "Linux bridge";
 pub(super) const NETATTACH: &str = "netattach";
 /// [`NETATTACH`] without the fast path.
 pub(super) const NETATTACH_BRIDGED: &str = "netattach, fastPath false";
-/// With a client beyond a port of the network's bridge.
+/// With a client behind a port of the network's bridge.
 pub(super) const WIRE: &str = "netattach, client on the wire";
 /// [`WIRE`] without the fast path.
 pub(super) const WIRE_BRIDGED: &str = "netattach, client on the wire, fastPath false";
@@ -111,8 +111,8 @@ pub(super) fn make_bridge() -> anyhow::Result<()> {
     Netlink::open()?.send(vec![netlink::bridge(BRIDGE_NAME, BRIDGE_INDEX)]).context("make a bridge")
 }
 
-/// Pairs of pods that netattach attached, the server of each with a policy of that many peers; for the first number
-/// also on a network without the fast path, and on both with a client that is not a pod of the node.
+/// Pairs of pods that netattach attached, whose server has a policy with that many peers; for the first number also
+/// on a network without the fast path, and on both with a client that is not a pod of the node.
 pub(super) fn netattach(
     node: &Node,
     mut pods: impl Iterator<Item = Pod>,
@@ -292,7 +292,7 @@ fn restore(rules: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The legacy variant where both exist: it needs no translation in the kernel.
+/// Returns the legacy variant if both exist: it needs no translation in the kernel.
 pub(super) fn iptables_restore() -> Option<PathBuf> {
     child::find("iptables-legacy-restore").or_else(|| child::find("iptables-restore"))
 }

@@ -188,8 +188,8 @@ fn packets(agent: &Agent, pods: &[Pod], rounds: u16) -> anyhow::Result<Report> {
             to_pod: sample(&to_pod, &isolated, &isolated.received(peer, received, ACK)?, PASSES)?,
         });
     }
-    // A SYN on a flow that is closing opens it again: judged by the policy and written each time. A flow that the table
-    // has no entry of can be opened only once.
+    // A SYN on a closing flow opens it again: the policy judges it and the flow is written each time. A flow that is
+    // not in the table can be opened only once.
     for (packet, peer) in [("opened again, IPv4", v4), ("opened again, IPv6", v6)] {
         packets.push(Figures {
             packet,

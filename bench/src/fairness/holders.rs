@@ -47,8 +47,8 @@ impl Plugin {
         Ok(())
     }
 
-    /// Releases the calls that hang now: the kernel wakes them when the FIFO has a writer, and ends their reading when
-    /// the writer is gone.
+    /// Releases the calls that hang now: the kernel wakes them when the FIFO gets a writer, and ends their reading
+    /// when the writer is gone.
     fn let_go(fifo: &Path) {
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         // Fails while no call hangs.

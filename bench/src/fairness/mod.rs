@@ -111,7 +111,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     Ok(Report { origin, rounds, situations })
 }
 
-/// Milliseconds of ADDs and DELs of a pod, in turns.
+/// Returns milliseconds of ADDs and DELs of a pod, alternately.
 fn times(agent: &Agent, pod: &Pod, rounds: u16) -> anyhow::Result<(Series, Series)> {
     let (mut adds, mut dels) = (Vec::new(), Vec::new());
     for _ in 0..rounds {
@@ -125,8 +125,9 @@ fn times(agent: &Agent, pod: &Pod, rounds: u16) -> anyhow::Result<(Series, Serie
     Ok((Series::new(adds), Series::new(dels)))
 }
 
-/// The default network with a pool of its own, networks whose plugin hangs, one whose pool will be locked, and pods:
-/// the first has only the default network, then come those of the first plugin, of all plugins, and of the pool.
+/// Returns the default network with its own pool, networks whose plugin hangs, one whose pool will be locked, and
+/// pods: the first has only the default network, then follow those of the first plugin, of all plugins, and of the
+/// pool.
 fn objects(pods: &[Pod], leases: &Path) -> Vec<Value> {
     let network = |name: &str, subnet: &str| {
         let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": subnet}]]});

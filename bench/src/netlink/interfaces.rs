@@ -28,7 +28,7 @@ pub(crate) enum Driver {
     Dummy,
 }
 
-/// A link of a driver, made in `pod` with its final name, up. One queue.
+/// A link of a driver, created in `pod` with its final name, up. One queue.
 pub(crate) fn made_in(
     driver: Driver,
     (name, index): (&str, u32),

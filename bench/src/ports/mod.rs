@@ -15,9 +15,9 @@ use super::{Form, Origin, Series, document, end, measured};
 
 /// Numbers of standing pods, each with ports for TCP and for UDP.
 const STANDING: [u16; 2] = [0, 300];
-/// How often the kinds take turns.
+/// Number of alternations between the kinds.
 const TURNS: u16 = 5;
-/// The ports of the node of the standing pods begin here; the measured pod has the one before.
+/// First of the node's ports of the standing pods; the measured pod has the one before.
 const FIRST: u16 = 10_000;
 
 /// Settings of the measurement and of its output.
@@ -31,7 +31,7 @@ pub struct Options {
     pub form: Form,
 }
 
-/// What the measured pod has.
+/// The kinds of the measured pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Kind {
@@ -108,7 +108,7 @@ fn mapping(port: u16, protocol: &str) -> Value {
     json!({"hostPort": port, "containerPort": 80, "protocol": protocol})
 }
 
-/// Every kind in turns.
+/// Measures every kind alternately.
 fn beside(agent: &Agent, pod: &Pod, standing: u16, rounds: u16) -> anyhow::Result<Vec<Figures>> {
     const KINDS: [Kind; 3] = [Kind::NoPort, Kind::Tcp, Kind::Udp];
     // The first ADD of all is slower, as it warms up for the later ones.

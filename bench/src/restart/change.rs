@@ -1,5 +1,5 @@
-//! An agent that makes way for the next one, which stands by, while pods come and go: how much longer an ADD takes then than
-//! without a change.
+//! An agent that is replaced by the next one, which stands by, while pods are created and deleted: how much longer an
+//! ADD takes than without a change.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,13 +14,13 @@ use crate::agent::{Agent, Caller};
 use crate::limit::Limit;
 use crate::pods::{Pod, joined};
 
-/// Pods that come and go at once.
+/// Number of pods that are created and deleted concurrently.
 pub(super) const PODS: u16 = 3;
-/// How long they do before the agents change, and again after that.
+/// How long they are before the change of agents, and after it.
 const AROUND: Duration = Duration::from_millis(500);
-/// How long an agent may take to come to rest.
+/// How long an agent may take to become idle.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What docs/upgrade.md says that a pod waits at most, in milliseconds.
+/// The maximum delay of a pod according to docs/upgrade.md, in milliseconds.
 const PROMISED: f64 = 2000.0;
 
 /// Changes of one kind. Milliseconds of the longest ADD of each round.
@@ -28,7 +28,7 @@ const PROMISED: f64 = 2000.0;
 pub(super) struct Changes {
     pub(super) attachments: u16,
     pub(super) programs: Programs,
-    /// As long, with the same agent all the time.
+    /// For the same time, without a change of the agent.
     pub(super) without: Series,
     pub(super) with: Series,
     /// ADDs while agents changed.
@@ -36,7 +36,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// How much longer the longest of all took with a change.
+    /// Returns how much longer the longest ADD took with a change.
     pub(super) fn delay(&self) -> f64 {
         self.with.maximum - self.without.maximum
     }
@@ -51,14 +51,14 @@ impl Changes {
     }
 }
 
-/// What became of the pods that came.
+/// The results of these pods.
 #[derive(Default)]
 struct Came {
     adds: u64,
     longest: Duration,
 }
 
-/// Changes the agent again and again, with as many attachments beside the pods that come.
+/// Changes the agent repeatedly, with that many attachments beside the changing pods.
 pub(super) fn measure(
     agent: &mut Agent,
     coming: &[Pod],
@@ -86,7 +86,7 @@ pub(super) fn measure(
         })?;
         with.push(milliseconds(&came));
         adds += came.adds;
-        // A DEL for which nobody listened is carried out by the next agent.
+        // The next agent carries out a DEL that came while no agent listened.
         agent.settle(PATIENCE)?;
         agent.has_attachments(attachments)?;
     }
@@ -94,7 +94,7 @@ pub(super) fn measure(
     Ok(Changes { attachments, programs, without, with, adds })
 }
 
-/// Has pods come and go, each as fast as it can, as long as the work takes.
+/// Creates and deletes pods, each as fast as it can, for the duration of the work.
 fn while_pods_come(
     agent: &mut Agent,
     pods: &[Pod],

@@ -17,7 +17,7 @@ const PACE: Duration = Duration::from_millis(1);
 const PATIENCE: Duration = Duration::from_secs(1);
 const PORT: u16 = 7007;
 
-/// A flow that goes on until [`Flow::end`].
+/// A flow that continues until [`Flow::end`].
 pub(super) struct Flow {
     ending: Arc<AtomicBool>,
     sender: JoinHandle<u64>,

@@ -1,8 +1,8 @@
 //! `cargo xtask bench restart`: the time until a restarted agent serves, by the number of attachments that it takes
-//! over, while a flow between two of them goes on.
+//! over, while a flow between two of them continues.
 //!
-//! The agent is killed each time, so its state is that after a crash. Then it is replaced by one that stands by, as at an
-//! upgrade, and pods come meanwhile.
+//! The agent is killed each time, so its state is that after a crash. Then it is replaced by one that stands by, as
+//! at an upgrade, while pods are created.
 //!
 //! `flow` is the traffic that must not be affected; `change` the pods that may wait, but not long.
 
@@ -31,7 +31,7 @@ use super::{Form, Origin, Series, document, end, measured};
 const SIZES: [u16; 3] = [10, 200, 1_000];
 /// Scrapes after each restart.
 const SCRAPES: usize = 5;
-/// How long the flow goes on after each restart.
+/// How long the flow continues after each restart.
 const REST: Duration = Duration::from_millis(500);
 
 /// Settings of the measurement and of its output.
@@ -54,7 +54,7 @@ pub struct Options {
 enum Programs {
     /// Its own, pinned and attached.
     Same,
-    /// Those of another agent: it loads its own and replaces them on every device.
+    /// The programs of another agent: the agent loads its own and replaces them on every device.
     Others,
 }
 
@@ -66,11 +66,11 @@ impl Programs {
         }
     }
 
-    /// Has the next agent find such programs.
+    /// Prepares such programs for the next agent.
     fn prepare(self, agent: &Agent) -> anyhow::Result<()> {
         match self {
             Self::Same => Ok(()),
-            // An incomplete set of pins is loaded anew.
+            // An incomplete set of pins is loaded again.
             Self::Others => fs::remove_file(agent.pin("prog/na_from_pod")?).context("remove a pin"),
         }
     }

@@ -1,4 +1,5 @@
-//! ADD and DEL of one pod after another beside those that stand, by every way in turns; and what the agent does for one.
+//! ADD and DEL of one pod after another beside standing ones, alternating between the ways; and the agent's work for
+//! one.
 
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -10,23 +11,23 @@ use super::sites::{Sites, WAYS, Way};
 use super::trace;
 use crate::Series;
 
-/// Pause after the agent's DEL, so that what it does afterwards is not part of the next pod of a floor.
+/// Pause after the agent's DEL, so that its later work is not part of the next pod of a floor.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Whatever follows an ADD is over within this time: announcements take up to two seconds.
 const FOLLOWING: Duration = Duration::from_millis(2500);
 /// ADDs whose datagrams are counted.
 const COUNTED: usize = 5;
-/// An agent that does not come to rest within this time is measured as it is.
+/// An agent that is not idle within this time is measured as it is.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Milliseconds of every way, and of the agent's processor time.
 #[derive(Serialize)]
 pub(super) struct Adds {
-    /// In the order of [`WAYS`].
+    /// The times, in the order of [`WAYS`].
     pub(super) ways: [Times; 3],
-    /// From the call of an ADD to its answer.
+    /// Processor time from the call of an ADD to its answer.
     pub(super) processor_of_add: Series,
-    /// For one pod: ADD, DEL, and all that follows them.
+    /// Processor time for one pod: ADD, DEL, and all work that follows them.
     pub(super) processor_of_pod: f64,
 }
 
@@ -45,9 +46,9 @@ impl Adds {
 /// Route-netlink datagrams of one ADD.
 #[derive(Serialize)]
 pub(super) struct Datagrams {
-    /// From its call to its answer.
+    /// Processor time from the call to the answer.
     pub(super) until_the_answer: Series,
-    /// By the agent within [`FOLLOWING`] after that, whatever for.
+    /// Processor time of the agent within [`FOLLOWING`] after that, for any purpose.
     pub(super) afterwards: Series,
 }
 

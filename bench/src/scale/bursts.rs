@@ -1,4 +1,4 @@
-//! Many pods at once on a node that is empty otherwise, by every way in turns; and one more beside the most of them.
+//! Many pods at once on an otherwise empty node, by every way alternately; and one more pod beside the largest burst.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub(super) struct Bursts {
     pub(super) bursts: Vec<Burst>,
     /// One pod after another while the pods of the largest burst stand.
     pub(super) beside: Adds,
-    /// Resident memory of the agent in KiB after all of that, with no pod left.
+    /// Resident memory of the agent in KiB at the end, with no pod left.
     pub(super) resident_after: u64,
-    /// What it has warned of meanwhile.
+    /// Warnings of the agent meanwhile.
     pub(super) warnings: Vec<String>,
 }
 
@@ -43,8 +43,8 @@ impl Burst {
     }
 }
 
-/// The sizes in ascending order; nothing without any. The nodes are returned to be kept: to remove so many namespaces
-/// takes the kernel a while in which it holds its lock of links.
+/// The sizes are in ascending order; `None` without any. The nodes are returned so that the caller keeps them:
+/// removing that many namespaces takes the kernel a while, in which it holds its lock of links.
 pub(super) fn measure(sizes: &[u16], rounds: u16) -> anyhow::Result<Option<(Bursts, [Ground; 3])>> {
     let Some(most) = sizes.last() else { return Ok(None) };
     let mut prepared = None;
@@ -54,7 +54,7 @@ pub(super) fn measure(sizes: &[u16], rounds: u16) -> anyhow::Result<Option<(Burs
     })?;
     let mut sites = prepared.context("nothing was prepared")?;
     let mut bursts = Vec::new();
-    // One pod by each way makes bridges and warms caches.
+    // One pod by each way creates bridges and warms caches.
     burst(&sites, 1)?;
     for pods in sizes {
         progress::step(&format!("{pods} at once"), |progress| {
@@ -94,7 +94,7 @@ pub(super) fn measure(sizes: &[u16], rounds: u16) -> anyhow::Result<Option<(Burs
     Ok(Some((Bursts { bursts, beside, resident_after, warnings }, sites.leave())))
 }
 
-/// ADD and DEL of so many pods at once, by each way.
+/// ADD and DEL of that many pods at once, by each way.
 fn burst(sites: &Sites, pods: u16) -> anyhow::Result<Vec<(Duration, Duration)>> {
     WAYS.into_iter()
         .map(|way| {

@@ -1,9 +1,9 @@
-//! `cargo xtask bench scale`: what one more pod takes beside up to a thousand attachments, what those take while nothing
-//! happens, and many pods at once; beside the kernel's share with as many links of its own, and what has to be reached.
+//! `cargo xtask bench scale`: the cost of one more pod beside up to a thousand attachments, the cost of those while
+//! idle, and many pods at once; compared with the kernel's share with as many links of its own, and with the limits.
 //!
 //! `sites` are the ways to attach on their nodes. `standing` attachments: `adds` with the datagrams of a `trace`, a
-//! `pair` that others should not disturb, changes of a `policy`. Then `bursts`. The `table` compares with the limits. `large`
-//! policies are a part of their own.
+//! `pair` that others should not disturb, changes of a `policy`. Then `bursts`. The `table` compares with the limits.
+//! `large` policies are a separate part.
 
 mod adds;
 mod bursts;
@@ -135,7 +135,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     Ok(Report { origin, rounds, idle, standing, bursts, limits })
 }
 
-/// Each once.
+/// Returns the numbers without duplicates.
 fn ascending(numbers: &[u16]) -> Vec<u16> {
     let mut numbers = numbers.to_vec();
     numbers.sort_unstable();

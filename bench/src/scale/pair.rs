@@ -1,4 +1,4 @@
-//! Two pods that stand there and exchange packets, while another one comes and goes.
+//! Two standing pods that exchange packets, while another one is attached and detached.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
@@ -15,39 +15,39 @@ use crate::Series;
 use crate::dataplane::load::{self, Kind, Route};
 use crate::pods::joined;
 
-/// The ways whose pods reach each other: the agent's programs let nothing through for pods that it has not attached.
+/// The ways whose pods reach each other: the agent's programs drop packets of pods that it has not attached.
 pub(super) const PAIRED: [Way; 2] = [Way::Floor, Way::Netattach];
 /// Length of one sample.
 const SAMPLE: Duration = Duration::from_millis(500);
 /// Samples of each kind.
 const SAMPLES: usize = 3;
-/// From one ADD to the next, so that every way attaches as often.
+/// Interval between ADDs, so that every way attaches as often.
 const PACE: Duration = Duration::from_millis(100);
-/// Ports of the samples, of which each has one of its own.
+/// Ports of the samples; each sample has its own.
 const PORTS: RangeInclusive<u16> = 20_000..=29_999;
 
 /// Exchanges of a byte per second.
 #[derive(Serialize)]
 pub(super) struct Pair {
-    /// While nobody comes or goes.
+    /// While no pod is attached or detached.
     pub(super) alone: Series,
     /// While another pod is attached and detached at a steady pace.
     pub(super) beside: Series,
 }
 
 impl Pair {
-    /// What is left of the speed.
+    /// Returns the remaining fraction of the speed.
     pub(super) fn ratio(&self) -> f64 {
         self.beside.median / self.alone.median
     }
 }
 
-/// The first two pods that stand there, in turns.
+/// Measures the first two standing pods, alternating between the ways.
 pub(super) fn measure(sites: &Sites) -> anyhow::Result<[Pair; 2]> {
     let mut samples = [const { (Vec::new(), Vec::new()) }; 2];
     let mut ports = PORTS;
     let addresses = [sites.pod(Way::Floor, 2)?.address(0), of_netattach(sites)?];
-    // To tell an address the agent looks at more than that, which takes it a while.
+    // To determine an address, the agent inspects more than that, which takes it a while.
     sites.agent.settle(PATIENCE)?;
     for _ in 0..SAMPLES {
         for ((way, address), (alone, beside)) in PAIRED.into_iter().zip(addresses).zip(&mut samples) {
@@ -73,7 +73,7 @@ fn exchanges(sites: &Sites, way: Way, (address, port): (Ipv4Addr, u16)) -> anyho
     load::sample(&route, Kind::Requests, port, SAMPLE)
 }
 
-/// Takes a sample while the pod of number 0 comes and goes.
+/// Takes a sample while the pod with number 0 is attached and detached.
 fn meanwhile(sites: &Sites, way: Way, sample: impl FnOnce() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
     let (pod, ending) = (sites.pod(way, 0)?, AtomicBool::new(false));
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! A policy of one pod that changes beside all the others.
+//! Changes of one pod's policy beside all other pods.
 
 use std::fs;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub(super) struct Changes {
     pub(super) processor: Series,
 }
 
-/// Changes the policy of the first pod that stands there. No policy is left.
+/// Changes the policy of the first standing pod. No policy is left.
 pub(super) fn measure(sites: &Sites) -> anyhow::Result<Changes> {
     let (agent, pod) = (&sites.agent, sites.pod(Way::Netattach, 1)?);
     let id = agent.row_of(pod, "eth0")?["id"].as_u64().and_then(|id| usize::try_from(id).ok());

@@ -1,4 +1,4 @@
-//! The ways to attach that are compared, each on a node of its own, with attachments of its own that stand there.
+//! The compared ways to attach, each on a node of its own, with its own standing attachments.
 
 use std::ops::Range;
 use std::thread;
@@ -12,9 +12,9 @@ use crate::attach::Contender;
 use crate::attach::floor::{self, Spawned};
 use crate::pods::{INTERFACES, Node, PARENT, Pod, at_once, in_namespace, joined, make_directory};
 
-/// The networks of a pod that is measured besides the default one: two macvlans.
+/// The networks, besides the default one, of a pod that is measured: two macvlans.
 pub(super) const MEASURED: &str = "one,two";
-/// Of a pod that stands there, in the order in which it has them: a routed veth and a macvlan.
+/// The networks of a standing pod, in their order: a routed veth and a macvlan.
 const STANDING: [&str; 2] = ["routed", "one"];
 
 /// A way to attach, in the order in which they take turns.
@@ -22,7 +22,7 @@ const STANDING: [&str; 2] = ["routed", "one"];
 pub(super) enum Way {
     /// The kernel's share, in one process for each request.
     Floor,
-    /// The same with programs where netattach has its own.
+    /// The same with programs at the hooks where netattach has its own.
     WithPrograms,
     Netattach,
 }
@@ -51,13 +51,13 @@ pub(super) struct Sites {
     pub(super) agent: Agent,
     floors: [Spawned; 2],
     grounds: [Ground; 3],
-    /// Pods from number 1 on that stay attached while others come and go.
+    /// Number of pods from number 1 on that stay attached while others are attached and detached.
     standing: u16,
 }
 
 impl Sites {
-    /// Makes the nodes with so many pods each; the calling thread stays on the agent's. `networks` are those of a pod
-    /// besides the default one, by its number.
+    /// Creates the nodes with that many pods each; the calling thread stays on the agent's node. `networks` returns
+    /// those of a pod besides the default one, by its number.
     pub(super) fn prepare(
         name: &str,
         pods: u16,
@@ -129,7 +129,7 @@ impl Sites {
         self.floors.get(way as usize)
     }
 
-    /// Attaches more pods that stay, each to as many networks as its share says, by every way.
+    /// Attaches more pods that stay, each to the number of networks in its share, by every way.
     pub(super) fn stand(&mut self, shares: &[usize]) -> anyhow::Result<()> {
         let first = usize::from(self.standing) + 1;
         for way in [Way::Floor, Way::WithPrograms] {
@@ -156,7 +156,7 @@ impl Sites {
         self.on(Way::Netattach, || pods.iter().try_for_each(Pod::is_empty))
     }
 
-    /// Says that so many pods stay attached by every way, for the DELs beside them.
+    /// Sets the number of pods that stay attached by every way, for the DELs beside them.
     pub(super) fn count_standing(&mut self, standing: u16) {
         self.standing = standing;
     }
@@ -172,12 +172,12 @@ impl Sites {
     }
 }
 
-/// The networks besides the default one of a pod that has a share of the standing attachments.
+/// Returns the networks besides the default one for a pod with a share of the standing attachments.
 pub(super) fn networks_of(share: usize) -> String {
     STANDING[..share.saturating_sub(1).min(STANDING.len())].join(",")
 }
 
-/// How many networks each of the pods has that bring so many attachments.
+/// Returns the number of networks of each pod for that many attachments.
 pub(super) fn shares(mut attachments: u16) -> Vec<usize> {
     let mut shares = Vec::new();
     while attachments > 0 {

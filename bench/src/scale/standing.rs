@@ -1,4 +1,4 @@
-//! More and more attachments that stay: what another pod takes beside them, and what they take themselves.
+//! A growing number of standing attachments: the cost of another pod beside them, and their own cost.
 
 use std::thread;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::agent::Agent;
 /// Restarts with each number of attachments.
 const RESTARTS: usize = 3;
 
-/// What is measured beside a number of attachments.
+/// The measurements beside a number of attachments.
 #[derive(Serialize)]
 pub(super) struct Size {
     pub(super) attachments: u16,
     pub(super) adds: Adds,
     pub(super) datagrams: Datagrams,
-    /// Per cent of a processor that the agent uses while nothing happens.
+    /// Per cent of a processor that the idle agent uses.
     pub(super) idle: f64,
     /// Resident memory of the agent in KiB.
     pub(super) resident: u64,
-    /// In the order of [`pair::PAIRED`]; nothing where nothing stands.
+    /// In the order of [`pair::PAIRED`]; `None` without standing pods.
     pub(super) pairs: Option<[Pair; 2]>,
     pub(super) changes: Option<Changes>,
     /// Measured last, from the largest size down.
@@ -94,7 +94,7 @@ pub(super) fn measure(sizes: &[u16], rounds: u16, idle: Duration) -> anyhow::Res
     Ok(Standing { sizes: found, resident_after })
 }
 
-/// Each size, from an empty node on, with the shares of the pods that are attached to get there.
+/// Returns each size, from an empty node on, with the shares of the pods that are added to reach it.
 fn steps(sizes: &[u16]) -> Vec<(u16, Vec<usize>)> {
     let mut steps = vec![(0, Vec::new())];
     let mut before = 0;

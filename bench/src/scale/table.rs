@@ -1,4 +1,4 @@
-//! The figures as tables, and beside their limits.
+//! The figures as tables, and compared with their limits.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use super::standing::{Size, Standing};
 use crate::limit::{self, Limit};
 use crate::{Series, document};
 
-/// What has to be reached.
+/// Returns the limits.
 pub(super) fn limits(standing: &Standing, bursts: Option<&Bursts>) -> Vec<Limit> {
     let mut limits = Vec::new();
     let [empty, sizes @ ..] = standing.sizes.as_slice() else { return limits };
@@ -121,7 +121,7 @@ pub(super) fn table(report: &Report) -> String {
     text
 }
 
-/// How often the agent has warned, and of what first.
+/// Returns the number of the agent's warnings, and the first of them.
 fn warned(warnings: &[String]) -> String {
     match warnings {
         [] => "the agent has not warned".to_owned(),

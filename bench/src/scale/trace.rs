@@ -1,8 +1,8 @@
-//! Datagrams that a process sends to the kernel's route netlink, counted from outside.
+//! Counts the datagrams that a process sends to the kernel's route netlink, from outside of the process.
 //!
-//! All threads are followed by ptrace(2), as debuggers do: nothing that the process says of itself is believed, and what
-//! it does on other threads counts too. It runs several times slower meanwhile, so nothing else is measured then. The
-//! kernel has to know `PTRACE_GET_SYSCALL_INFO` (5.3) and `pidfd_getfd` (5.6).
+//! All threads are traced by ptrace(2), as by a debugger: no report of the process itself is used, and work on other
+//! threads counts too. The process runs several times slower meanwhile, so nothing else is measured then. The kernel
+//! has to know `PTRACE_GET_SYSCALL_INFO` (5.3) and `pidfd_getfd` (5.6).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,17 +24,17 @@ use crate::pods::joined;
 const PAUSE: Duration = Duration::from_micros(100);
 /// All threads are followed within this time.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Calls are told apart from other traps, and threads that begin are followed too.
+/// System calls are distinguished from other traps, and new threads are traced too.
 const OPTIONS: i32 = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACECLONE;
-/// In place of the signal's number while a thread is at a call (`PTRACE_O_TRACESYSGOOD`).
+/// Signal number of a stop at a system call (`PTRACE_O_TRACESYSGOOD`).
 const AT_CALL: i32 = libc::SIGTRAP | 0x80;
-/// The stop of a thread that is followed anew or was interrupted (`linux/ptrace.h`).
+/// The stop of a newly traced or an interrupted thread (`linux/ptrace.h`).
 const EVENT_STOP: i32 = 128;
 
-/// Follows all threads of a process while `work` runs, which is given the number of datagrams so far.
+/// Traces all threads of a process while `work` runs, which gets the number of datagrams so far.
 ///
 /// # Errors
-/// The process cannot be followed, or ends; or the work's own.
+/// The process cannot be traced, or ends; or the work's own error.
 pub(super) fn following<T>(
     process: libc::pid_t,
     work: impl FnOnce(&AtomicU64) -> anyhow::Result<T>,
@@ -52,10 +52,10 @@ pub(super) fn following<T>(
     })
 }
 
-/// Tells once; whoever waits for it hears when the sender is gone, too.
+/// Signals once; the receiver notices too when the sender is dropped.
 fn ready_once(sender: Sender<()>) -> impl Fn() {
     move || {
-        // Nobody waits any more where the work has ended.
+        // The receiver is gone if the work has ended.
         let _ = sender.send(());
     }
 }
@@ -73,7 +73,7 @@ impl<'a> Tracer<'a> {
         let descriptor = pidfd_open(pid, PidfdFlags::empty()).context("open a process")?;
         let mut tracer = Self { process: descriptor, sent, awaited: BTreeSet::new() };
         let mut known = BTreeSet::new();
-        // Until there is none that one that was not followed yet has made.
+        // Repeated until there is no thread that an untraced one has created.
         loop {
             let news: Vec<_> = threads(process)?.into_iter().filter(|thread| known.insert(*thread)).collect();
             if news.is_empty() {
@@ -106,7 +106,7 @@ impl<'a> Tracer<'a> {
         }
     }
 
-    /// What has happened to a thread, which runs on.
+    /// Handles a thread's stop, and lets it continue.
     fn go_on(&mut self, thread: libc::pid_t, status: i32) -> anyhow::Result<()> {
         self.awaited.remove(&thread);
         if !libc::WIFSTOPPED(status) {
@@ -132,8 +132,8 @@ impl<'a> Tracer<'a> {
         Ok(())
     }
 
-    /// Whether a descriptor of the process is a socket of the route netlink. It is looked at in this process: its number
-    /// says nothing, and its namespace may be any.
+    /// Whether a descriptor of the process is a socket of the route netlink. The descriptor is duplicated into this
+    /// process to find out: its number shows nothing, and its namespace may be any.
     fn is_route(&self, descriptor: i32) -> anyhow::Result<bool> {
         let Ok(copy) = pidfd_getfd(&self.process, descriptor, PidfdGetfdFlags::empty()) else {
             // It is no descriptor: the call will fail.
@@ -141,7 +141,7 @@ impl<'a> Tracer<'a> {
         };
         match sockopt::socket_domain(&copy) {
             Ok(AddressFamily::NETLINK) => {}
-            // Another kind of socket, or none.
+            // Another kind of socket, or no socket.
             _ => return Ok(false),
         }
         // `NETLINK_ROUTE` is 0, which is no number of a `Protocol`.
@@ -157,8 +157,8 @@ fn threads(process: libc::pid_t) -> anyhow::Result<Vec<libc::pid_t>> {
     numbers.collect::<Result<_, _>>().context("read the number of a thread")
 }
 
-/// Follows a thread; whether it is there, and nobody follows it yet. One that a followed thread has made is followed
-/// from its beginning.
+/// Traces a thread; returns whether it exists and is not traced yet. Threads that a traced thread creates are traced
+/// from the start.
 fn follow(thread: libc::pid_t) -> anyhow::Result<bool> {
     let options = OPTIONS.cast_unsigned() as usize;
     match request(libc::PTRACE_SEIZE, thread, 0, options) {
@@ -177,10 +177,10 @@ fn is_followed(thread: libc::pid_t) -> bool {
     status.lines().filter_map(|line| line.strip_prefix("TracerPid:")).any(|by| by.trim() == own)
 }
 
-/// The next thread with a change that nobody has heard of, if there is one.
+/// Returns the next thread with an unhandled stop, if there is one.
 fn next_change() -> anyhow::Result<Option<(libc::pid_t, i32)>> {
     let mut status = 0;
-    // Only what this very thread follows: other threads wait for processes of their own.
+    // Only threads that this thread traces: other threads wait for processes of their own.
     let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
     // SAFETY: the status is written to a variable that lives through the call.
     match unsafe { libc::waitpid(-1, &raw mut status, flags) } {
@@ -190,8 +190,8 @@ fn next_change() -> anyhow::Result<Option<(libc::pid_t, i32)>> {
     }
 }
 
-/// The descriptor to which a thread begins to write or to send, and how many datagrams that are if it is a socket of
-/// datagrams; `None` at any other call, and at the end of one.
+/// Returns the descriptor to which a thread begins to write or to send, and the number of datagrams if it is a
+/// datagram socket; `None` at any other system call, and at the end of one.
 fn sending(thread: libc::pid_t) -> anyhow::Result<Option<(i32, u64)>> {
     let mut info = MaybeUninit::<libc::ptrace_syscall_info>::zeroed();
     let size = size_of_val(&info);
@@ -207,15 +207,15 @@ fn sending(thread: libc::pid_t) -> anyhow::Result<Option<(i32, u64)>> {
     let call = unsafe { info.u.entry };
     let count = match call.nr.cast_signed() {
         libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_write | libc::SYS_writev => 1,
-        // As many as it wants to send.
+        // The number that it wants to send.
         libc::SYS_sendmmsg => call.args[2],
         _ => return Ok(None),
     };
-    // The kernel looks at the lower half alone.
+    // The kernel uses only the lower half.
     Ok(Some((call.args[0] as u32 as i32, count)))
 }
 
-/// One request of ptrace(2); whether the thread is still there.
+/// Makes a request of ptrace(2); returns whether the thread still exists.
 fn request(number: libc::c_uint, thread: libc::pid_t, address: usize, data: usize) -> anyhow::Result<bool> {
     // SAFETY: of the requests made here only PTRACE_GET_SYSCALL_INFO writes, at most as many bytes as its address says,
     // where its data leads; the others read and write no memory.

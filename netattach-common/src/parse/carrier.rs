@@ -8,18 +8,18 @@ pub type SnapHead = [u8; 8];
 
 /// MPLS (RFC 3032).
 const MPLS: u16 = 0x8847;
-/// MPLS with a label of the sender's (RFC 5332).
+/// MPLS with an upstream-assigned label (RFC 5332).
 const MPLS_UPSTREAM: u16 = 0x8848;
 /// PPP over Ethernet (RFC 2516), discovery of a server.
 const PPPOE_DISCOVERY: u16 = 0x8863;
 /// PPP over Ethernet (RFC 2516), session.
 const PPPOE_SESSION: u16 = 0x8864;
 
-/// The ethertype of the payload of an IEEE 802.3 frame with SNAP (RFC 1042, and 802.1H), 0 if it has none.
+/// Returns the ethertype of the payload of an IEEE 802.3 frame with SNAP (RFC 1042, and 802.1H), 0 if it has none.
 #[inline(always)]
 pub const fn in_snap(head: SnapHead) -> u16 {
-    // The access points but for the bits that say that they are a group's, and that it is an answer; unnumbered information,
-    // also with the bit that asks for an answer, which receivers do not look at.
+    // The service access points without the bits for a group address and for a response; unnumbered information, with
+    // or without the bit that requests a response, which receivers ignore.
     match head {
         [0xaa | 0xab, 0xaa | 0xab, 0x03 | 0x13, 0, 0, 0 | 0xf8, high, low] => u16::from_be_bytes([high, low]),
         _ => 0,

@@ -16,14 +16,15 @@ const UDP_LEN: u32 = 8;
 
 /// The port of clients of DHCPv6 (RFC 8415, 7.2).
 pub const CLIENTS_V6: u16 = 546;
-/// The port of its servers and relays.
+/// The port of DHCPv6 servers and relays.
 pub const SERVERS_V6: u16 = 547;
 /// Offset of the message type of DHCPv6, in bytes from the UDP header.
 pub const TYPE_V6: u32 = UDP_LEN;
 
-/// Types of DHCPv6 messages (RFC 8415, 7.3) that clients send: solicit, request, confirm, renew, rebind, release, decline,
-/// information-request, the question by DHCPv4 (RFC 7341), and the note of an address that the client has given itself (RFC
-/// 9686), which has to come from that address. All others are of servers, of relays, or of those who ask what a client has.
+/// Whether clients send DHCPv6 messages of this type (RFC 8415, 7.3): solicit, request, confirm, renew, rebind,
+/// release, decline, information-request, DHCPv4-query (RFC 7341), and addr-reg-inform (RFC 9686), with which a
+/// client registers an address that it has generated, sent from that address. All other types are sent by servers,
+/// relays, or requesters of leasequery.
 #[inline(always)]
 pub const fn is_of_client_v6(message: u8) -> bool {
     matches!(message, 1 | 3..=6 | 8 | 9 | 11 | 20 | 36)
@@ -86,8 +87,8 @@ mod tests {
         assert_eq!(read(&bytes[..bytes.len() - 1]), Err(DropReason::Malformed));
     }
 
-    /// Advertise 2, reply 7, reconfigure 10, relay-forward 12, relay-reply 13, leasequery 14, answer by DHCPv4 21,
-    /// answer to who has noted an address 37.
+    /// Advertise 2, reply 7, reconfigure 10, relay-forward 12, relay-reply 13, leasequery 14, DHCPv4-response 21,
+    /// addr-reg-reply 37.
     #[test]
     fn clients_send_no_message_of_servers_or_relays() {
         let of_clients: Vec<u8> = (0..=u8::MAX).filter(|message| is_of_client_v6(*message)).collect();

@@ -50,8 +50,9 @@ pub(crate) trait Family: Version {
 
     /// Makes the entry of a key, just looked up, that of another flow. `false`: the flow that had it is gone.
     ///
-    /// While it is written another CPU may displace that flow, and the memory may be the entry of another key at once
-    /// ([`crate::path::entry`]): of that flow nobody has said what was written, so it begins anew with its next packet.
+    /// While it is written, another CPU may displace that flow, and the memory may immediately become the entry of
+    /// another key ([`crate::path::entry`]): the written words do not belong to that flow, so it begins again with
+    /// its next packet.
     #[inline(always)]
     fn begin_flow(key: &FlowKey<Self>, entry: FlowEntry, flow: &Flow) -> bool {
         entry.begin(flow);

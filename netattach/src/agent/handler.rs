@@ -41,7 +41,7 @@ use crate::sync::{Mutex, locked};
 use crate::timing;
 use crate::waits::{self, Footprint, Resource};
 
-/// Most queries that are answered or wait at a time; further ones are refused.
+/// Most queries that are answered or wait at a time; further queries are refused.
 pub(super) const MOST_QUESTIONS: usize = 32;
 
 /// How long operations may wait at a plugin or pool before the status reports it.

@@ -1,4 +1,4 @@
-//! When a pod without its networks is repaired, and when it is not.
+//! When a pod without its networks is repaired, and when not.
 
 use crate::agent::missed::*;
 

@@ -9,7 +9,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// The results of the writes that ADDs waited for.
 #[derive(Debug, Default)]
 pub(super) struct RequiredStatus {
-    /// From when on an ADD tries again; `None`: no write has failed, or one has succeeded since.
+    /// The time from which an ADD tries again; `None`: no write has failed, or one has succeeded since.
     again: Option<Instant>,
 }
 
@@ -29,13 +29,13 @@ impl RequiredStatus {
         }
     }
 
-    /// Notes that an ADD has ended that was begun and of which nothing says whether the server can be written to: the next one
-    /// tries in its place.
+    /// Records that an ADD that was admitted has ended without showing whether the server can be written to: the next
+    /// ADD tries instead.
     pub(super) fn ended_untried(&mut self, now: Instant) {
         self.again = self.again.map(|again| again.min(now));
     }
 
-    /// Notes what has become of a write.
+    /// Records the outcome of a write.
     pub(super) fn ended(&mut self, is_written: bool, now: Instant) {
         self.again = (!is_written).then(|| now + AGAIN);
     }

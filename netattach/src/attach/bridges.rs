@@ -169,7 +169,7 @@ impl Beneath {
         Ok(())
     }
 
-    /// Has the bridge be one on which the node has gateways: before it gets them again, and after that.
+    /// Opens the bridge, on which the node has gateways: before the gateways are restored, and after that.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -324,9 +324,10 @@ fn is_link_local(net: &IpNet) -> bool {
     matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local())
 }
 
-/// Keeps other processes from removing a bridge that they made, on the calling thread's node, until what it returns is dropped:
-/// for an ADD, which may be about to use one. `None`: somebody has the lock alone for all of `patience`, which any process of the node's
-/// namespace can take, and the ADD goes on without it.
+/// Takes a shared lock on the node's network namespace (that of the calling thread), for an ADD that may be about to
+/// use a bridge: until the returned file is dropped, other processes do not remove bridges that they made. `None`:
+/// another process has held the lock exclusively for all of `patience`, which any process of the node's namespace can
+/// do; the ADD continues without the lock.
 fn hold(patience: Duration) -> Option<File> {
     locked(|namespace| flock::lock_shared(namespace, patience))
 }
@@ -474,7 +475,7 @@ mod tests {
         outputs
     }
 
-    /// Each has its own lock of the namespace, as two processes have.
+    /// Each plan has its own lock of the namespace, as two processes have.
     ///
     /// Rows: BRG-at-once.
     #[test]

@@ -1,5 +1,6 @@
-//! Damaged records of live pods: bits flipped, lines cut off, doubled, swapped and mixed. No live pod's address is
-//! given away, no DEL reports success while something is left, and every damage is reported with the record's name.
+//! Damaged records of live pods: bits flipped, lines cut off, duplicated, swapped and mixed. The address of a live
+//! pod is not released, no DEL reports success while anything is left, and every damage is reported with the record's
+//! name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -154,8 +155,8 @@ fn whose(directory: &Path) -> Vec<String> {
     owners
 }
 
-/// Live pods keep their state when an agent starts on damaged records, and each DEL rolls back its own or reports why
-/// it cannot.
+/// Live pods keep their state when an agent starts with damaged records, and each DEL rolls back its own record or
+/// reports why it cannot.
 fn survives(harms: &[Harm]) {
     let directory = tempfile::tempdir().unwrap();
     let directory = directory.path();
@@ -221,7 +222,7 @@ fn one_bad_byte_in_a_plan_releases_nothing() {
     survives(&[Harm::Exchange { pod: 0, from: 1 }]);
 }
 
-/// A record that cannot be removed keeps its numbers: its repeated DEL will name them again.
+/// A record that cannot be removed keeps its numbers: its next DEL will name them again.
 #[test]
 fn numbers_stay_taken_while_their_record_is_there() {
     let directory = tempfile::tempdir().unwrap();
@@ -269,7 +270,7 @@ fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
     assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned(), "c".to_owned()], [1, 3].into()));
 }
 
-/// Each repeated DEL would fail before it has released anything of the others.
+/// Each repeated DEL would otherwise fail before it has released anything of the others.
 #[test]
 fn a_damaged_record_keeps_no_other_interface_of_its_container_when_the_sandbox_goes() {
     let directory = tempfile::tempdir().unwrap();
@@ -298,7 +299,7 @@ fn a_damaged_record_keeps_no_other_interface_of_its_container_when_the_sandbox_g
     }
 }
 
-/// Leaves the record of a pod of an earlier boot, which no DEL takes back: its plugin is not there.
+/// Leaves the record of a pod of an earlier boot that no DEL can roll back: its plugin does not exist.
 fn leave_of_an_earlier_boot(directory: &Path, pod: &str) {
     let journal = directory.join("journal");
     fs::create_dir(&journal).unwrap();
@@ -311,7 +312,7 @@ fn leave_of_an_earlier_boot(directory: &Path, pod: &str) {
     store.create(rig::key(pod), plan).unwrap();
 }
 
-/// Its leases would be released as those of a record that a loss of power has torn.
+/// Its leases would otherwise be released like those of a record torn by a power failure.
 #[test]
 fn a_damaged_record_of_this_boot_is_kept_though_a_record_of_an_earlier_one_is_left() {
     for harm in [Harm::Empty { pod: 0 }, Harm::Flip { pod: 0, byte: 200, bit: 0 }] {
@@ -338,8 +339,8 @@ fn a_damaged_record_of_this_boot_is_kept_though_a_record_of_an_earlier_one_is_le
     }
 }
 
-/// What a server has given is found by the container, as what a pool has: no plan names it. A loss of power took the rest of an
-/// earlier boot's record, and the lease is given back at the start that finds it.
+/// A lease by DHCP is found by its container, like a lease of a pool: no plan names it. A power failure took the rest
+/// of the record of an earlier boot, and the start that finds the lease releases it.
 #[test]
 fn a_lease_by_dhcp_of_a_torn_record_is_given_back_or_shows_that_the_record_is_damaged() {
     for (of_earlier_boot, expected) in [(true, None), (false, Some("its container holds address 10.1.0.7"))] {

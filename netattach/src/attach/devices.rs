@@ -970,7 +970,7 @@ mod tests {
         assert_eq!((is_back(), engine.unwritten_returns()), (true, Vec::new()));
     }
 
-    /// What the pod has loaded is told from what was there by the time of the claim.
+    /// Programs of the pod are distinguished from those that existed at the time of the claim.
     ///
     /// Rows: HDV-programs.
     #[test]

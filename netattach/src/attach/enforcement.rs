@@ -13,7 +13,7 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
 use crate::step::{HookKind, Outputs, Step};
 
-/// What is said of an attachment whose VF has lost its end on the node.
+/// The reason for an attachment whose VF has lost its end on the node.
 const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver reloaded, or its VFs recreated";
 
 /// Returns the dataplane's view of a sandbox: one entry for each attachment that it enforces. `cookie`: that of the

@@ -340,7 +340,7 @@ pub enum StepError {
         /// The holder's container.
         container: String,
     },
-    /// Another thread has not given a device back in time.
+    /// The thread that returns a device to the node has not finished in time.
     #[error(
         "device {0} is being returned to the node, which has not ended in time: its card or driver may hang (see the \
          kernel's log)"
@@ -349,7 +349,7 @@ pub enum StepError {
     /// sriov-cni attaches or detaches a VF.
     #[error("device {0}: sriov-cni holds its lock")]
     SriovCniIsAtIt(String),
-    /// sriov-cni has given a VF to a pod.
+    /// sriov-cni has moved a VF to a pod's namespace.
     #[error("device {device} is taken: sriov-cni has given it to {netns}")]
     SriovCniHasIt {
         /// The device.
@@ -372,7 +372,8 @@ pub enum StepError {
     /// A card was in another mode when the attachment was planned.
     #[error("card {0} is changing its mode (legacy, switchdev)")]
     OtherMode(String),
-    /// The card of a VF is in mode switchdev, and has not made the VF's representor, or it is in another namespace.
+    /// The card of a VF is in mode switchdev, and has not created the VF's representor, or the representor is in
+    /// another namespace.
     #[error(
         "the node has no representor of VF {} of {}, whose card is in mode switchdev", .0.number, .0.physical
     )]
@@ -400,18 +401,18 @@ pub enum StepError {
         #[source]
         source: netlink::Error,
     },
-    /// A device refuses its MTU, in bytes.
+    /// A device refuses the requested MTU.
     #[error("key mtu: device {device} does not take {mtu}")]
     DeviceMtu {
         /// The device.
         device: String,
-        /// The requested MTU.
+        /// The requested MTU, in bytes.
         mtu: u32,
         /// The kernel's error.
         #[source]
         source: netlink::Error,
     },
-    /// The device with that name could not get its own address back later.
+    /// The device's own Ethernet address could not be restored later.
     #[error(
         "key mac: device {0} has an address other than its permanent one, which only a record of netattachd can restore; without netattachd, chain tuning"
     )]
@@ -435,7 +436,7 @@ pub enum StepError {
         /// The address.
         mac: crate::mac::Mac,
     },
-    /// The name that a device had on the node is another one's by now.
+    /// Another link now has the name that the device had on the node.
     #[error("cannot return the device: the node already has an interface named {0}")]
     HomeTaken(String),
     /// A device is in no known namespace.
@@ -470,7 +471,7 @@ pub enum StepError {
         device: String,
         /// Kernel's id of the program.
         program: u32,
-        /// The program's name; empty: it has none, or is gone.
+        /// The program's name; empty if it has none, or is gone.
         name: String,
         /// The cause.
         #[source]
@@ -593,26 +594,26 @@ pub enum StepError {
     /// The dataplane failed.
     #[error(transparent)]
     Enforce(#[from] EnforceError),
-    /// No program sees the traffic of the interface, so nothing holds the limit that a chained plugin asks for.
+    /// A chained plugin asks for a rate limit, but no program sees the traffic of the interface.
     #[error("bandwidth of {ifname} cannot be limited: {why}")]
     Unlimited {
         /// Name of the interface in the pod.
         ifname: String,
-        /// Why not.
+        /// The reason.
         why: NotObservable,
     },
-    /// No program sees the traffic of the interface, and the network's list gives it netattach's dataplane.
+    /// The network's list enables netattach's dataplane for the interface, but no program sees its traffic.
     #[error("netattach behind another plugin: {ifname} cannot have its dataplane: {why}")]
     NoDataplane {
         /// Name of the interface in the pod.
         ifname: String,
-        /// Why not.
+        /// The reason.
         why: NotObservable,
     },
-    /// The node does not translate addresses as asked.
+    /// The node does not translate addresses as requested.
     #[error(transparent)]
     Nat(#[from] NatError),
-    /// The node does not forward as asked.
+    /// The node does not forward as requested.
     #[error(transparent)]
     Firewall(#[from] FirewallError),
     /// A step that this one depends on has no output: the plan is wrong.
@@ -753,11 +754,11 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
         StepError::Netns(_) => code::INVALID_NETNS,
         StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
-        // Its pod may be about to end.
+        // The pod with the interface may be about to end.
         StepError::VlanTaken { .. } => code::TRY_AGAIN_LATER,
         // The node may be starting.
         StepError::NoAddressYet(_) => code::TRY_AGAIN_LATER,
-        // It may be about to come, or to be given back.
+        // The device may appear soon, or be returned to the node.
         StepError::NoDevice(_)
         | StepError::ParentOfPods(_)
         | StepError::DeviceTaken { .. }

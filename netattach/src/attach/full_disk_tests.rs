@@ -1,4 +1,5 @@
-//! Removals on a disk that takes nothing more: what the next start makes of them, and who has the address until then.
+//! Removals on a disk that accepts no more writes: their effect on the next start, and the holder of the address
+//! until then.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use crate::moment::{Moment, boot_id};
 use crate::step::{Delegate, Output, Role, Step, StepRef};
 use crate::sync::Arc;
 
-/// What outlives an agent of a node with one pod, `a`, with an address and the number 1.
+/// The state that outlives an agent of a node with one pod, `a`, which has an address and the number 1.
 struct Scene {
     directory: tempfile::TempDir,
     disk: Disk,
@@ -56,14 +57,14 @@ impl Scene {
         rig::engine(self.path(), journal, &self.maps)
     }
 
-    /// An agent that has taken over what is there.
+    /// Returns an agent that has adopted the state.
     fn started(&self) -> Engine {
         let engine = self.start();
         assert_eq!(rig::failures(&rig::recover(&engine)), Vec::<String>::new());
         engine
     }
 
-    /// Who holds addresses, and the numbers in the dataplane.
+    /// Returns the holders of addresses, and the numbers in the dataplane.
     fn held(&self) -> (Vec<String>, Vec<u32>) {
         (rig::leased(self.path()).into_values().collect(), self.maps.numbers().into_iter().collect())
     }
@@ -77,7 +78,7 @@ fn nothing() -> (Vec<String>, Vec<u32>) {
     Default::default()
 }
 
-/// The error of the DEL of `a`.
+/// Returns the error of the DEL of `a`.
 fn failure(engine: &Engine) -> String {
     Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string()
 }
@@ -143,7 +144,7 @@ fn a_record_that_can_be_removed_alone_goes_before_its_addresses() {
     assert!(engine.registry().is_empty());
 }
 
-/// Attaches `b`, whose address is of a plugin that is not there: a call of it fails the DEL by its name.
+/// Attaches `b`, whose address is from a plugin that does not exist: calling it fails the DEL with its name.
 fn attach_by_another(scene: &Scene, engine: &Engine) {
     let mut plan = rig::plan(scene.path(), "b", 2);
     plan.attachments[0].steps.remove(0);
@@ -164,7 +165,7 @@ fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they
     let failed = || engine.del(&rig::request("DEL", "b")).unwrap_err();
     scene.disk.takes(Takes::Nothing);
     assert!(matches!(failed(), AttachError::AddressesStay { plugins, .. } if plugins.is_empty()));
-    // Its record goes first.
+    // Its record is removed first.
     scene.disk.takes(Takes::Removals);
     let said = Chain(&failed()).to_string();
     assert!(said.contains("foreign"), "{said}");
@@ -217,7 +218,7 @@ fn a_record_that_is_lost_after_its_del_has_failed_is_written_anew_as_that_of_a_r
     assert_eq!(engine.without_record().unwrap(), []);
 }
 
-/// The next look writes it anew, and the runtime's DEL may come before.
+/// The next check rewrites the record, and the runtime's DEL may come before that.
 #[test]
 fn a_del_of_a_sandbox_whose_record_was_removed_takes_back_what_is_known_of_it() {
     let scene = Scene::new();
@@ -232,7 +233,7 @@ fn a_del_of_a_sandbox_whose_record_was_removed_takes_back_what_is_known_of_it() 
     assert!(!scene.record().exists());
 }
 
-/// No runtime sends its DEL: the agent collects the sandbox, which without a record would do nothing each time.
+/// No runtime sends its DEL: the agent collects the sandbox; without a record that would do nothing each time.
 #[test]
 fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it() {
     let scene = Scene::new();
@@ -244,8 +245,8 @@ fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it() {
     assert_eq!(scene.held(), nothing());
 }
 
-/// Container ids may repeat. A DEL that was recorded while no agent ran may come due before the next look writes the record
-/// anew, or after it.
+/// Container ids may repeat. A DEL that was recorded while no agent ran may become due before the next check rewrites
+/// the record, or after it.
 #[test]
 fn a_detach_request_for_an_earlier_container_of_the_id_is_told_by_what_memory_knows_of_the_later_one() {
     let now = || Moment::now(&boot_id().unwrap());
@@ -264,7 +265,7 @@ fn a_detach_request_for_an_earlier_container_of_the_id_is_told_by_what_memory_kn
     assert_eq!(since(), [false, false], "what has begun to go goes on");
 }
 
-/// Without the record nothing is known of the other plugin. No later DEL would undo the known rest.
+/// Without the record, nothing is known of the other plugin. No later DEL would undo the rest, which is known.
 #[test]
 fn what_is_known_of_a_sandbox_is_taken_back_where_the_configuration_of_a_plugin_is_lost() {
     let scene = Scene::new();
@@ -290,7 +291,7 @@ fn what_is_known_of_a_sandbox_is_taken_back_where_the_configuration_of_a_plugin_
     assert!(!engine.has_record(&rig::key("b")));
 }
 
-/// The lock of its pool is another process's for longer than a DEL waits.
+/// Another process holds the lock of its pool for longer than a DEL waits.
 #[test]
 fn an_address_that_cannot_be_given_back_after_its_record_is_when_there_is_a_record_again() {
     let scene = Scene::new();
@@ -303,7 +304,7 @@ fn an_address_that_cannot_be_given_back_after_its_record_is_when_there_is_a_reco
     drop(lock);
     assert!(!scene.record().exists());
     assert_eq!(scene.held(), (vec!["a".to_owned()], Vec::new()));
-    // A DEL that is repeated meanwhile does not say that all is given back.
+    // A DEL that is repeated meanwhile does not report that everything is released.
     failure(&engine);
     assert_eq!(scene.held(), (vec!["a".to_owned()], Vec::new()));
     scene.disk.takes(Takes::Everything);
@@ -312,7 +313,8 @@ fn an_address_that_cannot_be_given_back_after_its_record_is_when_there_is_a_reco
     assert!(engine.registry().is_empty());
 }
 
-/// An agent is killed at any write of it. One with its plan alone would say of a live sandbox that nothing was begun.
+/// An agent is killed during any of its writes. A record with only its plan would claim that nothing of a live
+/// sandbox was begun.
 #[test]
 fn a_record_that_is_written_anew_is_there_with_all_of_it_or_as_somebody_has_removed_it() {
     let scene = Scene::new();
@@ -348,7 +350,7 @@ fn a_record_that_is_written_anew_is_there_with_all_of_it_or_as_somebody_has_remo
         assert!(engine.write_record_anew(&rig::key("a")).unwrap());
         assert_eq!(journal(), ["a@eth0.jsonl"]);
     }
-    // The next start passes over what was left.
+    // The next start ignores the leftover file.
     fs::rename(scene.record(), &unfinished).unwrap();
     drop(engine);
     scene.started();

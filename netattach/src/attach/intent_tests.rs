@@ -13,7 +13,7 @@ use crate::source::PodFuture;
 use crate::source::read::manifest::Object;
 use crate::source::read::{Kind, api_object};
 
-/// A source in a given state, which records the pods that are asked for.
+/// A source in a given state, which records the requested pods.
 struct Behind {
     synced: Result<(), NotSynced>,
     asked: Mutex<Vec<WantedPod>>,

@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(visits.all().len(), 1);
     }
 
-    /// What else may have the name of a lock or of a VF's file.
+    /// Creates another kind of file under the name of a lock or of a VF's file.
     fn make_strange(path: &Path, kind: &str, elsewhere: &Path) {
         match kind {
             "link" => std::os::unix::fs::symlink(elsewhere, path).unwrap(),
@@ -444,7 +444,7 @@ mod tests {
                 "{kind}"
             );
             assert!(!elsewhere.exists(), "it is not followed");
-            // Whose it is counts all the same.
+            // The recorded owner counts all the same.
             sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap();
             let mut given = false;
             let give = || {

@@ -15,7 +15,7 @@ pub enum SurveyError {
     /// It could not be read, or another process holds its lock.
     #[error(transparent)]
     Pool(#[from] ipam::Error),
-    /// Others are at so many pools that no time is left for this one.
+    /// Reading other pools has taken all the time.
     #[error("not checked: other processes lock too many pools; try again")]
     Late,
 }
@@ -126,7 +126,7 @@ mod tests {
         let lines: String = unused.chain(used.clone()).chain([unknown.clone()]).collect();
         fs::create_dir(&journal).unwrap();
         fs::write(journal.join("pools.jsonl"), lines).unwrap();
-        // Of a start that was killed.
+        // A temporary file of a process that was killed.
         fs::write(journal.join("pools.jsonl.new"), "{").unwrap();
         let store = Store::open(&journal).unwrap();
         let engine = rig::engine(directory, store, &crate::sync::Arc::default());

@@ -67,7 +67,7 @@ fn row(attachment: &Attachment, width: Width) -> [String; 13] {
     ]
 }
 
-/// All addresses; where the line is limited the first, and how many more there are.
+/// Returns all addresses; if the line is limited, the first, and the number of the others.
 fn addresses(addresses: &[IpNet], width: Width) -> String {
     match (addresses, width) {
         ([], _) => "-".to_owned(),

@@ -14,7 +14,7 @@ impl Completion {
     pub(super) fn script(&self) -> String {
         let mut script = Vec::new();
         generate(self.shell, &mut super::command(), "netattachctl", &mut script);
-        // It is made of the command line's own words.
+        // Valid UTF-8: the script is generated from the command line's own words.
         String::from_utf8_lossy(&script).into_owned()
     }
 }

@@ -85,7 +85,7 @@ impl FromStr for Words {
 }
 
 impl Explain {
-    /// The first end that is a pod.
+    /// Returns the first end that is a pod.
     pub(super) fn pod(&self) -> Option<ObjectName> {
         let pod = |end: &End| match end {
             End::Pod(pod) => Some(pod.clone()),
@@ -115,7 +115,7 @@ fn found(paths: &[message::Path]) -> Result<(), CliError> {
     Ok(())
 }
 
-/// A paragraph for each path that the flow can take.
+/// Formats a paragraph for each path that the flow can take.
 fn render(paths: Vec<message::Path>) -> String {
     let lines = paths.into_iter().flat_map(|path| paragraph(&path.into()));
     lines.map(|line| visible::line(&line)).collect()

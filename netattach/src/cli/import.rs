@@ -1,4 +1,5 @@
-//! `netattachctl import`: shows the netattach equivalent of a Multus configuration, or writes it. Nothing of Multus is changed.
+//! `netattachctl import`: shows the netattach equivalent of a Multus configuration, or writes it. Changes nothing of
+//! Multus.
 
 use std::path::{Path, PathBuf};
 

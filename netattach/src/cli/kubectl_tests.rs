@@ -1,5 +1,5 @@
-//! `kubectl netattach` against a server that lists agents and runs commands as an API server does: by WebSocket, with the
-//! protocol v5.channel.k8s.io.
+//! `kubectl netattach` against a server that lists agents and runs commands like an API server: by WebSocket, with
+//! the protocol v5.channel.k8s.io.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,7 +13,8 @@ use tungstenite::handshake::server::{Request, Response};
 use super::super::Exit;
 use super::*;
 
-/// A server, and the commands that were run: the node, with the namespace where it is not that of the agents, and the words.
+/// A server, and the commands that were run: the node, with the namespace if it is not that of the agents, and the
+/// words.
 struct Server {
     kubeconfig: PathBuf,
     commands: Arc<Mutex<Vec<(String, String)>>>,
@@ -22,7 +23,7 @@ struct Server {
 
 /// The namespace of the agents.
 const AGENTS: &str = "kube-system";
-/// Nodes where every command fails, and where none may be run.
+/// Nodes on which every command fails, and on which no command may be run.
 const BROKEN: &str = "broken";
 const REFUSED: &str = "refused";
 /// A node whose agent's pod does not run.
@@ -41,7 +42,7 @@ fn server(nodes: &'static [&'static str]) -> Server {
     std::fs::write(&kubeconfig, config.to_string()).unwrap();
     let commands = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&commands);
-    // Ends with the process: the listener is the thread's.
+    // The thread ends with the process: it owns the listener.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let (stream, noted) = (stream.unwrap(), Arc::clone(&noted));
@@ -89,7 +90,7 @@ fn answer(target: &str, nodes: &[&str]) -> Value {
     }
     let (path, query) = target.split_once('?').unwrap();
     assert!(query.contains("labelSelector=app.kubernetes.io%2Fname%3Dnetattach"), "{target}");
-    // Whoever makes pods gives them what labels he likes, and `aaa` comes first.
+    // The author of a pod can give it any labels, and `aaa` is listed first.
     let listed = match path {
         "/api/v1/pods" => vec!["aaa", AGENTS, "net"],
         "/api/v1/namespaces/kube-system/pods" => vec![AGENTS],
@@ -102,7 +103,7 @@ fn answer(target: &str, nodes: &[&str]) -> Value {
     json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": items})
 }
 
-/// Runs a command as a kubelet would: writes to both outputs, then says how it ended.
+/// Runs a command as a kubelet would: writes to both outputs, then reports how it ended.
 #[allow(clippy::result_large_err, reason = "the library's callback")]
 fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>) {
     let (path, query) = target.split_once('?').unwrap();
@@ -143,12 +144,12 @@ fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>
     } else {
         format!("of {node}\n")
     };
-    // Before the other side knows that it has ended.
+    // Before the client knows that the command has ended.
     noted.lock().unwrap().push((node, words.join(" ")));
     socket.send(channel(1, &out)).unwrap();
     socket.send(channel(2, "a warning\n")).unwrap();
     socket.send(channel(3, &status.to_string())).unwrap();
-    // The other side may have gone by now.
+    // The client may have closed the connection already.
     let _ = socket.close(None);
     while socket.read().is_ok() {}
 }
@@ -168,7 +169,7 @@ fn a_command_is_run_in_the_agents_pod_of_a_node_and_its_exit_code_is_passed_on()
     let pair = |node: &str, words: &str| (node.to_owned(), words.to_owned());
     assert_eq!(run_words(&server, "status --node n1"), (Ok(0), "of n1\n".to_owned()));
     assert_eq!(noted(&server), [pair("n1", "netattachctl status")]);
-    // The pod's node is asked.
+    // The request goes to the pod's node.
     assert_eq!(run_words(&server, "attachments --pod shop/cart -o wide"), (Ok(0), "of n2\n".to_owned()));
     assert_eq!(noted(&server), [pair("n2", "netattachctl attachments --pod shop/cart -o wide")]);
     assert_eq!(run_words(&server, "attachments --node n1 --pod shop/nope").0, Ok(3));
@@ -222,7 +223,7 @@ fn a_node_whose_agent_does_not_run_is_told_of_and_counts_as_one_that_cannot_be_a
     let why = "no agent can be asked: pending: its agent's pod kube-system/agent-pending is Pending";
     let refused = (Exit::NoAgent, why.to_owned());
     assert_eq!(run_words(&some, "status --node pending").0.unwrap_err(), refused);
-    // Which of two nodes is meant is not clear because one of them cannot be asked.
+    // It is ambiguous which of two nodes is meant, because one of them cannot be queried.
     let ambiguous = "name the node by --node, or ask every node by -A; agents run on n1".to_owned();
     assert_eq!(run_words(&some, "status").0.unwrap_err(), (Exit::Usage, ambiguous));
 
@@ -239,7 +240,7 @@ fn nodes_without_what_is_asked_for_are_silent_if_another_has_it() {
     assert_eq!(of("shop/nope").0, Ok(3));
 }
 
-/// Whoever runs pods with the labels of agents in another namespace is not asked, and what he would answer not believed.
+/// Pods with the labels of agents in another namespace are not queried, and their answers are not trusted.
 #[test]
 fn only_pods_of_the_agents_namespace_are_agents() {
     let server = server(&["n1", "n2"]);
@@ -266,7 +267,7 @@ fn only_pods_of_the_agents_namespace_are_agents() {
     assert_eq!(noted(&server), []);
 }
 
-/// The archive is made in the agent's pod and written here; what there is of one that fails is removed.
+/// The archive is created in the agent's pod and written here; a partial archive is removed.
 #[test]
 fn an_archive_of_a_node_is_a_file_of_this_machine_or_none() {
     let server = server(&["n1", BROKEN, REFUSED]);
@@ -281,7 +282,7 @@ fn an_archive_of_a_node_is_a_file_of_this_machine_or_none() {
     let command = "netattachctl sysdump --file -".to_owned();
     assert_eq!(std::mem::take(&mut *server.commands.lock().unwrap()), [("n1".to_owned(), command.clone())]);
 
-    // A file that is there is not written over, and nobody is asked.
+    // An existing file is not overwritten, and no agent is queried.
     let (refused, out) = dump("n1");
     let (exit, why) = refused.unwrap_err();
     assert_eq!((exit, out.as_str()), (Exit::Failed, ""));
@@ -297,7 +298,7 @@ fn an_archive_of_a_node_is_a_file_of_this_machine_or_none() {
     assert!(why.contains("not allowed"), "{why}");
     assert!(!file.exists());
 
-    // To standard output it is passed on as it is.
+    // To standard output the archive is passed on unchanged.
     let (code, out) = run_words(&server, "sysdump --file - --node n1");
     assert_eq!((code, out.as_str()), (Ok(0), "of n1\n"));
     assert_eq!(

@@ -6,16 +6,16 @@
 //! |---|---|
 //! | `status`, `attachments`, `stats`, `flows`, `pools` | the agent's readiness; attachments; counters; flows; pools of addresses |
 //! | `policy`, `explain` | policies in force; why traffic passes or does not |
-//! | `attach` | gives a live pod one more network, or takes it back |
+//! | `attach` | attaches a live pod to one more network, or detaches it |
 //! | `connectivity` | attaches two sandboxes of its own, and sends traffic between them |
-//! | `top`, `graph` | traffic as it goes on; pods, networks and policies as a picture |
-//! | `doctor`, `validate`, `sysdump` | what is wrong with a node, or with manifests, and what to do; all of it in an archive |
+//! | `top`, `graph` | live traffic; pods, networks and policies as a picture |
+//! | `doctor`, `validate`, `sysdump` | problems of a node or of manifests, with remedies; an archive with all of it |
 //! | [`kubectl`] | the same commands in the pods of agents, as `kubectl netattach` |
 //! | `completion` | completion of command lines in shells |
-//! | `import`, `uninstall` | reads a configuration of Multus; takes netattach off a node |
-//! | `filter`, `missing` | which attachments a command is about; messages for names that do not exist |
+//! | `import`, `uninstall` | converts a configuration of Multus; removes netattach from a node |
+//! | `filter`, `missing` | selects the attachments of a command; messages for names that do not exist |
 //! | `error`, `exit` | why a command failed; exit codes |
-//! | `output`, `table`, `visible`, `time` | forms of output; what a terminal would act on, written out |
+//! | `output`, `table`, `visible`, `time` | forms of output; escaping of characters that a terminal interprets |
 
 mod attach;
 mod attachments;
@@ -135,7 +135,7 @@ pub fn command() -> clap::Command {
 }
 
 impl Arguments {
-    /// The command line under another name, with more words at the end of its help.
+    /// Returns the command line under another name, with a text at the end of its help.
     fn described(name: &'static str, help: &'static str) -> clap::Command {
         command().name(name).bin_name(name).after_help(help)
     }
@@ -204,7 +204,7 @@ impl Command {
                 Ok((format.show(&removed, |width| removed.text(width))?, Ok(())))
             }
             Self::Graph(graph) => graph.run(socket, format),
-            // `run` writes these as they come.
+            // `run` writes these in portions.
             Self::Flows(_) | Self::Top(_) => Ok((String::new(), Ok(()))),
         }
     }
@@ -228,7 +228,7 @@ fn ask(socket: &Path, request: &Request) -> Result<Response, CliError> {
     }
 }
 
-/// The answer is not one to the request.
+/// Returns the error for an answer that does not belong to the request.
 fn other<T>(request: &Request) -> Result<T, CliError> {
     Err(CliError::OtherAnswer { request: request.name() })
 }

@@ -22,7 +22,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// How wide tables are.
+    /// The width of tables.
     pub(super) fn width(self) -> Width {
         if self == Self::Wide { Width::Unlimited } else { Width::Limited }
     }
@@ -63,7 +63,7 @@ impl Format {
         }
     }
 
-    /// One of a sequence of values that has no end: a line of JSON, or a document of YAML.
+    /// Formats one of an endless sequence of values: a line of JSON, or a document of YAML.
     pub(super) fn element(self, value: &impl Serialize) -> Result<Option<String>, CliError> {
         Ok(match self {
             Self::Json => Some(serde_json::to_string(value)?),
@@ -76,7 +76,7 @@ impl Format {
     }
 }
 
-/// The same as the JSON: YAML of its own has tags for variants.
+/// Encodes the value as YAML with the structure of the JSON: direct YAML has tags for variants.
 fn yaml(value: &impl Serialize) -> Result<String, CliError> {
     serde_norway::to_string(&serde_json::to_value(value)?).map_err(CliError::Yaml)
 }

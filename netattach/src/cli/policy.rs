@@ -52,7 +52,7 @@ impl Policy {
         &self.filter
     }
 
-    /// Whether the compiled form is asked for.
+    /// Whether the compiled form is requested.
     pub(super) fn is_dump(&self) -> bool {
         self.form.is_some()
     }

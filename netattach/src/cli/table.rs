@@ -95,7 +95,7 @@ fn within<R: AsRef<[String]>>(columns: &[(&str, Align)], rows: &[R], width: Widt
     text
 }
 
-/// Takes characters from prose, then always from the widest name, until the line fits or nothing is left to take.
+/// Takes characters from prose, then always from the widest name, until the line fits or nothing can be taken.
 fn shrink(columns: &[(&str, Align)], widths: &mut [usize]) {
     let between = 2 * columns.len().saturating_sub(1);
     let mut excess = (widths.iter().sum::<usize>() + between).saturating_sub(MOST_COLUMNS);

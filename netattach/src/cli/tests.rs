@@ -1,4 +1,4 @@
-//! Commands against an agent that answers as it is told.
+//! Commands against an agent with given answers.
 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(super) fn name(id: u32, pod: &str, network: &str, ifname: &str) -> Attachmen
     }
 }
 
-/// Commands whose answers are tables of what authors have named.
+/// Commands whose answers are tables of texts from authors.
 const TABLES: [&[&str]; 9] = [
     &["attachments"],
     &["stats"],
@@ -37,12 +37,12 @@ fn arguments(socket: &Path, words: &[&str]) -> Arguments {
     Arguments::try_parse_from(["netattachctl", "--socket", socket].iter().chain(words)).unwrap()
 }
 
-/// Runs the command against an agent that gives this answer to everything.
+/// Runs the command against an agent that gives this answer to every request.
 fn run_against(answer: &Response, words: &[&str]) -> (String, Result<(), CliError>) {
     run_with(|_| answer.clone(), words)
 }
 
-/// Runs the command against an agent that answers so.
+/// Runs the command against an agent with these answers.
 pub(super) fn run_with(
     answer: impl Fn(&Request) -> Response + Sync,
     words: &[&str],
@@ -73,7 +73,7 @@ pub(super) fn run_with(
     })
 }
 
-/// An attachment of that name and container.
+/// Returns an attachment with that name and container.
 pub(super) fn attachment(name: AttachmentName, container_id: &str) -> Attachment {
     Attachment {
         name,
@@ -90,7 +90,7 @@ pub(super) fn attachment(name: AttachmentName, container_id: &str) -> Attachment
     }
 }
 
-/// Statistics of an attachment without traffic.
+/// Returns statistics of an attachment without traffic.
 pub(super) fn idle(name: AttachmentName) -> AttachmentStats {
     AttachmentStats {
         name,
@@ -237,7 +237,7 @@ fn the_command_line_is_consistent() {
     Arguments::command().debug_assert();
 }
 
-/// The answer of the golden files of the protocol to a request.
+/// Returns the answer to a request from the golden files of the protocol.
 fn golden_answer(request: &Request) -> Response {
     let golden: serde_json::Value =
         serde_json::from_str(include_str!("../rpc/golden/responses.json")).unwrap();
@@ -254,7 +254,7 @@ fn golden_answer(request: &Request) -> Response {
     serde_json::from_value(answer.unwrap_or_else(|| panic!("no answer {wanted}")).clone()).unwrap()
 }
 
-/// Every command that has a form for programs, by the name of its golden file.
+/// Every command that has a form for programs, with the name of its golden file.
 const GOLDEN: [(&str, &[&str]); 10] = [
     ("attachments", &["attachments"]),
     ("stats", &["stats"]),
@@ -276,7 +276,7 @@ pub(super) fn same_as_golden(name: &str, text: &str) {
     same_file(&format!("src/cli/golden/{name}.json"), text);
 }
 
-/// Compares with a file of the package, or writes it where `NETATTACH_WRITE_GOLDEN` is set.
+/// Compares the text with a file of the package, or writes the file if `NETATTACH_WRITE_GOLDEN` is set.
 pub(super) fn same_file(path: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("NETATTACH_WRITE_GOLDEN").is_some() {
@@ -291,7 +291,7 @@ fn the_json_of_every_command_is_pinned_and_its_yaml_says_the_same() {
         let (json, _) = run_with(golden_answer, &[words, &["-o", "json"]].concat());
         same_as_golden(name, &json);
         let (yaml, _) = run_with(golden_answer, &[words, &["-o", "yaml"]].concat());
-        // `flows` has no end: its values come one by one.
+        // `flows` is endless: its values come one by one.
         let json: Vec<serde_json::Value> =
             serde_json::Deserializer::from_str(&json).into_iter().map(Result::unwrap).collect();
         let documents = serde_norway::Deserializer::from_str(&yaml);
@@ -301,7 +301,7 @@ fn the_json_of_every_command_is_pinned_and_its_yaml_says_the_same() {
     }
 }
 
-/// Compares what a command prints for programs, or what it would, with its golden file.
+/// Compares the data that a command prints for programs, or would print, with its golden file.
 pub(super) fn is_pinned(name: &str, value: &impl serde::Serialize) {
     let text = super::output::Format::Json.data(value).unwrap().unwrap();
     same_as_golden(name, &text);
@@ -311,7 +311,7 @@ pub(super) fn is_pinned(name: &str, value: &impl serde::Serialize) {
 fn every_command_has_a_golden_file() {
     use clap::CommandFactory;
     for command in Arguments::command().get_subcommands().map(clap::Command::get_name) {
-        // Scripts.
+        // It prints scripts.
         let has_no_data = command == "completion";
         assert_eq!(golden_file(command).exists(), !has_no_data, "{command}");
     }
@@ -335,7 +335,7 @@ fn every_key_of_the_json_is_documented() {
     for entry in std::fs::read_dir(golden_file("x").parent().unwrap()).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
-        // A result in `attach` is that of the CNI specification, and `import` has settings, with the keys of
+        // A result in `attach` has the form of the CNI specification, and `import` has settings, with the keys of
         // docs/configuration.md; counts by reason have the reasons as keys.
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert!(documents.contains(&format!("`{name}`")) || name.contains('-'), "docs/json.md lacks {name}");
@@ -395,7 +395,7 @@ fn no_table_is_wider_than_a_hundred_and_twenty_columns() {
     }
 }
 
-/// What an author of pods, definitions or policies may have written into a name or a message.
+/// Text that an author of pods, definitions or policies may have written into a name or a message.
 const HOSTILE: &str = "\u{1b}]0;x\u{7}\u{9b}2J\u{202e}\nFORGED";
 
 /// Makes every name and message of an answer hostile.
@@ -444,7 +444,7 @@ fn poison(value: &mut serde_json::Value) {
     }
 }
 
-/// The answer of the golden files, with an object in trouble, and hostile.
+/// Returns the answer of the golden files, with a problem of an object, and hostile.
 fn hostile_answer(request: &Request) -> Response {
     let mut answer = serde_json::to_value(golden_answer(request)).unwrap();
     if let Some(status) = answer.get_mut("status") {
@@ -460,7 +460,7 @@ fn no_command_shows_a_person_what_a_terminal_would_act_on_nor_lines_of_others() 
         for form in ["table", "wide", "name"] {
             let (text, result) = run_with(hostile_answer, &[words, &["-o", form]].concat());
             if result.as_ref().is_err_and(|error| error.exit() == Exit::Usage) {
-                // It has no names.
+                // The answer has no names.
                 continue;
             }
             assert!(form != "wide" || text.contains("FORGED"), "{words:?}: {text}");
@@ -481,7 +481,7 @@ fn no_command_shows_a_person_what_a_terminal_would_act_on_nor_lines_of_others() 
     );
 }
 
-/// No line is wider than a table may be, but for a single word, which is not broken.
+/// Checks that no line is wider than a table may be, except a single word, which is not broken.
 #[track_caller]
 pub(super) fn is_narrow(text: &str) {
     let is_wide = |line: &&str| line.chars().count() > 120 && line.trim().contains(' ');

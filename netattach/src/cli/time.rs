@@ -37,7 +37,7 @@ pub(super) fn from_rfc3339(text: &str) -> Option<u64> {
     if hour > 23 || minute > 59 || second > 59 || year < 1970 {
         return None;
     }
-    // Days are few enough to be counted: `date` is the only place that knows the calendar.
+    // The days are few enough to be counted: only `date` knows the calendar.
     let least = (year - 1970) * 365;
     let days = (least..least + 3000).find(|days| date(*days) == (year, month, day))?;
     Some(days * MS_OF_DAY + ((hour * 60 + minute) * 60 + second) * 1000 + fraction)

@@ -406,7 +406,7 @@ mod tests {
         assert_eq!(unknown(&config), [""; 0]);
         let other = json!({"type": "macvlan", "ipam": {"type": "whereabouts", "range": ""}});
         assert_eq!(unknown(other.as_object().unwrap()), [""; 0], "another plugin reads it");
-        // What no interface has that is made elsewhere, or that leads nowhere.
+        // Keys of interfaces that are created by others, or that lead nowhere.
         let lo = json!({"type": "loopback", "mtu": 1400, "mac": "", "dns": {}, "ipam": {"type": "static"}, "args": {}});
         assert_eq!(unknown(lo.as_object().unwrap()), ["mtu", "mac", "dns", "ipam", "args"]);
         let chained = json!({"type": "tuning", "mtu": 1400, "ipam": {"type": "static"}});

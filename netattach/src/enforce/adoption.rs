@@ -24,7 +24,7 @@ impl Enforcer {
         let changed = is_new || self.dataplane().programs_changed().unwrap_or(true);
         let mut errors = self.take_over_records(attachments, all, is_new);
         if is_new && !errors.is_empty() {
-            // Programs on the devices go on with the policies of their maps; new programs would have none.
+            // Programs on the devices keep enforcing the policies of their maps; new programs would have no policies.
             return errors;
         }
         errors.extend(self.guard_routed(attachments));
@@ -90,8 +90,9 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Enables judging of routed packets for these attachments and, if the maps are new, for no others. One that fails stays in the
-    /// maps as it is, in new ones it is not there, and keeps neither the others from it nor the table from this agent's program.
+    /// Enables judging of routed packets for these attachments and, if the maps are new, for no others. An attachment
+    /// that fails keeps its entries in the maps, and has none in new maps; the other attachments and the use of this
+    /// agent's program by the table do not depend on it.
     fn guard_routed(&self, attachments: &[EnforcedAttachment]) -> Vec<EnforceError> {
         if !self.judges_routed() {
             return Vec::new();
@@ -101,8 +102,10 @@ impl Enforcer {
             Err(error) => return vec![error.into()],
         };
         let sources = self.sources();
-        // An address that two have stays with the one that the maps lead to; in new ones it goes to the first. Numbers are given out in
-        // turn. Those to which the node routes nothing come before: what an earlier agent has led to them goes to whom it is routed to.
+        // An address that two attachments have stays with the one that the maps lead to; in new maps the first one
+        // gets it, in the order of the numbers, which are assigned in ascending order. Attachments to which the node
+        // routes nothing come first: addresses that an earlier agent has assigned to them go to the attachment that
+        // the node routes them to.
         let mut in_turn: Vec<&EnforcedAttachment> = attachments.iter().collect();
         in_turn.sort_by_key(|attachment| (attachment.routed_to != RoutedTo::None, attachment.id));
         let mut errors = Vec::new();
@@ -144,7 +147,7 @@ impl Enforcer {
         for (index, attachment, found) in self.programs().find_node_ends(node_ends, &mut host)? {
             let done = match found {
                 Ok(Some(found)) => self.take_over_node_end(attachment, index, &found, changed, &mut host),
-                // The device is gone, and its DEL is still to come.
+                // The device is gone, and the DEL of the attachment follows.
                 Ok(None) => Ok(()),
                 Err(error) => Err(error.into()),
             };

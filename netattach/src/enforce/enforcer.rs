@@ -203,10 +203,10 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Updates the policies if the node's addresses have changed since they were read last.
+    /// Updates the policies if the node's addresses have changed since the last read.
     ///
     /// # Errors
-    /// The kernel cannot be asked, or a map not be written.
+    /// The kernel cannot be queried, or a map not be written.
     pub fn keep_addresses(&self) -> Result<(), EnforceError> {
         if self.node.refresh()? { self.sync() } else { Ok(()) }
     }
@@ -403,8 +403,8 @@ impl Enforcer {
 }
 
 impl Enforce for Enforcer {
-    /// Writes records and policies, binds the devices, and attaches the programs last. A policy that does not fit is not an
-    /// error: the attachment is isolated completely and a condition reports it.
+    /// Writes records and policies, binds the devices, and attaches the programs last. A policy that does not fit is
+    /// not an error: the attachment is isolated completely and a condition reports it.
     fn attach(
         &self,
         attachments: &[EnforcedAttachment],
@@ -430,8 +430,9 @@ impl Enforce for Enforcer {
         Ok(())
     }
 
-    /// Its links are gone. Its flows are removed first, while the record still identifies them: the next attachment
-    /// with the same addresses must not find them. Those of an address that it shares stay as long as others have it.
+    /// Removes an attachment whose links are gone. Its flows are removed first, while the record still identifies
+    /// them: the next attachment with the same addresses must not find them. The flows of a shared address stay as
+    /// long as other attachments have the address.
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
@@ -447,7 +448,7 @@ impl Enforce for Enforcer {
     }
 
     fn leave_device(&self, id: u32) -> Result<(), EnforceError> {
-        // What has ended is not put back.
+        // The programs of an attachment that has ended are not reattached.
         self.lock().end(id);
         self.programs.detach_in_pod(id)?;
         self.programs.leave_node_end(id)

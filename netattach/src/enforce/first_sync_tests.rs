@@ -1,4 +1,4 @@
-//! Attachments that come, and those that are there, while the source becomes complete.
+//! New and existing attachments while the source becomes complete.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,8 +17,8 @@ use crate::objects::{ObjectName, Place};
 use crate::source::read::manifest::Object;
 use crate::source::read::{Kind, api_object, policy};
 
-/// A source that is complete, with these objects, once it has answered its first question: the worst moment for
-/// whoever asks two.
+/// A source that becomes complete, with these objects, once it has answered its first query: the worst moment for a
+/// caller with two queries.
 struct Completing {
     objects: Arc<Objects>,
     was_asked: AtomicBool,
@@ -65,7 +65,7 @@ fn on_lan() -> EnforcedAttachment {
     on_lan
 }
 
-/// Pod `shop/a`, and a policy that allows nobody to reach pods on `shop/lan`.
+/// Pod `shop/a`, and a policy that allows no peer to reach pods on `shop/lan`.
 fn isolating() -> Objects {
     let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
     let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
@@ -80,7 +80,7 @@ fn isolating() -> Objects {
     objects
 }
 
-/// The snapshot from before the first complete one has no policy, and that is not "there is no policy".
+/// The snapshot before the first complete one has no policy, which does not mean that no policy exists.
 #[test]
 fn an_attachment_that_comes_while_the_source_becomes_complete_is_isolated_until_its_policies_are_known() {
     let (source, options) = (Completing::new(isolating()), Options::default());
@@ -94,7 +94,8 @@ fn an_attachment_that_comes_while_the_source_becomes_complete_is_isolated_until_
     assert_eq!((state.maps().assigned(9), kernel.installed()), (Some(judged), [1].into()));
 }
 
-/// What an earlier agent had isolated stays isolated: its policies are compared once the source is complete.
+/// An attachment that an earlier agent isolated stays isolated: its policies are compared once the source is
+/// complete.
 #[test]
 fn an_isolated_pod_stays_isolated_while_the_source_becomes_complete() {
     let (source, options) = (Completing::new(isolating()), Options::default());
@@ -111,8 +112,8 @@ fn an_isolated_pod_stays_isolated_while_the_source_becomes_complete() {
     assert_eq!(kernel.assigned(9).unwrap(), PolicyIds { ingress: 5, egress: 0 });
 }
 
-/// An attachment passes by the compiler only while the source is known to have no policy, and after everything of an
-/// earlier agent has been compared.
+/// An attachment bypasses the compiler only if the source is known to have no policy, and after the complete state of
+/// an earlier agent has been compared.
 #[test]
 fn an_attachment_is_open_at_once_only_after_the_first_complete_comparison() {
     let (source, options) = (Completing::new(Objects::default()), Options::default());
@@ -134,7 +135,7 @@ fn an_attachment_is_open_at_once_only_after_the_first_complete_comparison() {
     assert!(!policies.enter_open(8, sources, &kernel).unwrap(), "the source is not complete any more");
 }
 
-/// Of a policy that is gone nothing is kept: neither its rules, nor the tables that they became.
+/// Nothing of a deleted policy is kept: neither its rules, nor the tables compiled from them.
 #[test]
 fn when_the_last_policy_goes_so_does_all_that_was_kept_of_it() {
     let options = Options::default();

@@ -1,10 +1,12 @@
-//! Decides which policies of an earlier agent attachments keep while the source does not know everything
+//! Decides which adopted attachments keep the policies of an earlier agent while the source does not know everything
 //! that policies depend on.
 //!
-//! An agent that has just started may have to do with half of the peers: what it compiles then would cut connections that its
-//! predecessor's tables allow. So an attachment that these isolate keeps them until the peers have all been read once, or one of
-//! its policies is changed meanwhile: who makes a policy stricter is not to wait for a list that may never come. One that they
-//! leave open in a direction in which a policy isolates it now is decided at once: it is closed rather too much than not.
+//! An agent that has just started may know only a part of the peers: the policies that it compiles then would cut
+//! connections that the tables of its predecessor allow. So an attachment that these policies isolate keeps the
+//! earlier ones until all peers have been read once, or until one of its policies changes: an author who makes a
+//! policy stricter must not wait for a list that may never come. An attachment that the earlier policies leave open
+//! in a direction in which a policy isolates it now is decided at once, because closing too much is safer than
+//! leaving it open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,17 +22,17 @@ use crate::policy::diff::{DENY_ALL, PolicyId};
 #[derive(Debug, Default)]
 pub(super) struct Held {
     adopted: BTreeSet<u32>,
-    /// Those of them that wait for peers, each with the policies that isolated it when it began to.
+    /// The adopted attachments that wait for peers, each with the policies that isolated it when it began to wait.
     waiting: BTreeMap<u32, Vec<Arc<Policy>>>,
-    /// There were policies of a kind that the server does not know. That stays so until it is known for sure, though the
-    /// attachments that have shown it go: those of the pods in their place may be selected as well.
+    /// Whether policies of a kind that the server does not serve may exist. This lasts until it is certain, even if
+    /// the attachments that revealed it end: attachments of the pods that replace them may be selected too.
     doubts: bool,
-    /// Some are held back by what the source does not know.
+    /// Whether any attachment waits because the source does not know enough.
     awaits: bool,
 }
 
 impl Held {
-    /// Adds these attachments, whose policies are an earlier agent's.
+    /// Adds these attachments, whose policies in the maps are an earlier agent's.
     pub(super) fn adopt(&mut self, attachments: impl IntoIterator<Item = u32>) {
         self.adopted.extend(attachments);
     }
@@ -41,12 +43,12 @@ impl Held {
         self.waiting.remove(&id);
     }
 
-    /// Whether some keep their policies because the source does not know enough.
+    /// Whether any attachment keeps its policies because the source does not know enough.
     pub(super) fn awaits(&self) -> bool {
         self.awaits
     }
 
-    /// Leaves attachments undecided that have to wait for the source.
+    /// Leaves the attachments undecided that have to wait for the source.
     pub(super) fn hold(&mut self, desired: &mut Desired, maps: &PolicyMaps, objects: &Objects) {
         let Unknown { remote_pods, kinds } = objects.unknown;
         let would_open =
@@ -63,7 +65,7 @@ impl Held {
         leave_undecided(desired, waiting);
     }
 
-    /// The attachments that wait for peers.
+    /// Returns the attachments that wait for peers.
     fn waiting_for_peers(&mut self, desired: &Desired, maps: &PolicyMaps, objects: &Objects) -> Vec<u32> {
         let mut held = Vec::new();
         for id in &self.adopted {
@@ -101,7 +103,7 @@ fn leave_undecided(desired: &mut Desired, attachments: Vec<u32>) {
     }
 }
 
-/// What an attachment has in the maps: the numbers of its policies, ingress and egress. One that has nothing yet is isolated.
+/// The numbers of an attachment's ingress and egress policies in the maps. An attachment without any yet is isolated.
 #[derive(Debug, Clone, Copy)]
 struct Words([PolicyId; 2]);
 
@@ -112,27 +114,29 @@ impl Words {
         Self([ingress, egress])
     }
 
-    /// Of each direction what it has, and whether it is to be isolated.
+    /// Returns, for each direction, the number in the maps, and whether the attachment is to be isolated.
     fn beside(self, policy: &EndpointPolicy) -> impl Iterator<Item = (PolicyId, bool)> {
         self.0.into_iter().zip([policy.ingress.is_some(), policy.egress.is_some()])
     }
 
-    /// Whether it is isolated in a direction in which it would be open.
+    /// Whether the attachment is isolated now in a direction in which `policy` would open it.
     fn opens(self, policy: &EndpointPolicy) -> bool {
         self.beside(policy).any(|(word, is_isolated)| word != 0 && !is_isolated)
     }
 
-    /// Whether it is open in a direction in which it is to be isolated.
+    /// Whether the attachment is open now in a direction in which `policy` isolates it.
     fn closes(self, policy: &EndpointPolicy) -> bool {
         self.beside(policy).any(|(word, is_isolated)| word == 0 && is_isolated)
     }
 
-    /// Whether what it has may be of policies that are not known: it would be open without them, or lack what they allow.
+    /// Whether the numbers may belong to unknown policies: `policy` would open the attachment, or lack what they
+    /// allow.
     fn may_lose_policies(self, policy: &EndpointPolicy) -> bool {
         self.opens(policy) || (!self.closes(policy) && self.0.into_iter().any(allows))
     }
 
-    /// Whether it would lack what it allows to pods that are not known, and is isolated wherever it is to be.
+    /// Whether `policy` would lack what the present policies allow to unknown pods; not if the attachment is open now
+    /// in a direction in which `policy` isolates it.
     fn may_lose_peers(self, policy: &EndpointPolicy, objects: &Objects) -> bool {
         let by = [(Direction::Ingress, &policy.ingress_by), (Direction::Egress, &policy.egress_by)];
         let mut each = self.0.into_iter().zip(by);

@@ -1,4 +1,4 @@
-//! What an agent does with the policies of its predecessor while its source does not know all yet.
+//! How an agent treats the policies of its predecessor while its source is incomplete.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ struct Agent<'k> {
 }
 
 impl<'k> Agent<'k> {
-    /// One that has adopted attachment 9.
+    /// Returns an agent that has adopted attachment 9.
     fn restarted(last_id: u32, kernel: &'k FakeKernel, objects: &Objects) -> Self {
         Self::adopting(&[9], last_id, kernel, objects)
     }
@@ -71,7 +71,7 @@ impl<'k> Agent<'k> {
         act(&mut self.state, sources, self.kernel);
     }
 
-    /// What attachments have once these objects are known.
+    /// Returns the policies of attachments once these objects are known.
     fn assigned<const N: usize>(&mut self, objects: &Objects, attachments: [u32; N]) -> [PolicyIds; N] {
         self.with(objects, |state, sources, kernel| {
             state.bring_up_to_date(sources, kernel).unwrap();
@@ -88,7 +88,7 @@ fn on_lan(id: u32) -> EnforcedAttachment {
     on_lan
 }
 
-/// With a policy of that name for all pods of namespace `shop`, and for what they receive.
+/// Adds a policy with that name for all pods of namespace `shop`, and for their ingress.
 fn ruled(mut objects: Objects, name: &str, ingress: &Value) -> Objects {
     let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
     let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": ingress});
@@ -98,7 +98,7 @@ fn ruled(mut objects: Objects, name: &str, ingress: &Value) -> Objects {
     objects
 }
 
-/// Pods of namespace `shop`, one of them with an address, and a policy by which they reach each other.
+/// Pods of namespace `shop`, one of them with an address, and a policy that lets them reach each other.
 fn objects(pods: &[&str]) -> Objects {
     let mut objects = ruled(Objects::default(), "rules", &json!([{"from": [{"podSelector": {}}]}]));
     for name in pods {
@@ -130,13 +130,13 @@ fn an_isolated_attachment_keeps_its_predecessors_peers_until_all_are_known() {
     let mut agent = Agent::restarted(1, &kernel, &some);
     assert_eq!(agent.assigned(&some, [9]), [judged]);
     assert!(agent.state.is_behind());
-    // Of one that is new nobody knows better: it has the peers that are known.
+    // A new attachment has no earlier policies: it gets the known peers.
     agent.with(&some, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
     assert_eq!(agent.assigned(&some, [9, 8]), [judged, PolicyIds { ingress: 2, egress: 0 }]);
-    // What was kept is what is desired now.
+    // The kept policies now equal the desired ones.
     assert_eq!(agent.assigned(&all, [9, 8]), [judged; 2]);
     assert!(!agent.state.is_behind());
-    // From then on it is this agent's.
+    // From then on it has this agent's policies.
     let judged_anew = agent.assigned(&some, [9])[0];
     assert!(judged_anew != judged && judged_anew.ingress != 0, "{judged_anew:?}");
 }
@@ -169,7 +169,7 @@ fn a_policy_that_is_changed_while_peers_are_unknown_holds_at_once() {
         let all = objects(&["a", "b"]);
         first.with(&all, |state, sources, kernel| state.enter(&[on_lan(9)], sources, kernel).unwrap());
         let mut agent = Agent::restarted(1, &kernel, &some);
-        // Another peer is no change of a policy.
+        // A new peer is no change of a policy.
         let more = unknown(remote_pods, objects(&["a", "b"]));
         assert_eq!([agent.assigned(&some, [9]), agent.assigned(&more, [9])], [[judged]; 2]);
         assert_eq!(agent.assigned(&changed, [9]), [PolicyIds { ingress: 2, egress: 0 }], "{what}");
@@ -189,14 +189,14 @@ fn that_there_is_no_policy_is_not_taken_from_a_server_that_does_not_know_the_kin
     assert_eq!(agent.assigned(&doubtful, [9]), [judged]);
     agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
     assert_eq!(agent.assigned(&doubtful, [9, 8]), [judged, ISOLATED], "policies may select it");
-    // They may select its next pod too.
+    // The policies may select the next pod of this number too.
     agent.with(&doubtful, |state, sources, kernel| state.leave(9, sources, kernel).unwrap());
     agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(7)], sources, kernel).unwrap());
     assert_eq!(agent.assigned(&doubtful, [8, 7]), [ISOLATED; 2]);
     assert!(agent.state.is_behind());
     assert_eq!(agent.assigned(&without, [8, 7]), [OPEN; 2]);
     assert!(!agent.state.is_behind());
-    // Where no attachment was isolated there is nothing to doubt.
+    // If no attachment was isolated, no unknown policy can be in force.
     let kernel = FakeKernel::with_room(2);
     let mut agent = Agent::restarted(0, &kernel, &doubtful);
     agent.with(&doubtful, |state, sources, kernel| state.enter(&[on_lan(8)], sources, kernel).unwrap());
@@ -207,7 +207,7 @@ fn that_there_is_no_policy_is_not_taken_from_a_server_that_does_not_know_the_kin
 fn policies_that_are_known_isolate_while_others_are_in_doubt() {
     let kernel = FakeKernel::with_room(2);
     kernel.held.borrow_mut().insert(4, Default::default());
-    // By a policy that the server does not know at present, for what its pod sends.
+    // Isolated for egress, by a policy that the server does not serve at present.
     let judged = PolicyIds { ingress: 0, egress: 4 };
     kernel.assigned.borrow_mut().insert(6, judged);
     let doubtful = unknown(Unknown { kinds: true, ..Unknown::default() }, objects(&["a"]));

@@ -53,7 +53,7 @@ impl Enforcer {
         Ok(self.dataplane().records()?)
     }
 
-    /// The lines that the programs write of packets; `None`: they are not to write any.
+    /// Opens the lines that the programs write about packets; `None`: the programs write none.
     ///
     /// # Errors
     /// The object was built by another version.
@@ -111,7 +111,7 @@ impl Enforcer {
         self.lock().policies().last_change()
     }
 
-    /// The changes that affected an attachment since this was asked for, the last few of them.
+    /// Returns the last few changes that affected an attachment since the previous call.
     pub fn take_changes(&self) -> Vec<Change> {
         self.lock().take_changes()
     }
@@ -130,16 +130,16 @@ impl Enforcer {
         requirement.map_or(Level::None, |(requirement, _)| requirement.least())
     }
 
-    /// The enforcement level for an attachment of that pod; with its number, as far as its programs were found to be where
-    /// packets meet them.
+    /// Returns the enforcement level for an attachment of that pod. With the attachment's number, the level also
+    /// reflects what the last checks have found about its programs.
     pub fn enforcement(&self, id: Option<u32>, pod: Option<&PodRef>, vantage: Vantage<'_>) -> Enforcement {
         let by_place =
             self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage);
         lower_of(by_place, id.and_then(|id| self.as_found(&self.lock(), id)))
     }
 
-    /// The level of an attachment by what the last looks at its programs and into its pod have found; `None`: they have found
-    /// nothing wrong.
+    /// Returns the level of an attachment according to the last checks of its programs and of its pod; `None`: they
+    /// found no problem.
     fn as_found(&self, state: &State, id: u32) -> Option<Enforcement> {
         let is_contested = || self.programs().contested(state.roster().host_index(id)?);
         let of_programs = state.roster().shortfall(id).cloned().or_else(is_contested);
@@ -158,14 +158,14 @@ impl Enforcer {
         self.programs().enforcement(pod.map(AsRef::as_ref), vantage)
     }
 
-    /// Problems of policies, for their authors: of each namespace the first, and how many more it has.
+    /// Returns problems of policies, for their authors: the first of each namespace, and how many more it has.
     pub fn conditions(&self) -> Vec<Condition> {
         let (found, over_capacity) = self.lock().policies().conditions();
         let found = found.listed();
         found.iter().map(|condition| (**condition).clone()).chain(over_capacity).collect()
     }
 
-    /// How many problems of policies there are.
+    /// Returns the number of problems of policies.
     pub fn conditions_counted(&self) -> usize {
         self.lock().policies().conditions_counted()
     }
@@ -196,7 +196,8 @@ impl Enforcer {
         explain(&view, question)
     }
 
-    /// The pods of a question that are neither attached to this node nor in the source, which can have them as pods of other nodes.
+    /// Returns the pods of a question that are neither attached to this node nor in the source, which may have them
+    /// as pods of other nodes.
     pub fn unknown_pods(&self, question: &Question) -> Vec<ObjectName> {
         let pods = [&question.from, &question.to].into_iter().filter_map(|end| match end {
             End::Pod(name) => Some(name),
@@ -208,7 +209,7 @@ impl Enforcer {
         pods.filter(|name| !state.roster().has_pod(name) && !is_known(name)).cloned().collect()
     }
 
-    /// The names of each record, by the objects and policies as they are now.
+    /// Returns the names for each record, according to the current objects and policies.
     pub fn names(&self, records: &[Recorded]) -> Vec<Names> {
         let objects = self.sources().source.snapshot();
         let state = self.lock();
@@ -235,7 +236,7 @@ fn in_force(programmed: &Programmed, desired: &Desired) -> Vec<InForce> {
     each.collect()
 }
 
-/// Each rule with its count from `counted`.
+/// Returns each rule with its count from `counted`.
 fn rule_flows(
     policies: BTreeMap<PolicyId, Arc<CompiledPolicy>>,
     counted: &BTreeMap<PolicyId, BTreeMap<RuleId, u64>>,

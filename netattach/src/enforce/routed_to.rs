@@ -12,15 +12,15 @@ use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, Sandbox, author, host_access};
 use crate::step::{LeasedAddress, MadeBy, Step};
 
-/// The addresses that the node routes to an attachment by a device of the attachment's own, as far as its plan says.
+/// The addresses that the node routes to an attachment by a device of the attachment's own, according to its plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RoutedTo {
     /// None: its network is a layer-2 network without routing by the node.
     None,
-    /// These, by its end on the node, or by its bridge, which has their gateways.
+    /// These addresses, by its end on the node, or by its bridge, which has the gateways.
     These(Vec<IpAddr>),
-    /// Those of these in a subnet that the node has on this parent (`hostAccess`), by the node's own link
-    /// on the parent.
+    /// The addresses in a subnet that the node has on this parent (`hostAccess`), by the node's own link on the
+    /// parent.
     Beside {
         /// Index of the parent.
         parent: u32,
@@ -33,7 +33,7 @@ pub(super) enum RoutedTo {
 }
 
 impl RoutedTo {
-    /// Returns those of an attachment with these addresses.
+    /// Returns the addresses that the node routes to an attachment with these addresses.
     pub(super) fn of(
         (sandbox, attachment): (&Sandbox, &AttachmentPlan),
         leased: &Leased,
@@ -108,19 +108,19 @@ fn found(addresses: &[IpAddr], end: u32, host: &mut Handle) -> Result<Vec<IpAddr
     Ok(routed)
 }
 
-/// Whether what leaves by a link of the node comes to a bridge: the link is the bridge, or a veth whose other end is a port of it. The
-/// reference's `bridge` has its gateway on one of the latter where it has a `vlan`.
+/// Whether packets that leave by a link of the node reach a bridge: the link is the bridge, or a veth whose other end
+/// is a port of it. The reference plugin `bridge` with `vlan` has its gateway on such a veth.
 fn leads_to_bridge(link: u32, bridge: u32, host: &mut Handle) -> Result<bool, netlink::Error> {
     if link == bridge {
         return Ok(true);
     }
     let Some(peer) = shown(link, host)?.and_then(|link| link.link) else { return Ok(false) };
-    // The other end of a veth may be elsewhere, where its number is another's than here.
+    // The other end of a veth may be in another namespace, and its index may belong to another link here.
     let port = shown(peer, host)?.filter(|port| port.link == Some(link));
     Ok(port.is_some_and(|port| port.controller == Some(bridge)))
 }
 
-/// A link of the node; `None`: it is gone.
+/// Returns a link of the node; `None`: it is gone.
 fn shown(index: u32, host: &mut Handle) -> Result<Option<LinkState>, netlink::Error> {
     match host.link_by_index(index) {
         Err(error) if error.not_found() => Ok(None),
@@ -221,7 +221,7 @@ mod tests {
             for (end, expected) in [
                 (Some(a), vec![here, in_vlan]),
                 (Some(b), Vec::new()),
-                // No port: the plugin leads to it by the end itself.
+                // The end is no port: the plugin routes the addresses by the end itself.
                 (Some(switching), vec![here, elsewhere, in_vlan]),
                 (Some(999), Vec::new()),
                 (None, Vec::new()),

@@ -1,4 +1,4 @@
-//! Attachments come and go, and the rules are checked after each change.
+//! Attachments are added and removed, and the rules are checked after each change.
 
 use proptest::prelude::*;
 

@@ -365,7 +365,7 @@ mod tests {
         }
     }
 
-    /// What is asked for by `runtimeConfig.ips`, and `IP` of `CNI_ARGS`.
+    /// Returns the configuration with requests by `runtimeConfig.ips`, and by `IP` of `CNI_ARGS`.
     fn asked(own: &Value, ips: &[&str], args: &str) -> Config {
         let config = json!({
             "cniVersion": "1.0.0", "name": "n", "ipam": {"type": "static", "addresses": own},

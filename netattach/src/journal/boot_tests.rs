@@ -1,4 +1,5 @@
-//! Tests of which boot has torn a record: what is released for a record of an earlier boot may be a live pod's in this one.
+//! Tests of the boot that has torn a record: the leases released for a record of an earlier boot may belong to a live
+//! pod if the record is of this boot.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +40,7 @@ impl Scene {
         self.path().join("boot")
     }
 
-    /// What the file of the boot says below the current one; `None` without a file.
+    /// Returns the lines of the boot file below the current boot; `None` without a file.
     fn noted(&self) -> Option<String> {
         let text = fs::read_to_string(self.boot()).ok()?;
         let below = text.strip_prefix(&boot_id().unwrap());
@@ -59,7 +60,7 @@ impl Scene {
         Store::over(disk, self.path().to_owned(), boot_id().unwrap()).unwrap()
     }
 
-    /// A store that an agent has taken over, and whether it could note that.
+    /// Returns a store that an agent has taken over, and whether it could note that.
     fn started(&self) -> (Store, Result<(), JournalError>) {
         let store = self.open();
         let torn: Vec<JournalKey> =
@@ -69,7 +70,7 @@ impl Scene {
         (store, noted)
     }
 
-    /// A record that is made in this boot, and torn afterwards.
+    /// Writes a record in this boot, and tears it afterwards.
     fn torn_in_this_boot(&self, store: &Store, container: &str) {
         let sandbox = fixtures::sandbox(container);
         let plan = Plan { sandbox, attachments: Vec::new(), dynamic: None };
@@ -92,7 +93,7 @@ fn a_record_that_is_torn_in_this_boot_is_none_of_an_earlier_one_whatever_is_left
     noted.unwrap();
     assert_eq!(scene.noted().as_deref(), Some("\na@eth0.jsonl\nb@eth0.jsonl\n"));
     scene.torn_in_this_boot(&store, "new");
-    // One of the same name that comes later, too.
+    // The same for a later record of the same name.
     store.discard(&key("a")).unwrap();
     scene.torn_in_this_boot(&store, "a");
     assert_eq!(scene.noted().as_deref(), Some("\nb@eth0.jsonl\n"));
@@ -142,7 +143,7 @@ fn where_the_boot_cannot_be_noted_nothing_is_concluded_of_it() {
 #[test]
 fn no_record_is_made_while_the_next_start_would_take_it_for_one_of_an_earlier_boot() {
     let scene = Scene::new();
-    // Neither written nor removed.
+    // The file can neither be written nor removed.
     scene.disk.takes(Takes::NoMore);
     scene.disk.keeps_names(true);
     let (store, noted) = scene.started();
@@ -158,7 +159,7 @@ fn no_record_is_made_while_the_next_start_would_take_it_for_one_of_an_earlier_bo
     assert!(!is_of_earlier_boot(&scene.open(), &key("new")));
 }
 
-/// An agent that was killed before it cut the file leaves names that are not there any more.
+/// An agent that was killed before it truncated the file leaves names of records that do not exist any more.
 #[test]
 fn what_is_left_of_a_longer_list_names_no_other_record() {
     let scene = Scene::new();

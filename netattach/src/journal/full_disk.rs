@@ -1,4 +1,4 @@
-//! A directory of records whose disk takes nothing more, for tests.
+//! A directory of records on a full disk, for tests.
 
 use std::fs;
 use std::io;
@@ -13,16 +13,16 @@ pub(crate) enum Takes {
     /// Everything.
     #[default]
     Everything,
-    /// No file grows beyond that length, in bytes. Empty ones can be made; what is there can be overwritten, shortened and
-    /// removed.
+    /// No file grows beyond that length, in bytes. Empty ones can be created; existing ones can be overwritten,
+    /// truncated and removed.
     UpTo(u64),
-    /// No file grows. What is there can be overwritten, shortened and removed.
+    /// No file grows. Existing ones can be overwritten, truncated and removed.
     NoMore,
-    /// Nothing can be written. What is there can be removed.
+    /// Nothing can be written. Existing files can be removed.
     Removals,
-    /// The same, and what is removed makes room for everything.
+    /// The same, and removing a file makes room for everything.
     UntilRemoval,
-    /// Nothing at all: it is read-only.
+    /// No change at all: it is read-only.
     Nothing,
 }
 
@@ -48,7 +48,7 @@ impl Disk {
         Self { directory: directory.to_owned(), takes, keeps_names, fails_to_sync }
     }
 
-    /// From now on it takes this.
+    /// From now on it accepts only these changes.
     pub(crate) fn takes(&self, what: Takes) {
         *locked(&self.takes) = what;
     }
@@ -58,7 +58,7 @@ impl Disk {
         *locked(&self.keeps_names) = keeps;
     }
 
-    /// From now on names cannot be made to survive a loss of power, or can again.
+    /// From now on names cannot be synced, or can again.
     pub(crate) fn fails_to_sync(&self, fails: bool) {
         *locked(&self.fails_to_sync) = fails;
     }
@@ -72,7 +72,7 @@ impl Disk {
     }
 }
 
-/// What the kernel says to who would write.
+/// Returns the kernel's error for a writer.
 fn refused(takes: Takes) -> io::Error {
     match takes {
         Takes::Nothing => io::ErrorKind::ReadOnlyFilesystem.into(),

@@ -120,12 +120,12 @@ impl Pools {
         locked(&self.known).pools.contains_key(pool)
     }
 
-    /// Whether there are so many that it is worth a look which of them nobody needs: more than a few, and twice as many as the last
-    /// one has left, or an eighth of [`MOST_POOLS`] more; or so many that no other is noted.
+    /// Whether there are enough pools for a check which of them are unneeded: more than a few, and twice as many as
+    /// the last check has left, or an eighth of [`MOST_POOLS`] more; or so many that no other can be noted.
     pub(super) fn are_many(&self) -> bool {
         let known = locked(&self.known);
         let more = known.left.min(MOST_POOLS / 8);
-        // A look may have left almost all that may be noted, and they be needed no more since.
+        // A check may have left almost the maximum, and the pools may be unneeded since.
         known.pools.len() >= MOST_POOLS || known.pools.len() > (known.left + more).max(FEW_POOLS)
     }
 
@@ -320,7 +320,7 @@ mod tests {
         let is_needed = |of: &Pool| {
             if *of == pool(9) {
                 meanwhile.set(Some(pools.note(pool(4)).unwrap()));
-                // One that leases while the look is under way, and is done before its end.
+                // An operation that leases during the check, and ends before it.
                 drop(pools.note(pool(5)).unwrap());
                 drop(held.take());
             }

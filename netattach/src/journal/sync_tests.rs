@@ -1,4 +1,4 @@
-//! Tests of plans that are to survive a loss of power where no thread can be had for writing them out.
+//! Tests of plans that must survive a power failure if no thread can be started to sync them.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use crate::moment::boot_id;
 use crate::plan::{Plan, fixtures};
 use crate::sync::{Arc, Mutex, locked};
 
-/// A directory of an agent that gets no further descriptor.
+/// The directory of an agent that gets no more file descriptors.
 #[derive(Debug)]
 struct Short {
     disk: OnDisk,
@@ -93,7 +93,7 @@ impl Appended for Open {
     }
 }
 
-/// A record of `c`, and what is synced of its directory.
+/// Returns a record of `c`, and the synced names of its directory.
 fn record(directory: &tempfile::TempDir, is_broken: bool) -> (Record, Arc<Mutex<Vec<String>>>) {
     let synced = Arc::<Mutex<Vec<String>>>::default();
     let disk = OnDisk(directory.path().to_owned());

@@ -143,7 +143,7 @@ fn load_from(disk: &Disk, directory: &Path) -> Box<Record> {
     }
 }
 
-/// A start must not take a sandbox for an attached one whose addresses may have been given to others since.
+/// A start must not treat a sandbox as attached if its addresses may have been given to others since.
 #[test]
 fn a_record_that_no_line_fits_behind_is_marked_as_unfinished_where_it_is() {
     let directory = tempfile::tempdir().unwrap();
@@ -153,7 +153,7 @@ fn a_record_that_no_line_fits_behind_is_marked_as_unfinished_where_it_is() {
     record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
     let attached = fs::read(&path).unwrap();
     let disk = Disk::at(directory);
-    // Nothing can be done: it says what it said.
+    // Marking is impossible: the record stays as it was.
     for takes in [Takes::Removals, Takes::Nothing] {
         disk.takes(takes);
         let error = load_from(&disk, directory).removing().unwrap_err();
@@ -170,7 +170,7 @@ fn a_record_that_no_line_fits_behind_is_marked_as_unfinished_where_it_is() {
     assert_eq!((again.state, again.result.take()), (RecordState::Applying, None));
     assert!((0..4).all(|step| again.has_begun(StepRef(0, step))));
     assert!(again.removing().is_err(), "there is nothing to take back any more");
-    // Once there is room it goes on as usual.
+    // Once the disk has room, the record is written as usual.
     disk.takes(Takes::Everything);
     load_from(&disk, directory).removing().unwrap();
     let again = load_from(&disk, directory);
@@ -184,7 +184,7 @@ fn a_record_that_no_line_fits_behind_is_marked_as_unfinished_where_it_is() {
     assert_eq!(again.state, RecordState::Attached);
 }
 
-/// Lines that wait for the next one are written with it: they are not part of it.
+/// Deferred lines, which are written together with the next one, are not part of that one.
 #[test]
 fn lines_that_were_written_with_the_last_one_stay_where_that_goes() {
     let directory = tempfile::tempdir().unwrap();
@@ -206,7 +206,7 @@ fn lines_that_were_written_with_the_last_one_stay_where_that_goes() {
     assert_eq!((again.state, again.outputs.len()), (RecordState::Applying, 4));
 }
 
-/// What it has come to since is written again in the room of the line that goes.
+/// Later progress is written again in the room of the removed line.
 #[test]
 fn what_was_written_behind_the_line_that_goes_stays_where_there_is_room() {
     let directory = tempfile::tempdir().unwrap();
@@ -218,7 +218,7 @@ fn what_was_written_behind_the_line_that_goes_stays_where_there_is_room() {
     record.amend(StepRef(0, 1), changed.clone()).unwrap();
     let written = fs::read(&path).unwrap();
     let disk = Disk::at(directory);
-    // By its writer, and by a reader.
+    // Read by its writer, and by another reader.
     for is_read in [false, true] {
         disk.takes(Takes::Everything);
         fs::write(&path, &written).unwrap();
@@ -242,7 +242,7 @@ fn what_was_written_behind_the_line_that_goes_stays_where_there_is_room() {
     }
 }
 
-/// A bridge that the ADD of an attached pod has made stays, as other pods may be about to come to it.
+/// A bridge that the ADD of an attached pod created stays, as other pods may be about to use it.
 #[test]
 fn a_record_that_is_marked_where_it_is_may_be_that_of_an_attached_sandbox() {
     let directory = tempfile::tempdir().unwrap();
@@ -373,8 +373,8 @@ fn records_of_version_2_are_read_and_continued() {
     }
 }
 
-/// A record in version 3: of a pod with what version 2 has no words for, an ipvlan with addresses of `static`. Later
-/// versions may write other lines; the meaning of these must not change.
+/// A record in version 3: of a pod with properties that version 2 cannot express, an ipvlan with addresses of
+/// `static`. Later versions may write other lines; the meaning of these must not change.
 #[test]
 fn records_of_version_3_are_read_and_continued() {
     let text = include_str!("fixtures/version-3-own-plugins.jsonl");
@@ -570,7 +570,7 @@ fn pods_on_ipvlans_that_the_node_reaches_are_of_a_later_version_than_those_on_ma
     }
 }
 
-/// A flipped bit makes a 0 of a 2: that is damage, as the header has a checksum.
+/// A flipped bit turns a 2 into a 0: that is damage, as the header has a checksum.
 #[test]
 fn a_record_of_before_the_first_version_is_told_from_damage_by_its_header() {
     let earlier = "{\"planned\":{\"version\":0,\"plan\":{}}}\n";
@@ -619,7 +619,7 @@ fn the_pools_that_are_known_are_those_of_the_file_also_where_its_name_may_not_su
     assert_eq!(store.keep_pools(|it| *it == pool(7)).unwrap(), 99);
     disk.fails_to_sync(false);
     assert_eq!((store.pools(), start().pools()), (vec![pool(7)], vec![pool(7)]));
-    // One that was forgotten is noted in the file when it is leased from again.
+    // A pool that was forgotten is recorded again when an address is leased from it.
     store.note_pool(pool(8)).unwrap();
     assert_eq!(start().pools(), [pool(7), pool(8)]);
 }

@@ -297,7 +297,7 @@ impl Cache {
         let Some(refused) = self.refused.get_mut(&content) else { return false };
         let was_refused = refused.remove(name);
         match refused.len() {
-            // Only a list says which they are.
+            // Refused objects that are not remembered are known only from a list.
             0 if refused.has_more() => drop(self.room.insert(content)),
             0 => {
                 self.refused.remove(&content);
@@ -316,14 +316,15 @@ impl Cache {
         }
     }
 
-    /// Whether any object that was refused fits now, where a namespace has less than before: the smallest one, or the
-    /// smallest one of that namespace, before which others give way. One that is not remembered may.
+    /// Whether any refused object may fit now that a namespace has fewer bytes: the smallest object, or the smallest
+    /// one of that namespace, which takes precedence over objects of others. `true` if not all refused objects are
+    /// remembered.
     fn may_fit(&self, content: Content, namespace: &str) -> bool {
         let Some(refused) = self.refused.get(&content) else { return false };
         if refused.has_more() {
             return true;
         }
-        // Of others their number decides.
+        // The bound of other kinds is on their number.
         let Content::Objects(kind) = content else { return true };
         let Some(budget) = budget_of(kind) else { return true };
         refused.smallest(namespace).any(|(name, bytes)| {

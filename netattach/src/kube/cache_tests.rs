@@ -1,4 +1,4 @@
-//! What the cache makes of lists and events.
+//! The effect of lists and events on the cache.
 
 use serde_json::json;
 
@@ -78,12 +78,12 @@ fn an_unreadable_object_is_its_own_problem_and_its_last_version_stays() {
     assert_eq!(problems(&objects), ["pod shop/a: read Pod shop/a: container port 0 is not from 1 to 65535"]);
     cache.put(Kind::Pod, &pod("a", "1"));
     assert_eq!(problems(&cache.take_changed().unwrap()), Vec::<String>::new());
-    // What has no name is nobody's.
+    // An object without a name is ignored.
     assert_eq!(cache.put(Kind::Pod, &raw(&json!({"metadata": []}))), None);
     assert_eq!(cache.take_changed(), None);
 }
 
-/// Whoever may give a live pod ephemeral containers cannot keep it what it was for the policies of its node.
+/// An author who may add ephemeral containers to a live pod cannot freeze its state for the policies of its node.
 #[test]
 fn a_pod_with_more_ephemeral_containers_than_are_read_follows_its_labels() {
     let mut cache = Cache::default();
@@ -161,7 +161,7 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
     cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
     assert_eq!((cache.take_changed(), cache.wants_list(kind)), (None, false));
     assert_eq!(refused(&cache), [(kind, 1, "shop/last".to_owned())]);
-    // Room is made by what goes, and by what becomes smaller, once it is enough.
+    // Removing or shrinking objects makes room, once there is enough of it.
     cache.remove(Kind::Definition, &definition("n000", 0));
     assert!(!cache.wants_list(kind));
     cache.put(Kind::Definition, &definition("n001", 100));
@@ -175,13 +175,13 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
     let objects = cache.take_changed().unwrap();
     assert_eq!((objects.definitions.len(), problems(&objects)), (fit, Vec::new()));
     assert_eq!((refused(&cache), cache.wants_lists()), (Vec::new(), false));
-    // One that is refused and not in a list any more is forgotten.
+    // A refused object that is no longer in a list is forgotten.
     cache.put(Kind::Definition, &definition("other", 2 * LARGE - 1000));
     assert_eq!(refused(&cache), [(kind, 1, "shop/other".to_owned())]);
     let mut listed = merge::keys(&cache.objects, Kind::Definition).into_iter().collect();
     cache.retain(Kind::Definition, &listed);
     assert_eq!(refused(&cache), []);
-    // A list that has fewer makes room as well.
+    // A list with fewer objects makes room as well.
     cache.put(Kind::Definition, &definition("other", 2 * LARGE - 1000));
     assert_eq!(listed.pop_first().unwrap().name, ObjectName::new("shop", "last"));
     listed.insert(Key { kind: Kind::Definition.word(), name: ObjectName::new("shop", "other") });
@@ -204,7 +204,7 @@ fn pods_that_name_this_node_take_no_more_than_their_bound_and_nothing_once_they_
     let fit = budget::PODS_OF_NODE.most / bytes_of(&api_object(Kind::Pod, &one).unwrap(), &one);
     let many = 2 * fit;
     cache.put(Kind::Pod, &one);
-    // An author of many: they are on the node by what they say.
+    // The author of many pods: their specifications assign them to this node.
     for number in 0..many {
         cache.put(Kind::Pod, &pod("greedy", &format!("p{number:04}"), "Pending"));
     }
@@ -215,7 +215,7 @@ fn pods_that_name_this_node_take_no_more_than_their_bound_and_nothing_once_they_
     let kind = Content::Objects(Kind::Pod);
     let refused = |cache: &Cache| cache.refused().map(|it| (it.0, it.1)).collect::<Vec<_>>();
     assert_eq!(refused(&cache), [(kind, many - (fit - 1))]);
-    // Another's comes, and one of his gives way.
+    // A pod of another author is added, and one of the first author's is removed.
     cache.put(Kind::Pod, &pod("shop", "cart", "Running"));
     assert_eq!([kept(&cache, "shop"), kept(&cache, "greedy")], [2, fit - 2]);
     // The kubelet has refused them.
@@ -226,7 +226,7 @@ fn pods_that_name_this_node_take_no_more_than_their_bound_and_nothing_once_they_
     assert_eq!(refused(&cache), []);
     let ended = &cache.objects.pods[&ObjectName::new("greedy", "p0000")];
     assert!(ended.annotations.is_empty() && ended.phase.has_ended());
-    // What an agent has published of it is compared until it is detached.
+    // The status that an agent has published is compared until the pod is detached.
     let attached = raw(&json!({
         "metadata": {
             "namespace": "shop", "name": "job", "labels": {ATTACHED_LABEL: "1"},
@@ -238,7 +238,7 @@ fn pods_that_name_this_node_take_no_more_than_their_bound_and_nothing_once_they_
     assert_eq!(cache.objects.pods[&ObjectName::new("shop", "job")].annotations.len(), 1);
 }
 
-/// The policies of namespaces, with how many requirements each has; those without rules are marked.
+/// Returns the policies of namespaces, each with its number of requirements; those without rules are marked.
 fn kept(objects: &Objects) -> Vec<String> {
     let one = |policy: &Arc<Policy>| {
         let isolates = if policy.rules(Direction::Ingress).is_empty() { " isolates" } else { "" };
@@ -270,7 +270,7 @@ fn the_author_of_many_large_policies_gives_way_to_the_others_and_stays_isolated(
     assert_eq!(now[6..], ["hostile/6 1", "hostile/7 1 isolates", "shop/web 1"]);
     let of = Content::Objects(Kind::MultiNetworkPolicy);
     assert!(!cache.wants_list(of), "there is no room for what has given way");
-    // Nor does it come back by being written again.
+    // Writing it again does not restore it either.
     assert!(put(&mut cache, "hostile", "7", LARGE).is_empty());
     cache.remove(Kind::MultiNetworkPolicy, &policy("hostile", "0", 1));
     assert!(cache.wants_list(of));
@@ -342,7 +342,7 @@ fn what_stands_for_policies_is_bounded_and_in_the_end_isolates_the_namespace() {
     assert_eq!(all[all.len() - 1], "shop/policies beyond the bound 0 isolates");
     let last = objects.policies.values().last().unwrap();
     assert!(last.all_networks && last.rules(Direction::Egress).is_empty());
-    // A list without most of them ends that.
+    // A list without most of them ends the isolation.
     let listed: BTreeSet<Key> = ["p00", "p01"]
         .map(|name| {
             begin(&mut cache);
@@ -404,7 +404,7 @@ fn pods_of_other_nodes_that_did_not_fit_are_listed_again_when_there_is_room() {
     let objects = cache.take_changed().unwrap();
     assert!(objects.remote_pods.get(&last).is_some() && objects.remote_pods.get(&late).is_none());
     assert_eq!(cache.refused().map(|it| (it.0, it.1)).collect::<Vec<_>>(), [(Content::RemotePods, 1)]);
-    // Sent again, it is refused again, and nothing has changed.
+    // Received again, it is refused again, and nothing has changed.
     cache.put_remote(&remote("late", "10.1.0.3"));
     assert_eq!((cache.take_changed(), cache.wants_list(Content::RemotePods)), (None, false));
     cache.remove_remote(&remote("last", "10.1.0.1"));
@@ -427,7 +427,7 @@ fn a_pod_that_was_asked_for_counts_until_the_watch_shows_it_or_its_time_is_over(
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1", "shop/b 2"]);
     cache.expire(start + FETCHED);
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1"]);
-    // A watch that has not come to its version says nothing about it.
+    // A watch that has not reached its version does not show that it is deleted.
     let newer = json!({"metadata": {"namespace": "shop", "name": "e", "uid": "5", "resourceVersion": "9"}});
     assert!(cache.fetched(&raw(&newer), start).is_some());
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1", "shop/e 5"]);
@@ -438,17 +438,17 @@ fn a_pod_that_was_asked_for_counts_until_the_watch_shows_it_or_its_time_is_over(
     cache.passed(Kind::Pod, Some("9"));
     cache.expire(start + 10 * FETCHED);
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1"]);
-    // One that was deleted while the answer was on its way does not come back.
+    // A pod that was deleted before the answer arrived is not restored.
     cache.remove(Kind::Pod, &pod("c", "3"));
     assert_eq!(cache.fetched(&pod("c", "3"), start), None);
     assert_eq!(cache.take_changed(), None);
-    // A list that was being read when the pod was asked for need not have it.
+    // A list that was in progress when the pod was requested need not contain it.
     assert!(cache.fetched(&pod("d", "4"), start).is_some());
     cache.retain(Kind::Pod, &BTreeSet::new());
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/d 4"]);
 }
 
-/// The server was put back to a backup: its versions begin again below those that it had.
+/// The server was restored from a backup: its versions are lower than before.
 #[test]
 fn a_list_of_an_earlier_version_is_the_one_that_counts() {
     let start = Instant::now();
@@ -485,11 +485,11 @@ fn what_the_watch_still_tells_of_an_earlier_pod_leaves_the_one_that_was_asked_fo
     assert_eq!(cache.take_changed(), None);
     cache.retain(Kind::Pod, &BTreeSet::new());
     assert_eq!(cache.take_changed(), None, "the watch has not shown it yet");
-    // It is not asked for any more once the watch has come to it, nor is one of its own events held back.
+    // Once the watch has reached it, the pod is no longer requested, and its own events are not held back.
     cache.put(Kind::Pod, &pod("2", "200"));
     cache.retain(Kind::Pod, &BTreeSet::new());
     assert_eq!(names(&cache.take_changed().unwrap()), [""; 0]);
-    // A later pod of the name takes the place of the one that was asked for.
+    // A later pod of the name replaces the one that was requested.
     assert!(cache.fetched(&pod("3", "300"), Instant::now()).is_some());
     cache.put(Kind::Pod, &pod("4", "400"));
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 4"]);
@@ -538,7 +538,7 @@ fn pods_of_other_nodes_that_a_complete_list_does_not_have_are_gone() {
     list(&mut cache, &["b", "d"]);
     assert_eq!(known(&cache), names(&["b", "d"]));
     assert_eq!(cache.refused().count(), 0);
-    // Nobody wants them any more.
+    // They are no longer needed.
     let all = cache.unlisted_remote();
     cache.retain_remote(&all);
     assert!(cache.objects.remote_pods.is_empty());

@@ -1,11 +1,11 @@
-//! What a follower asks for, and when it reports that a kind is not followed.
+//! The requests of a follower, and when it reports that a kind is not followed.
 
 use super::super::resource::{ALWAYS, PODS};
 use super::super::test_server::{self, Answer};
 use super::*;
 use crate::sync::{Mutex, locked};
 
-/// What was asked for, and whether the kind was reported by then.
+/// The requests, and whether the kind was reported as not followed by then.
 type Asked = Vec<(String, bool)>;
 
 fn event(kind: &str, object: &str) -> String {
@@ -63,7 +63,7 @@ fn followed(
     locked(&asked).clone()
 }
 
-/// The first requests where each watch gets the same answer.
+/// Returns the first requests if each watch gets the same answer.
 fn first(count: usize, answer: impl Fn() -> Answer + Send + 'static) -> Asked {
     let mut asked = followed(move |_| answer(), |asked, _| asked.len() >= count);
     asked.truncate(count);
@@ -78,7 +78,7 @@ fn table(rows: &[(&str, bool)]) -> Asked {
 fn watches_that_end_at_once_are_reported_from_the_second_in_a_row_on() {
     let expected = table(&[("list", false), ("watch 1", false), ("watch 1", false), ("watch 1", true)]);
     assert_eq!(first(4, || ends("")), expected);
-    // One that has an event begins anew.
+    // A watch with an event restarts the count.
     let watches = |number| match number {
         2 => ends(&event("BOOKMARK", "{\"metadata\": {\"resourceVersion\": \"5\"}}")),
         _ => ends(""),
@@ -90,7 +90,7 @@ fn watches_that_end_at_once_are_reported_from_the_second_in_a_row_on() {
     assert_eq!(asked[4..], table(&[("watch 5", false), ("watch 5", true)]));
 }
 
-/// Something between that ends each answer after its first bytes.
+/// A proxy that ends each answer after its first bytes.
 #[test]
 fn watches_that_end_after_an_event_come_one_a_second() {
     let begun = Instant::now();
@@ -105,11 +105,11 @@ fn what_a_watch_cannot_go_on_from_is_listed_again() {
         table(&[("list", false), ("watch 1", false), ("list", true), ("watch 2", true), ("list", true)]);
     assert_eq!(first(5, || error(500)), relisted);
     assert_eq!(first(5, || ends("nonsense\n")), relisted);
-    // A history that begins later is no fault, once.
+    // A history that begins later is no fault the first time.
     let expected =
         table(&[("list", false), ("watch 1", false), ("list", false), ("watch 2", false), ("list", true)]);
     assert_eq!(first(5, || error(410)), expected);
-    // A server that refuses the watch is not asked for more.
+    // A server that refuses the watch is not queried more often.
     let refused = || Answer::of(503, "");
     let expected = table(&[("list", false), ("watch 1", false), ("watch 1", true), ("watch 1", true)]);
     assert_eq!(first(4, refused), expected);
@@ -128,7 +128,7 @@ fn a_watch_that_lives_is_followed_again() {
     }
 }
 
-/// A server whose history was put back may know neither the position nor that it had it.
+/// A server that was restored to an earlier state may know neither the position nor that it ever had it.
 #[test]
 fn a_position_that_is_refused_three_times_in_a_row_is_given_up() {
     let of_future = r#"{"message": "Timeout: Too large resource version: 1, current: 0"}"#;
@@ -200,7 +200,7 @@ fn a_watch_without_a_line_is_followed_by_a_list_where_the_server_is_at_an_earlie
             false => listed(versions[number / 2]),
         }
     };
-    // Of list, probe and list.
+    // Answers to the list, the probe and the next list.
     assert_eq!(asked_for(&PODS, 5, of([7, 3, 4])), [list(), watch(7), probe(), list(), watch(4)]);
     assert_eq!(asked_for(&PODS, 5, of([7, 7, 7])), [list(), watch(7), probe(), watch(7), probe()]);
     assert_eq!(asked_for(&PODS, 5, of([7, 10, 10])), [list(), watch(7), probe(), watch(7), probe()]);
@@ -214,7 +214,7 @@ fn a_newer_version_of_a_kind_is_followed_once_it_is_served() {
     let bookmark = event("BOOKMARK", "{\"metadata\": {\"resourceVersion\": \"1\"}}");
     let answer = move |target: &str, number: usize| match target.contains("watch=true") {
         true => ends(&bookmark),
-        // The first list, and the question after the first watch.
+        // The first list, and the probe after the first watch.
         false if target.starts_with(newer) && number < 5 => Answer::of(404, ""),
         false => listed(1),
     };

@@ -1,4 +1,4 @@
-//! Which pages a list asks for, and when it begins anew.
+//! The pages that a list requests, and when it starts over.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use super::super::test_server::{self, Answer};
 use super::*;
 use crate::sync::{Mutex, locked};
 
-/// Lists a kind of a server that gives these answers, one after the other: what was asked for, how many objects were taken,
+/// The result of listing a kind from a server with given answers: the requests, the number of objects, the codes of
+/// the failures in between, and the final version or code.
 /// the codes of the failures between, and the version or the code at the end.
 type Listed = (Vec<String>, usize, Vec<Option<u16>>, Result<String, Option<u16>>);
 
@@ -30,7 +31,7 @@ fn listed(resource: &'static Resource, answers: Vec<Answer>) -> Listed {
     (locked(&asked).clone(), taken, failures, ended)
 }
 
-/// A page of so many objects, with the position of the next one.
+/// A page with that many objects, and the position of the next page.
 fn page(objects: usize, next: &str) -> Answer {
     let items = vec!["{}"; objects].join(",");
     let metadata = format!("{{\"resourceVersion\": \"7\", \"continue\": \"{next}\"}}");
@@ -51,7 +52,8 @@ fn a_page_that_fails_is_asked_for_again_from_the_same_position() {
         listed(namespaces, whole),
         (texts(&[first, a, a, a, b]), 6, vec![Some(503), None], Ok("7".to_owned()))
     );
-    // What the server does not have any more, does not take, or does not serve is not waited for.
+    // No retry for versions that the server no longer has, requests that it refuses, and kinds that it does not
+    // serve.
     for code in [410, 400, 404] {
         let ended = [answers(), vec![Answer::of(code, "")]].into_iter().flatten().collect();
         assert_eq!(
@@ -59,7 +61,7 @@ fn a_page_that_fails_is_asked_for_again_from_the_same_position() {
             (texts(&[first, a, a, a, b]), 5, vec![Some(503), None], Err(Some(code)))
         );
     }
-    // Nor is anything lost with the first page.
+    // Nothing is lost either if the first page fails.
     assert_eq!(listed(namespaces, Vec::new()), (texts(&[first]), 0, Vec::new(), Err(Some(500))));
 }
 
@@ -73,7 +75,7 @@ fn the_pods_of_a_node_are_asked_for_at_once_and_in_pages_where_that_is_too_much(
     let answers = vec![too_large(), too_large(), page(50, "a"), page(1, "")];
     let asked = vec![at_once.to_owned(), paged("100"), paged("50"), paged("50&continue=a")];
     assert_eq!(listed(&PODS, answers), (asked, 51, Vec::new(), ended()));
-    // A server may give pages to whom did not ask for them.
+    // A server may send pages to clients that did not request them.
     let asked = vec![at_once.to_owned(), paged("100&continue=a")];
     assert_eq!(listed(&PODS, vec![page(5, "a"), page(1, "")]), (asked, 6, Vec::new(), ended()));
 }

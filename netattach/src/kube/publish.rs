@@ -248,7 +248,7 @@ impl Publish for Publisher {
         let failed =
             |why: String, is_gone| PublishError { place: format!("pod {pod}"), is_gone, source: why.into() };
         match written.recv_timeout(within) {
-            // Whoever waits is told of no other failure: what may succeed later is tried again.
+            // A waiting ADD gets only final failures: a write that may succeed later is retried.
             Ok(outcome) => outcome.map_err(|why| failed(why, true)),
             Err(_) => {
                 let why = self.queue().failure_of(&pod.name).map(str::to_owned);

@@ -1,4 +1,4 @@
-//! Which writes the queue gives out.
+//! The writes that the queue returns.
 
 use std::sync::mpsc::channel;
 
@@ -15,7 +15,7 @@ fn attached(text: &str) -> Status {
     Status::Attached { text: text.to_owned() }
 }
 
-/// The pod as the watch shows it.
+/// Returns the pod as the watch shows it.
 fn shown(uid: &str, text: Option<&str>, terminating: bool) -> Pod {
     let json = object(uid, text, terminating);
     pod(&json)
@@ -71,7 +71,7 @@ fn the_newest_status_is_written_once_and_one_that_is_there_is_not() {
     let pod = shown("1", Some("[3]"), false);
     put(&mut queue, attached("[3]"), now);
     assert_eq!(queue.next(now, |_| Some(&pod)), None);
-    // Somebody else has changed it since.
+    // Another client has changed it since.
     let pod = shown("1", Some("[]"), false);
     put(&mut queue, attached("[3]"), now);
     assert_eq!(queue.next(now, |_| Some(&pod)), Some(write(attached("[3]"))));
@@ -88,7 +88,7 @@ fn a_write_of_unknown_outcome_is_made_up_for() {
     queue.done(withdrawal, &failed("reset", Duration::ZERO, true), now);
     let later = now + Duration::from_secs(60);
     assert_eq!(queue.next(later, |_| Some(&pod)), Some(write(attached("[1]"))));
-    // One that the server refused is not made up for.
+    // A write that the server refused is not compensated.
     let mut queue = Queue::default();
     put(&mut queue, Status::Detached, now);
     let withdrawal = queue.next(now, |_| Some(&pod)).unwrap();
@@ -131,7 +131,7 @@ fn a_failed_write_is_tried_again_later_and_whoever_waits_is_told() {
     let again = queue.next(later, |_| Some(&pod)).unwrap();
     queue.done(again, &Outcome::Written(None), later);
     assert_eq!((told.try_recv(), queue.failing(), queue.due()), (Ok(Ok(())), None, None));
-    // A pod that is gone is forgotten.
+    // A deleted pod is forgotten.
     let (waiter, told) = channel();
     queue.put(name(), Some("1".to_owned()), attached("[2]"), Some(waiter), later);
     let write = queue.next(later, |_| Some(&pod)).unwrap();
@@ -139,7 +139,7 @@ fn a_failed_write_is_tried_again_later_and_whoever_waits_is_told() {
     assert_eq!((told.try_recv(), queue.due()), (Ok(Err("404".to_owned())), None));
 }
 
-/// An agent that starts queues the status of all that is attached before the pods are known.
+/// An agent that starts queues the status of all attached pods before the pods are known.
 #[test]
 fn the_ports_that_are_written_are_those_of_the_pod_as_it_is_known_by_then() {
     let now = Instant::now();
@@ -157,7 +157,7 @@ fn the_ports_that_are_written_are_those_of_the_pod_as_it_is_known_by_then() {
     assert_eq!(written.patch, patch(Some("1"), Some(&with), &attached("[1]")));
     assert_eq!(written.patch["metadata"]["annotations"]["netattach.dev/ports"], "{\"TCP/http\":[8080]}");
     queue.done(written, &Outcome::Written(None), now);
-    // Nothing is known of a pod that the watch has not shown: what it has stays.
+    // A pod that the watch has not shown is unknown: its annotation stays.
     put(&mut queue, attached("[2]"), now);
     let blind = queue.next(now, |_| None).unwrap();
     assert_eq!(blind.patch, patch(Some("1"), None, &attached("[2]")));
@@ -176,10 +176,10 @@ fn a_failure_is_that_of_its_pod_and_goes_with_it() {
     queue.put(other.clone(), None, attached("[7]"), None, now);
     assert_eq!(queue.failing(), Some((2, now, "503")));
     assert_eq!((queue.failure_of(&name()), queue.failure_of(&other)), (Some("503"), None));
-    // Another status of the same pod has not been written for as long.
+    // A newer status of the same pod counts as unwritten since the same time.
     put(&mut queue, attached("[2]"), now + second);
     assert_eq!(queue.failing(), Some((2, now, "503")));
-    // It is another pod by then, so nothing is to be written.
+    // The name belongs to another pod now, so nothing is written.
     let successor = shown("2", None, false);
     let write = queue.next(now + second, |of| (*of == name()).then_some(&successor)).unwrap();
     assert_eq!((&write.name, queue.failing()), (&other, Some((2, now, "503"))));
@@ -211,7 +211,7 @@ fn what_a_write_of_an_earlier_pod_has_come_to_is_not_its_successors() {
     queue.put(name(), Some("1".to_owned()), attached("[1]"), Some(waiter), now);
     queue.put(name(), Some("2".to_owned()), attached("[2]"), None, now);
     assert_eq!(told.try_recv(), Ok(Err("another pod has its name now".to_owned())));
-    // The server answers about the pod: what kept an earlier write from it does not keep the next.
+    // The server has answered about the pod: the reason that delayed an earlier write does not delay the next.
     put(&mut queue, attached("[1]"), now);
     let write = queue.next(now, |_| Some(&pod)).unwrap();
     queue.done(write, &failed("503", Duration::ZERO, false), now);
@@ -251,7 +251,7 @@ fn what_another_has_changed_is_written_again_once_the_watch_has_shown_it() {
 #[test]
 fn a_version_that_is_newer_than_what_was_written_shows_at_once_that_another_has_changed_it() {
     let (now, other) = (Instant::now(), shown("1", Some("[7]"), false));
-    // What the answer to the write said, what the watch shows, and whether that is another's change.
+    // The answer to the write, the state that the watch shows, and whether that is another client's change.
     for (written, shown, drifted) in [
         (Some(7), Some(6), false),
         (Some(7), Some(7), true),
@@ -286,11 +286,11 @@ fn what_was_written_of_pods_that_nobody_asks_about_again_is_forgotten() {
         });
         left.collect::<Vec<_>>()
     };
-    // A pod that has completed and stays: not before the watch shows it, and only once in a while.
+    // A completed pod that stays: not before the watch shows it, and only at intervals.
     let mut queue = detached(&Outcome::Written(None));
     let looks = [(0, Some(&pod)), (59, Some(&bare)), (60, Some(&pod)), (120, Some(&bare))];
     assert_eq!(sweeps(&mut queue, &looks), [1, 1, 1, 0]);
-    // One that goes, whatever became of the write.
+    // A pod that is being deleted, whatever the outcome of the write.
     assert_eq!(sweeps(&mut detached(&Outcome::Written(None)), &[(0, None)]), [0]);
     let mut queue = detached(&failed("reset", Duration::ZERO, true));
     assert_eq!(sweeps(&mut queue, &[(0, None), (60, Some(&pod))]), [1, 1], "it is still to be written");
@@ -309,12 +309,12 @@ fn a_pod_that_is_being_deleted_is_withdrawn_if_it_does_not_end_soon() {
     put(&mut queue, Status::Detached, now);
     assert_eq!(queue.next(now, |_| Some(&ending)), None);
     assert_eq!((told.try_recv(), queue.due(), queue.failing()), (Ok(Ok(())), Some(now + END), None));
-    // A DEL that is repeated does not put it off.
+    // A repeated DEL does not postpone it.
     put(&mut queue, Status::Detached, now + END - second);
     assert_eq!(queue.next(now + END - second, |_| Some(&ending)), None);
     assert_eq!(queue.due(), Some(now + END));
     assert_eq!(queue.next(now + END, |_| Some(&ending)), Some(write(Status::Detached)));
-    // From then on it is a write as any other.
+    // From then on it is an ordinary write.
     queue.done(write(Status::Detached), &failed("503", 5 * second, false), now + END);
     assert_eq!((queue.due(), queue.failing()), (Some(now + END + 5 * second), Some((1, now, "503"))));
     assert_eq!(queue.next(now + END + 5 * second, |_| Some(&ending)), Some(write(Status::Detached)));
@@ -323,7 +323,7 @@ fn a_pod_that_is_being_deleted_is_withdrawn_if_it_does_not_end_soon() {
     put(&mut queue, Status::Detached, now);
     assert_eq!(queue.next(now, |_| Some(&ending)), None);
     assert_eq!((queue.next(now + END, |_| None), queue.due()), (None, None));
-    // What has its name by then is left alone.
+    // A pod that has the name now is left alone.
     put(&mut queue, Status::Detached, now);
     assert_eq!(queue.next(now, |_| Some(&ending)), None);
     let next = shown("2", Some("[1]"), false);

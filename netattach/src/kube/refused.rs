@@ -13,8 +13,8 @@ pub(super) const REMEMBERED: usize = 16 << 10;
 pub(super) struct Refused {
     /// The bytes that each would take; 0 where they do not decide.
     bytes: BTreeMap<ObjectName, usize>,
-    /// There may be more than are remembered: who has refused objects by the thousand must not keep those of others from
-    /// being read again.
+    /// Whether there may be more refused objects than are remembered: an author of thousands of them must not keep
+    /// those of others from being read again.
     has_more: bool,
 }
 
@@ -33,12 +33,12 @@ impl Refused {
         self.bytes.remove(name).is_some()
     }
 
-    /// A list begins, which will tell those that are not remembered.
+    /// A list begins, which will show the objects that are not remembered.
     pub(super) fn list_begins(&mut self) {
         self.has_more = false;
     }
 
-    /// Whether there may be more than are remembered.
+    /// Whether there may be more refused objects than are remembered.
     pub(super) fn has_more(&self) -> bool {
         self.has_more
     }
@@ -48,7 +48,7 @@ impl Refused {
         self.bytes.keys()
     }
 
-    /// How many are remembered.
+    /// Returns the number of remembered objects.
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }

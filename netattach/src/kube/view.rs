@@ -29,10 +29,10 @@ const EXPIRED: &str = "; it does not accept the agent's token or certificate: re
 /// pods of other nodes. Without them the policy would deny allowed traffic; after this time the snapshot
 /// marks them as [`Unknown`].
 const PEERS_PATIENCE: Duration = Duration::from_secs(3);
-/// How long after a server has said for the first time since it last failed that it does not serve a kind it is believed. One
-/// that is started anew says so again within seconds, however often it was asked before.
+/// How long a server has to report that it does not serve a kind, without failing in between, until that is certain.
+/// A restarted server reports it wrongly for seconds.
 const DOUBT: Duration = Duration::from_secs(20);
-/// How often what has a time of its own is looked at.
+/// How often timers are checked.
 const TICK: Duration = Duration::from_secs(1);
 /// Least time between two snapshots. A single change is published at once; in a burst, each snapshot costs
 /// a copy of the changed maps, and work in all tasks that follow them.
@@ -75,7 +75,7 @@ struct Following {
     /// The completeness does not rest only on one answer that the server does not serve the kind.
     confirmed: bool,
     served: bool,
-    /// Since when the server says that it is not served, without having failed otherwise meanwhile.
+    /// Since when the server reports that it does not serve the kind, without another failure in between.
     unserved: Option<Instant>,
     /// The newest version is not served, and this path of an older one is.
     older: Option<&'static str>,
@@ -412,7 +412,7 @@ impl Followed {
         }
     }
 
-    /// Warns that pods of other nodes are still being read, though something has waited for them for long.
+    /// Warns that pods of other nodes are still being read, although something has waited long for them.
     fn reading_remote(&self) -> Option<Warning> {
         self.wanted.filter(|since| since.elapsed() >= PATIENCE)?;
         Some(Warning {

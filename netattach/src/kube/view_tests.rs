@@ -1,4 +1,4 @@
-//! What a snapshot says that it does not know.
+//! The unknowns that a snapshot reports.
 
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -12,7 +12,7 @@ fn publish(view: &View) -> Option<Unknown> {
     locked(&view.followed).published.then(|| view.snapshot().unknown)
 }
 
-/// All but the last of the kinds that are always followed, the policies, have been read.
+/// Returns a view in which all kinds that are always followed have been read, except the last one, the policies.
 fn all_but_policies() -> (View, &'static Resource) {
     let [pods, namespaces, definitions, policies] = ALWAYS;
     let view = View::new(ALWAYS);
@@ -39,7 +39,7 @@ fn that_a_server_does_not_know_policies_is_for_sure_once_it_has_said_so_again() 
     assert_eq!(publish(&view), doubtful, "that is too soon");
     some_time_passes();
     assert_eq!(publish(&view), doubtful, "it has not said so again");
-    // It may have been started anew.
+    // The server may have been restarted.
     view.failing(policies, &Ask::get("/p").ended());
     view.unserved(policies);
     assert_eq!(publish(&view), doubtful, "that is too soon after it was away");
@@ -47,7 +47,7 @@ fn that_a_server_does_not_know_policies_is_for_sure_once_it_has_said_so_again() 
     view.unserved(policies);
     assert_eq!(publish(&view), Some(Unknown::default()));
     assert_eq!(*view.changes().borrow(), first + 1, "nothing else has changed, and readers are told");
-    // It is defined meanwhile.
+    // The kind is defined meanwhile.
     let (view, policies) = all_but_policies();
     view.unserved(policies);
     view.complete(policies, policies.paths[0]);

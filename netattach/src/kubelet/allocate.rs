@@ -19,7 +19,7 @@ pub struct ContainerDevices {
     pub ids: Vec<String>,
 }
 
-/// What a network of the pod needs.
+/// The device that a network of the pod needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want<'a> {
     /// The extended resource of the network.
@@ -50,7 +50,7 @@ pub enum Shortage {
         resource: String,
         /// How many networks of the pod need a device of the resource.
         wanted: usize,
-        /// What the containers were given, in words.
+        /// The devices of the containers, as text.
         given: String,
     },
     /// The selection names a device that the pod does not have.
@@ -62,7 +62,7 @@ pub enum Shortage {
         id: String,
         /// The resource.
         resource: String,
-        /// What the containers were given, in words.
+        /// The devices of the containers, as text.
         given: String,
     },
 }
@@ -192,7 +192,7 @@ mod tests {
                 &[],
                 &["0000:03:02.7@web", "gpu0@web", "0000:03:02.1@web", "0000:03:02.3@log"],
             ),
-            // What a selection names is for no other, also not for one before it.
+            // A device that a selection names is for no other network, not even for an earlier one.
             (&["a/vf", "a/vf=0000:03:02.7"], &[], &["0000:03:02.1@web", "0000:03:02.7@web"]),
             (&["a/vf=0000:03:02.3", "a/vf"], &[], &["0000:03:02.3@log", "0000:03:02.7@web"]),
             // One more network for a live pod.

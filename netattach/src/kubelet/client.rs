@@ -1,8 +1,8 @@
 //! The kubelet's PodResources socket.
 //!
 //! `Get` answers for one pod (Kubernetes 1.27); before that `List` answers for all. The kubelet refuses more than 100
-//! calls a second, 10 at once, whoever makes them, so calls are spaced, and one `List` answers all who came before it
-//! began.
+//! calls a second, 10 at once, from all clients together, so calls are spaced, and one `List` answers all requests
+//! that came before it began.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ pub struct PodResources {
     /// When the next call may begin.
     calls: Mutex<Option<Instant>>,
     lists: Mutex<Lists>,
-    /// How many `List`s have begun.
+    /// The number of `List`s that have begun.
     begun: AtomicU64,
     /// The kubelet does not serve `Get`.
     lacks_get: AtomicBool,
@@ -101,7 +101,7 @@ pub struct PodResources {
 /// The pods of the node that have devices.
 type Listing = Vec<(ObjectName, Vec<ContainerDevices>)>;
 
-/// The outcome of one list, which all who waited for it share.
+/// The outcome of one list, shared by all requests that waited for it.
 type Listed = Result<Arc<Listing>, Arc<Error>>;
 
 #[derive(Debug, Default)]

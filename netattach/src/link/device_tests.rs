@@ -1,4 +1,4 @@
-//! Plans of devices that pods take.
+//! Plans of devices of the node that are moved to pods.
 
 use serde_json::{Value, json};
 

@@ -141,7 +141,7 @@ fn a_record_stays(frees_numbers: bool) {
         // The fault: numbers were once freed before the record was gone.
         engine.registry().remove(&rig::key("a"), &plan);
     }
-    // Numbers are given out in turn: it is the turn of the first.
+    // Numbers are assigned in ascending order: the first one is next.
     while engine.registry().reserve().attachment().unwrap() + 1 < rig::LIMIT {}
     scene.disk.keep_names(false);
     let (beside, directory) = (Arc::clone(&engine), scene.path().to_owned());
@@ -163,11 +163,11 @@ fn numbers_that_are_free_before_their_record_is_gone_are_found() {
 
 /// Three threads take and return numbers, with one lock acquisition each or, as the fault, with two.
 fn numbers(in_two_steps: bool) {
-    // As many numbers as threads, so that they go round.
+    // As many numbers as threads, so that they wrap around.
     let registry = Arc::new(Registry::new(4));
     let held = Arc::new(crate::sync::Mutex::new(BTreeSet::new()));
     let take = move |registry: &Registry, held: &crate::sync::Mutex<BTreeSet<u32>>| {
-        // Of a pod whose ADD fails.
+        // The number of a pod whose ADD fails.
         let given_back = registry.reserve().attachment();
         assert!(given_back.is_ok());
         let mut reserved = registry.reserve();

@@ -86,7 +86,7 @@ impl InPlace for Shared {
     }
 }
 
-/// Runs what one CPU does while the caller does what another does.
+/// Runs the work of one CPU while the caller does that of another.
 fn beside(entry: &Arc<Shared>, one: impl FnOnce(&Shared) + Send + 'static, other: impl FnOnce(&Shared)) {
     let shared = Arc::clone(entry);
     let first = thread::spawn(move || one(&shared));
@@ -94,8 +94,8 @@ fn beside(entry: &Arc<Shared>, one: impl FnOnce(&Shared) + Send + 'static, other
     first.join().unwrap();
 }
 
-/// An expired flow of the lower end's gives its entry to one that the other end opens, while a packet asks who has approved
-/// the opener's leg. The fault: the words are written in the order in which they lie there.
+/// An expired flow of the lower end gives its entry to one that the other end opens, while a packet reads the
+/// approval of the opener's leg. The fault: the words are written in the order of their offsets.
 fn renews(begin: fn(&Shared, &Flow)) {
     let before = Flow { attachment: 1, ..Flow::entered(0, true, Leg::Opener, BEFORE, state::REPLIED) };
     let after = Flow { attachment: 2, ..Flow::entered(500, false, Leg::Opener, AFTER, 0) };
@@ -122,8 +122,8 @@ fn in_order_of_place(entry: &Shared, flow: &Flow) {
     entry.set_traffic(false, flow.backward);
 }
 
-/// A flow's entry is renewed while another CPU displaces the flow and enters another one, which gets the same memory. The fault:
-/// nobody looks whether it is the key's still.
+/// A flow's entry is renewed while another CPU displaces the flow and enters another one, which gets the same memory.
+/// The fault: it is not checked whether the entry still has the key.
 fn renews_what_is_displaced(looks: bool) {
     const NOW: u32 = 500;
     let renewed = Flow::entered(NOW, true, Leg::Responder, AFTER, 0);
@@ -133,7 +133,7 @@ fn renews_what_is_displaced(looks: bool) {
     let displaced = Arc::clone(&is_displaced);
     beside(
         &entry,
-        // The kernel writes all of an entry before anybody finds it.
+        // The kernel writes an entry completely before other CPUs can find it.
         move |entry| {
             entry.write(|flow| {
                 *flow = other;
@@ -154,8 +154,8 @@ fn renews_what_is_displaced(looks: bool) {
     assert!(flow == other || is_unapproved && is_expired, "{flow:?}");
 }
 
-/// A leg that no policy judged at its own end is approved elsewhere, while its end asks whether it has approved the leg
-/// itself, which it never has. The faults: the approval is written before the mark goes, or read behind it.
+/// A leg that no policy judged at its own end is approved elsewhere, while its end reads whether it has approved the
+/// leg itself, which it never has. The faults: the approval is written before the mark is cleared, or read after it.
 fn is_approved_elsewhere(approve: fn(&Shared), is_kept: fn(&Shared) -> bool) {
     let entry = Shared::of(Flow::entered(0, true, Leg::Opener, 0, state::OPENER_AT_END));
     beside(&entry, approve, |entry| {
@@ -183,8 +183,8 @@ fn is_kept_by_the_mark_first(entry: &Shared) -> bool {
     at_end && !matches!(entry.approved_by(Leg::Opener), 0 | Flow::REFUSED..)
 }
 
-/// One end refuses a conversation and the other sends a packet of it, which approves its own leg under a new policy. The
-/// fault: the packet writes the whole entry, as it has read it.
+/// One end refuses a conversation while the other sends a packet of it, which approves its own leg under a new
+/// policy. The fault: the packet writes the whole entry as it was read.
 fn is_refused_and_sent(sends: fn(&Shared)) {
     let before = Flow {
         responder_approved_by: BEFORE,

@@ -118,7 +118,7 @@ fn an_end_between(goes_on: bool) {
         thread::spawn(move || drop(try_del(&one, "goes"))),
         thread::spawn(move || drop(try_add(&other, "comes", "the first"))),
     ];
-    // These may have progressed to any step by now.
+    // These may have reached any step.
     crate::sync::step();
     if !goes_on {
         life.end();
@@ -137,8 +137,8 @@ fn an_end_between(goes_on: bool) {
     assert_eq!(["lives", "goes", "comes"].map(|it| state(&after, it)), expected);
 }
 
-/// An agent dies at any step while it writes the record of a live sandbox anew that somebody has removed. The fault: as an ADD
-/// writes it.
+/// An agent dies at any step while it rewrites the record of a live sandbox that another process has removed. The
+/// fault: it writes the record like an ADD.
 fn an_end_while_a_record_is_written_anew(as_of_an_add: bool) {
     let (disk, life) = (Disk::default(), Life::default());
     let before = Arc::new(store(disk.of(&life)));
@@ -150,7 +150,7 @@ fn an_end_while_a_record_is_written_anew(as_of_an_add: bool) {
         let progress = Progress { netns_cookie: 7, outputs: &outputs, result: Some(json!({"of": "lives"})) };
         drop(before.create_whole(key("lives"), plan("lives"), progress));
     });
-    // It may have progressed to any step by now.
+    // It may have reached any step.
     crate::sync::step();
     life.end();
     let next = store(disk.of(&Life::default()));

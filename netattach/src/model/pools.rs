@@ -1,5 +1,5 @@
-//! Addresses are leased from pools while those pools that nobody needs are forgotten, by an agent that may end at any step; then
-//! the next one starts. It has to know of each pool that was leased from.
+//! Addresses are leased from pools while unneeded pools are forgotten, by an agent that may end at any step; then the
+//! next one starts. It has to know each pool from which an address was leased.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::journal::Store;
 use crate::journal::files::Files;
 use crate::sync::{Arc, Mutex, locked, thread};
 
-/// How many are noted at first: so many that those which nobody needs are forgotten.
+/// Number of pools that are noted at first: enough that unneeded ones are forgotten.
 const NOTED: usize = 66;
 
 fn pool(number: usize) -> Pool {
@@ -31,8 +31,8 @@ fn store(disk: &Disk, life: &Life) -> Store {
     Store::over(Arc::new(disk.of(life)), PathBuf::from("/journal"), "this boot".to_owned()).unwrap()
 }
 
-/// One ADD leases from a pool that is noted already and one from another, beside a look. The fault: who has an address is asked
-/// before the look begins, not of each pool.
+/// One ADD leases from a pool that is noted already and one from another, concurrently with a check. The fault: the
+/// holders of addresses are read before the check begins, not for each pool.
 fn leases_beside_a_look(ends: bool, asks_first: bool) {
     let (disk, life) = (noted(), Life::default());
     let store_of_agent = Arc::new(store(&disk, &life));
@@ -55,7 +55,7 @@ fn leases_beside_a_look(ends: bool, asks_first: bool) {
             false => locked(&held).contains(pool),
         }));
     });
-    // These may have progressed to any step by now.
+    // These may have reached any step.
     crate::sync::step();
     if ends {
         life.end();

@@ -26,8 +26,8 @@ pub(super) enum Which {
     Led,
 }
 
-/// What one walk searches for, by port of the node. At most one entry for each port of each ADD and DEL that
-/// arrived since the previous walk began.
+/// The targets of one walk, by port of the node. At most one entry for each port of each ADD and DEL that arrived
+/// since the previous walk began.
 pub(super) type Stale = BTreeMap<u16, Vec<(Which, HostPort)>>;
 
 /// Runs the walks and lets callers wait for them.

@@ -1,4 +1,4 @@
-//! Attachments' wishes as elements, and the holders of ports. Without a kernel.
+//! Translations as elements, and the holders of ports. Without a kernel.
 
 use std::net::Ipv4Addr;
 
@@ -180,7 +180,7 @@ fn a_port_has_one_holder_whatever_the_addresses_it_is_asked_for() {
     held.claim(&gone.ports, &holder("c")).unwrap();
 }
 
-/// That many ports of the node from `first` on, all of one pod.
+/// Returns that many ports of the node from `first` on, all of one pod.
 fn held(first: usize, count: usize) -> Vec<HostPort> {
     let port = |number: usize| HostPort {
         protocol: PortProtocol::Udp,

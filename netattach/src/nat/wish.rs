@@ -1,4 +1,4 @@
-//! What an attachment wants of the node's address translation, as elements of the table's sets. Pure.
+//! The node's address translation for an attachment, as elements of the table's sets. Pure.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,7 +32,7 @@ pub struct HostPort {
     pub to: SocketAddr,
 }
 
-/// What one attachment wants of the translation.
+/// The translation that one attachment requests.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
     /// Elements of this attachment; other attachments may want some of them too.
@@ -59,7 +59,7 @@ pub struct NoAddress {
 }
 
 impl Wish {
-    /// Computes what a `Translate` step wants for an attachment with these addresses. Ports lead to the first
+    /// Computes the request of a `Translate` step for an attachment with these addresses. Ports lead to the first
     /// address of each family.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ fn whose(plugin: Plugin, container: &'static str) -> Whose<'static> {
     Whose { plugin, network: "pods", container, ifname: "eth0" }
 }
 
-/// What an attachment with that address on `br0` wants.
+/// Returns the translation that an attachment with that address on `br0` requests.
 fn wish(address: &str, keys: &Value) -> Wish {
     let mut step = json!({"device": "br0", "bridged": true});
     step.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());

@@ -18,7 +18,7 @@ fn plain(namespace: &str, name: &str) -> Selection {
     Selection::of(NetworkRef::new(namespace, name))
 }
 
-/// The one selection of an element `{"name": "a"}` with `keys` put over it.
+/// Returns the only selection of an element `{"name": "a"}`, overridden by `keys`.
 fn element(keys: Value) -> Result<Selection, SelectionError> {
     let mut element = json!({"name": "a"});
     for (key, value) in keys.as_object().unwrap() {
@@ -369,7 +369,7 @@ fn missing_and_exclusive_keys_are_named() {
 /// Rows: NPWG-4.1.2.1.9-dr-two-elements.
 #[test]
 fn the_default_route_moves_once() {
-    // One empty; different families.
+    // An empty list; lists of different families.
     for (first, second) in [(json!(["10.0.0.1"]), json!([])), (json!(["10.0.0.1"]), json!(["2001:db8::1"]))] {
         let annotation = json!([{"name": "a", "default-route": first}, {"name": "b"}, {"name": "c", "default-route": second}]);
         assert_eq!(

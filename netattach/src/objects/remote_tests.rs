@@ -1,4 +1,4 @@
-//! What is read of a pod of another node, and what it takes.
+//! The parts that are read of a pod of another node, and their memory.
 
 use serde_json::json;
 
@@ -20,7 +20,7 @@ fn lan(name: &str) -> Place {
     Place::Network(NetworkRef::new("shop", name))
 }
 
-/// What the C library takes for so many bytes: its own word, in units of 16.
+/// The bytes that the C library allocates: one word of overhead, in units of 16.
 fn chunk(bytes: usize) -> usize {
     (bytes + 8).next_multiple_of(16).max(32)
 }
@@ -136,7 +136,7 @@ fn one_that_cannot_be_read_says_why() {
     );
 }
 
-/// The pod that holds an address is no peer, but nobody else gets its address.
+/// The pod that holds an address is no peer, but no other pod gets its address.
 #[test]
 fn addresses_count_as_claimed_even_where_the_rest_cannot_be_read() {
     let name = ObjectName::new("shop", "db-0");
@@ -171,7 +171,7 @@ fn ports_are_read_as_they_are_written() {
     assert_eq!(found, expected);
     assert_eq!(ports_annotation(&[]), None);
     assert_eq!(ports_annotation(&ports[1..2]), None);
-    // However many, others can read it.
+    // Whatever the number, other pods can be read.
     for length in [1, 15, 500] {
         let many = (1..2000).map(|number| {
             let name = format!("{number:0>length$}");

@@ -330,10 +330,10 @@ fn add_chained<'a>(
     Ok(asked)
 }
 
-/// Notes that a pod does not ask for the settings that the network's author has under `args.cni`, with the same values.
+/// Records that a pod does not ask for settings that the network's author has under `args.cni` with the same values.
 fn note_authors(tune: &mut Tune, plugin: Option<&PluginConf>, request: &link::Request<'_>) {
     let Some(plugin) = plugin.filter(|_| tune.sysctls.iter().any(|one| one.asked)) else { return };
-    // Of what cannot be read nothing is the author's.
+    // If the configuration cannot be read, no setting counts as the author's.
     let own = tuning::parse(&link::Request { config: plugin.raw(), ..*request });
     let own = own.map(|own| own.sysctls).unwrap_or_default();
     for one in tune.sysctls.iter_mut().filter(|one| one.asked) {
@@ -770,7 +770,7 @@ mod tests {
         assert_eq!(planned(&json!({"type": "macvlan"}), &ipvlan), refused("ipvlan"));
     }
 
-    /// The key may be written otherwise: it is read as Go reads it.
+    /// The key may be in another letter case: it is read as Go reads it.
     ///
     /// Rows: TUN-asked-for.
     #[test]
@@ -805,7 +805,7 @@ mod tests {
         }
     }
 
-    /// What is said to a pod with these `cni-args` on a network that declares these capabilities.
+    /// Returns the error for a pod with these `cni-args` on a network that declares these capabilities.
     fn refused(capabilities: &Value, arguments: &Value) -> Option<String> {
         let config = json!({"name": "lan", "cniVersion": "1.0.0", "type": "macvlan",
             "capabilities": capabilities, "ipam": {"type": "static"}});

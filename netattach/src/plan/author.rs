@@ -102,7 +102,7 @@ mod tests {
             (plugin("static", Role::Ipam, &inside), "fd00:1::7/3", "fd00:1::/56"),
             (plugin("static", Role::Ipam, &outside), "2001:db8::5/1", "2001:db8::/64"),
             (plugin("whereabouts", Role::Ipam, &unnamed), "2001:db8::5/1", "2001:db8::/64"),
-            // What such a plugin gives by itself, and what it was asked for.
+            // An address that such a plugin assigns itself, and a requested one.
             (plugin("bridge", Role::Plugin, &inside), "fd00:9::7/48", "fd00:9::/48"),
             (plugin("bridge", Role::Plugin, &inside), "fd00:1::7/3", "fd00:1::/64"),
             (Step::FindDevice, "fd00:9::7/48", "fd00:9::/48"),

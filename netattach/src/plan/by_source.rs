@@ -179,7 +179,7 @@ mod tests {
         Route::via(net(text), ip(gateway))
     }
 
-    /// What a table has of it.
+    /// Returns the route as it is in a table.
     fn there(route: Route, table: u32) -> Route {
         Route { table: Some(table), on_link: route.gateway.is_some(), ..route }
     }

@@ -218,7 +218,7 @@ mod tests {
             );
             assert_eq!(said(chained), Err(told));
         }
-        // What a pod asks for holds where the interface has no limit: see `link::Request::limits`.
+        // A pod's request applies if the interface has no limit: see `link::Request::limits`.
         let asked = json!({"bandwidth": {"ingressRate": 6000}});
         let with = |offered: &Value| json!({"bandwidth": own["bandwidth"], "runtimeConfig": offered});
         for (chained, expected) in [
@@ -229,7 +229,7 @@ mod tests {
         ] {
             assert_eq!(said(chained), Ok(expected));
         }
-        // What is written in another way, or is none, is no other.
+        // The same limit in another form, or no limit, is no different one.
         for (own, chained) in [
             (json!({"egressRate": 5000, "egressBurst": 0}), json!({"egressRate": 5000})),
             (json!({"egressRate": 5000}), json!({"egressRate": 5000, "egressBurst": 120_000})),

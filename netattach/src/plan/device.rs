@@ -175,8 +175,8 @@ mod tests {
     const OTHER: &str = "0000:03:02.2";
     const RESOURCE: &str = "example.com/vf";
 
-    /// What attaches a pod to a network of that resource and configuration: the kubelet gave it `given`, and its annotation
-    /// names `asked`.
+    /// Plans a pod's attachment to a network of that resource and configuration: the kubelet gave it `given`, and its
+    /// annotation names `asked`.
     fn planned(
         config: &Value,
         (resource, given): (Option<&str>, Option<&str>),
@@ -271,7 +271,7 @@ mod tests {
             (&own, None, Some(VF), bus(VF), bus(VF)),
             (&own, None, None, bus(VF), bus(VF)),
             (&nothing, Some(VF), None, bus(VF), bus(VF)),
-            // What the kubelet gave has been compared with what the annotation names (`kubelet::allocate`).
+            // The kubelet's device has been compared with the one that the annotation names (`kubelet::allocate`).
             (&nothing, Some(VF), Some(VF), bus(VF), bus(VF)),
             (&other_id, Some(VF), None, bus(VF), bus(VF)),
         ];
@@ -311,7 +311,7 @@ mod tests {
                 assert_eq!(told(&config, given, asked), expected, "{config} {given:?} {asked:?}");
             }
         }
-        // What comes behind a plugin is told of the same device.
+        // A plugin after another one gets the same device.
         let chain = |keys: Value| {
             let mut first = json!({"type": "ib-sriov"});
             first.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());

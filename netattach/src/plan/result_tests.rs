@@ -266,7 +266,7 @@ fn protect(when: EnforceWhen) -> Protect {
 
 const VF: &str = "0000:03:02.1";
 
-/// A VF of a card in mode switchdev that a pod has, driven by the kernel or by a process.
+/// A pod's VF of a card in mode switchdev, driven by the kernel or by a process.
 fn vf(userspace: Option<&str>) -> (AttachmentPlan, Outputs) {
     let device = Device {
         pod_name: "net1".to_owned(),
@@ -366,8 +366,8 @@ fn the_subnet_of_what_a_pod_asks_for_is_the_authors() {
         for step in [Step::Lease(parsed), plugin("static", Role::Ipam, &config)] {
             assert_eq!(found(step, asked, alone), [address(expected)], "{config} {alone}");
         }
-        // Of a plugin that is not known nothing is the author's; what none asks for is its own, and so is what comes with another
-        // plugin's interface.
+        // If the plugin is not known, no subnet counts as the author's. An address that no pod requests keeps its own
+        // subnet, and so does one that comes with another plugin's interface.
         let host = IpNet::from(address(asked).address.addr()).to_string();
         let other = if alone { host.as_str() } else { asked };
         assert_eq!(found(plugin("other", Role::Ipam, &config), asked, alone), [address(other)], "{config}");

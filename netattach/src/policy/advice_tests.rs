@@ -1,4 +1,4 @@
-//! Every advice, carried out: then the flow passes.
+//! Follows every advice; afterwards the flow passes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Scene {
         explain(&view, &Question { from: from.clone(), to: to.clone(), traffic })
     }
 
-    /// Does what the advice says in the policy of that name.
+    /// Follows the advice in the policy of that name.
     fn follow(&mut self, advice: &Advice, policy: &str) {
         let (rules, peers) = match advice.direction {
             Direction::Ingress => ("ingress", "from"),
@@ -120,7 +120,7 @@ fn every_advice_that_is_followed_lets_the_flow_pass_in_any_of_the_policies_that_
     let scenes: Vec<Vec<(&str, Value)>> = vec![
         vec![("deny", policy(&["Ingress"], &json!({})))],
         vec![("deny", policy(&["Ingress", "Egress"], &json!({})))],
-        // Only the second counts on the way out, only the first on the way in.
+        // Only the second policy applies to egress, only the first to ingress.
         vec![("in", policy(&["Ingress"], &json!({}))), ("out", policy(&["Egress"], &json!({})))],
         vec![("port", policy(&["Ingress"], &json!({"ingress": [{"ports": [web]}]})))],
         vec![(

@@ -1,4 +1,4 @@
-//! What is said about flows, for each way in which tables can decide.
+//! The explanations of flows, for each way in which tables can decide.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,14 +26,15 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
     }
 }
 
-/// The paths of that flow on a node whose default network has no definition.
+/// Returns the paths of that flow on a node whose default network has no definition.
 fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<String>, bool, Leg, Leg)> {
     let paths = paths(node, &Restrictions::default(), from, to, traffic);
     assert!(paths.iter().all(|path| !path.translated), "no end is on a default network");
     paths.into_iter().map(|path| (path.network.clone(), path.passes(), path.egress, path.ingress)).collect()
 }
 
-/// `db` has a policy: TCP 80 from 10.0.0.0/24 without 10.0.0.9. `full` has one that does not fit, `old` an unknown.
+/// `db` has a policy: TCP 80 from 10.0.0.0/24 without 10.0.0.9. `full` has one that does not fit, `old` an unknown
+/// one.
 fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traffic: Asked) -> Vec<Path> {
     let class = NOTHING + 1;
     let compiled = CompiledPolicy {
@@ -80,7 +81,7 @@ fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traff
     explain(&view, &Question { from, to, traffic })
 }
 
-/// `far`, and `forger`, who claims the address of `db` as well as one of its own.
+/// `far`, and `forger`, which claims the address of `db` as well as one of its own.
 fn with_pods_of_other_nodes() -> Objects {
     let mut objects = Objects::default();
     for (name, status) in [

@@ -52,7 +52,8 @@ fn read_text(
     }
     let mut rules = BTreeSet::new();
     for policy in isolating {
-        // Who has the peer's address on the attachment's own network, or if nobody has, on each of the policy's others.
+        // The holders of the peer's address on the attachment's own network or, if there are none, on each of the
+        // policy's others.
         let on = |is_own: bool| {
             let places = policy.networks.iter().map(|network| Place::Network(network.clone()));
             let there = places.filter(|place| endpoint.at.contains(place) == is_own);
@@ -121,14 +122,15 @@ fn is_on(policy: &Policy, place: &Place) -> bool {
     matches!(place, Place::Network(network) if policy.networks.contains(network))
 }
 
-/// One who has an address; without labels nobody selects it.
+/// A holder of an address; without labels no selector matches it.
 struct Holder<'a> {
     namespace: &'a str,
     labels: Option<&'a Labels>,
     ports: &'a [ContainerPort],
 }
 
-/// Who has an address of a network, all together; `None`: nobody says so. Attachments of pods that have ended keep theirs.
+/// Returns all holders of an address on a network; `None`: there are none. Attachments of pods that have ended keep
+/// their addresses.
 fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Option<Vec<Holder<'a>>> {
     let objects = &world.objects;
     let is_over = |pod: &Pod| pod.host_network || matches!(pod.phase, Phase::Succeeded | Phase::Failed);
@@ -452,7 +454,7 @@ proptest! {
         let mut compiler = Compiler::default();
         let mut bits = 0;
         for step in steps {
-            // One thing or many.
+            // One change or many.
             bits = if step % 3 == 0 { step } else { bits ^ 1 << (step >> 8 & 63) };
             let world = mixed(&one, &other, bits);
             let endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();

@@ -55,7 +55,7 @@ impl World {
         ]);
         let annotations = BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status.to_string())]);
         world.pod("shop", "remote", &[("http", 7070)], &[]).annotations = annotations.clone();
-        // What a pod of this node says of itself is not believed.
+        // The status that a pod of this node has is not trusted.
         world.pod("shop", "liar", &[], &[("shop/net-a", &["10.0.0.10"])]).annotations = BTreeMap::from([(
             STATUS_ANNOTATION.to_owned(),
             json!([{"name": "shop/net-a", "ips": ["10.0.0.66"]}]).to_string(),
@@ -205,7 +205,8 @@ fn addresses_that_pods_have_given_up_are_told_once() {
     };
     let nobody: [&str; 0] = [];
     assert_eq!(departed(&objects, &endpoints, &options), nobody);
-    // By its status, as a pod of another node is; and settings are others meanwhile, for which all is compiled anew.
+    // Known by its status, like a pod of another node; and with changed settings, for which everything is compiled
+    // again.
     let remote = objects.pods.remove(&ObjectName::new("shop", "remote")).unwrap();
     options.on_overflow = OnOverflow::Keep;
     assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.9", "fd00::9"]);
@@ -214,10 +215,10 @@ fn addresses_that_pods_have_given_up_are_told_once() {
     assert_eq!(departed(&objects, &endpoints, &options), nobody);
     objects.pods.remove(&remote.name).unwrap();
     assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.9", "fd00::9"]);
-    // By its attachment: the third is that of shop/db.
+    // Known by its attachment: the third is that of shop/db.
     endpoints.remove(&3).unwrap();
     assert_eq!(departed(&objects, &endpoints, &options), ["10.0.0.2", "fd00::2"]);
-    // Other labels are no other addresses.
+    // Changed labels do not change addresses.
     let web = objects.pods.get_mut(&ObjectName::new("shop", "web")).unwrap();
     Arc::make_mut(web).labels = labels(&[("app", "other")]);
     assert_eq!(departed(&objects, &endpoints, &options), nobody);
@@ -291,7 +292,7 @@ fn a_policy_about_a_network_that_its_namespace_may_not_use_isolates_and_has_no_p
     };
     let told = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces: no address there counts as a peer";
     assert_eq!(compiled(isolated.clone()), ([false, false, true], vec![told.to_owned()]));
-    // Of very many the first are told, and how many there are besides.
+    // Of very many, the first are named, and the number of the others.
     let many = (0..20).map(|number| format!("infra/n{number:02}")).collect::<Vec<_>>().join(",");
     let world = World::new().with(&[json!({"for": many, "policyTypes": ["Ingress"]})]);
     let options = Options { restrictions: isolated, ..Options::default() };
@@ -326,7 +327,7 @@ fn directions_are_isolated_as_listed() {
         ),
         ("C29", vec![json!({"policyTypes": ["Ingress"]}), json!({"ingress": [{}]})], &[web_in], &[]),
     ]);
-    // C24 and C25 as NetworkPolicy v1 has them.
+    // C24 and C25 as defined by NetworkPolicy v1.
     let v1 = Options { policy_types_inference: Inference::V1, ..Options::default() };
     let world = World::new().with(&[json!({"egress": [{}]})]);
     let desired = compile(&world.objects, &world.endpoints, &v1);
@@ -655,13 +656,13 @@ fn what_rules_lead_to_is_bounded_and_isolates_beyond() {
         (0..number).map(|it| json!({"ipBlock": {"cidr": host(it)}})).collect()
     };
     let ports = |number: usize| -> Vec<Value> { (1..=number).map(|port| json!({"port": port})).collect() };
-    // Each host has a class of its own, with the ports that everybody has: hosts x ports.
+    // Each host has a class of its own, with the ports that all peers have: hosts x ports.
     let entries = |each: usize| -> Value {
         let own = (0..each).map(|it| json!({"from": [hosts(it + 1)[it]], "ports": [{"port": 50_000 + it}]}));
         let all = json!({"ports": ports(each)});
         json!({"ingress": std::iter::once(all).chain(own).collect::<Vec<_>>()})
     };
-    // Each host is looked at once for each of the blocks that hold it.
+    // Each host is compared once with each of the blocks that contain it.
     let work = |blocks: usize, single: usize| -> Value {
         let block = json!({"ipBlock": {"cidr": "10.0.0.0/8"}});
         let all = json!({"from": vec![block; blocks], "ports": [{"port": 80}]});
@@ -693,7 +694,8 @@ fn what_rules_lead_to_is_bounded_and_isolates_beyond() {
     }
 }
 
-/// Policies that are more than a node takes: who has most goes without rules, whoever came first, and however it is compiled.
+/// More policies than a node supports: the author with the most loses the rules, whatever the order of creation and
+/// however they are compiled.
 #[test]
 fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     let rules = |number: usize| json!({"ingress": vec![json!({"ports": [{"port": 80}]}); number]});
@@ -726,7 +728,7 @@ fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     let desired = update(&world);
     assert_eq!(refused(&desired), ["multi-networkpolicy shop/p0"]);
     assert!(allowed(&desired, "in 10.0.0.2 tcp/80") && allowed(&desired, "3 in 10.0.0.1 tcp/80"));
-    // Another namespace, which is first by its name, comes with more: what was there goes on.
+    // Another namespace, whose name is first, adds more: the existing rules stay.
     world.objects.policies.remove(&ObjectName::new("shop", "p0"));
     put(&mut world, "aaa/x", &less);
     put(&mut world, "aaa/y", &less);
@@ -735,7 +737,7 @@ fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     assert!(allowed(&desired, "in 10.0.0.2 tcp/80"));
     world.objects.policies.remove(&ObjectName::new("aaa", "x"));
     assert_eq!(refused(&update(&world)), Vec::<String>::new());
-    // Of one that has its rules no longer, pods are isolated.
+    // Pods of a policy that has lost its rules are isolated.
     world.objects.policies.remove(&ObjectName::new("shop", "p1"));
     put(&mut world, "shop/b", &half);
     assert!(allowed(&update(&world), "3 in 10.0.0.1 tcp/80"));
@@ -745,14 +747,14 @@ fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     let desired = update(&world);
     assert_eq!(refused(&desired), ["multi-networkpolicy aaa/y", "multi-networkpolicy shop/b"]);
     assert!(!allowed(&desired, "3 in 10.0.0.1 tcp/80"));
-    // As many policies as there can be, and one more.
+    // The maximum number of policies, and one more.
     let mut many = World::new().with(&vec![one.clone(); POLICIES]);
     assert_eq!(refused(&update(&many)), Vec::<String>::new());
     put(&mut many, "aaa/x", &one);
     assert_eq!(refused(&update(&many)), ["multi-networkpolicy shop/p9999"]);
 }
 
-/// More addresses than one direction may lead to, and selectors that would have to be compared with every pod.
+/// More addresses than one direction may have, and selectors that would have to be compared with every pod.
 #[test]
 fn peers_that_are_pods_are_counted_too() {
     let mut world = World::new();
@@ -762,7 +764,8 @@ fn peers_that_are_pods_are_counted_too() {
         let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
         world.pod("shop", &format!("x{number}"), &[], &[("shop/net-a", &addresses)]);
     }
-    // The last means everyone; the others nobody, which takes a look at the namespaces and is charged for all pods.
+    // The last one matches every pod; the others match none, which costs a pass over the namespaces and is charged
+    // for all pods.
     let nobody = json!({"namespaceSelector": {"matchLabels": {"no": "such"}}});
     let last = json!({"podSelector": {}});
     let peers = |number: usize| -> Vec<Value> {

@@ -1,4 +1,5 @@
-//! Pods of other nodes as peers, and addresses that several pods claim: each step compiled incrementally and anew.
+//! Pods of other nodes as peers, and addresses that several pods claim: each step is compiled incrementally and from
+//! scratch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
@@ -23,7 +24,7 @@ use crate::policy::index::Endpoint;
 use crate::policy::options::Options;
 use crate::source::read::policy;
 
-/// This node, with the pod `shop/web` on `shop/lan`, whom policies isolate.
+/// This node, with the pod `shop/web` on `shop/lan`, which policies isolate.
 struct Node {
     objects: Objects,
     endpoints: Vec<Endpoint>,
@@ -50,7 +51,7 @@ fn role(role: &str) -> Value {
 }
 
 impl Node {
-    /// Whose web server admits these peers.
+    /// Returns a node whose web server admits these peers.
     fn admitting(from: Value) -> Self {
         let mut node = Self::with(json!({"policyTypes": ["Ingress"], "ingress": [{"from": from}]}));
         node.attach("web", "web", &["10.0.0.1"]);
@@ -135,12 +136,12 @@ impl Node {
         desired
     }
 
-    /// Those of some addresses that may talk to the web server.
+    /// Returns those of some addresses that may connect to the web server.
     fn admitted(&mut self) -> Vec<&'static str> {
         self.admitted_at(1)
     }
 
-    /// The same of one of its attachments.
+    /// The same for one of its attachments.
     fn admitted_at(&mut self, attachment: u32) -> Vec<&'static str> {
         let desired = self.compile();
         let tables = desired.endpoints[&attachment].ingress.clone().unwrap();
@@ -213,12 +214,12 @@ fn an_address_that_several_claim_is_allowed_if_all_are() {
     node.gone("b");
     node.gone("other/forged");
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.4"]);
-    // Claims on other networks are others' addresses.
+    // Claims on other networks are addresses of other hosts.
     let elsewhere = json!([{"name": "other/lan", "ips": ["10.0.0.2"]}]).to_string();
     node.written("other/forged", "u4", "client", &elsewhere, None);
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.4"]);
 
-    // All of a rule's peers together; another rule, and a block, allow on their own.
+    // All peers of a rule together; another rule, and a block, allow independently.
     let block = json!({"ipBlock": {"cidr": "10.0.0.3/32"}});
     let mut node = Node::admitting(json!([role("client"), role("batch"), block]));
     node.remote("a", "u2", "client", &["10.0.0.2", "10.0.0.3"]);
@@ -248,12 +249,12 @@ fn nobody_else_has_the_addresses_of_this_nodes_attachments() {
     node.pod("friend", "client").phase = Phase::Succeeded;
     node.remote("b", "u3", "client", &["10.0.0.3"]);
     assert_eq!(node.admitted(), ["10.0.0.4"]);
-    // So do attachments whose pod is not known.
+    // The same for attachments whose pod is not known.
     node.objects.pods.remove(&named("mine"));
     assert_eq!(node.admitted(), ["10.0.0.4"]);
     node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
-    // What a pod of this node says of itself is not believed, with attachments or without.
+    // The status of a pod of this node is not trusted, with attachments or without.
     node.pod("liar", "client").annotations =
         BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.1.0.2"]))]);
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
@@ -269,7 +270,7 @@ fn two_pods_of_one_name_are_one_pod_or_none() {
     node.attach("a", "client", &["10.0.0.2"]);
     node.remote("a", "u1", "client", &["10.0.0.2", "10.0.0.3"]);
     assert_eq!(node.admitted(), ["10.0.0.2"], "the pod of this node counts");
-    // Created again, elsewhere.
+    // Created again on another node.
     node.remote("a", "u2", "client", &["10.0.0.3"]);
     node.remote("b", "u3", "client", &["10.0.0.3", "10.0.0.4"]);
     assert_eq!(node.admitted(), ["10.0.0.4"], "nor anybody by an address that one of the two has");
@@ -278,7 +279,7 @@ fn two_pods_of_one_name_are_one_pod_or_none() {
     node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
     node.remote("a", "u2", "client", &["10.0.0.2"]);
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
-    // And back.
+    // And on this node again.
     node.attach("a", "client", &["10.1.0.2"]);
     assert_eq!(node.admitted(), ["10.0.0.3", "10.0.0.4"]);
     node.gone("a");
@@ -356,16 +357,16 @@ fn with_several_networks_an_address_is_whose_it_is_on_the_attachments_own() {
     assert_eq!(admitted(&mut node), [vec!["10.0.0.2"], vec![]]);
     node.gone("b");
     assert_eq!(admitted(&mut node), [[""; 0]; 2]);
-    // A claim to an address of an attachment of this node, as one of the other network.
+    // A claim to an address of an attachment of this node, for the other network.
     node.attach("mine", "stranger", &["10.0.0.4"]);
     node.written("a", "u2", "client", &on("wan", &["10.0.0.4"]), None);
     assert_eq!(admitted(&mut node), [vec![], vec!["10.0.0.4"]]);
-    // One that has ended keeps its addresses until it is detached, though nobody is allowed by them.
+    // A pod that has ended keeps its addresses until it is detached, although they allow no peer.
     node.pod("mine", "client").phase = Phase::Succeeded;
     assert_eq!(admitted(&mut node), [vec![], vec!["10.0.0.4"]]);
     node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
     assert_eq!(admitted(&mut node), [["10.0.0.4"]; 2]);
-    // Of other networks all count together.
+    // For other networks, all peers count together.
     node.policy(
         "lan, wan, dmz",
         &json!({
@@ -441,21 +442,21 @@ fn a_port_is_named_by_all_who_have_the_address() {
     node.gone("b");
     node.gone("e");
     assert_eq!(open(&mut node), ["10.0.0.2:2", "10.0.0.2:4", "10.0.0.3:2", "10.0.0.3:4", "10.0.0.4:5"]);
-    // On this node its containers are read.
+    // On this node, its containers are read.
     node.attach("mine", "db", &["10.0.0.3"]);
     let port = ContainerPort { name: Some("sql".to_owned()), protocol: PortProtocol::Tcp, port: 7 };
     node.pod("mine", "db").ports = vec![port];
     assert_eq!(open(&mut node), ["10.0.0.2:2", "10.0.0.2:4", "10.0.0.3:7", "10.0.0.4:5"]);
 }
 
-/// Prints what 20,000 pods of other nodes take, and how long a change of one takes with 200 policies.
+/// Prints the memory of 20,000 pods of other nodes, and how long a change of one takes with 200 policies.
 #[test]
 fn a_pod_of_another_node_takes_at_most_300_bytes_and_a_change_is_fast() {
     const ALONE: &str = "NETATTACH_TEST_ALONE";
     const PODS: usize = 20_000;
     const ROLES: usize = 200;
     if env::var_os(ALONE).is_none() {
-        // In a process of its own nobody else's memory is counted.
+        // In a separate process no memory of other tests is counted.
         let (_, module) = module_path!().split_once("::").unwrap();
         let name = format!("{module}::a_pod_of_another_node_takes_at_most_300_bytes_and_a_change_is_fast");
         let mut alone = Command::new(env::current_exe().unwrap());
@@ -525,7 +526,8 @@ fn a_pod_of_another_node_takes_at_most_300_bytes_and_a_change_is_fast() {
     assert!(all <= 300, "{all} bytes");
 }
 
-/// A pod was replaced by another of its name, and its sandbox is still attached: its address is not its successor's.
+/// A pod was replaced by another of its name, and its sandbox is still attached: its address does not belong to the
+/// successor.
 #[test]
 fn an_address_of_an_earlier_pod_of_the_name_is_nobodys() {
     let mut node = Node::admitting(json!([role("client")]));
@@ -535,7 +537,7 @@ fn an_address_of_an_earlier_pod_of_the_name_is_nobodys() {
     node.endpoints[1].uid = Some("u0".to_owned());
     assert_eq!(node.admitted(), [""; 0]);
     assert_eq!(node.compile().undecided, BTreeSet::from([2]), "its own policies stay as they are");
-    // Nor is it that of a pod of another node that claims it.
+    // The address does not belong to a pod of another node that claims it either.
     node.remote("far", "u2", "client", &["10.0.0.2"]);
     assert_eq!(node.admitted(), [""; 0]);
     node.attach("other", "client", &["10.0.0.3"]);

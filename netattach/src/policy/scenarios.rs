@@ -434,7 +434,7 @@ fn both_sides_and_both_directions_have_their_say() {
         "egress": [{"to": [{"podSelector": pods(&["b"])}]}],
     }));
     Cluster::new(&[("x", spec)]).check(&["a>server", "server>b"], &["b>server", "server>a"]);
-    // The server lets everyone in; a client's own policy keeps it from calling.
+    // The server allows every peer; a client's own policy prevents its connections.
     let silent = json!({"podSelector": pods(&["a"]), "policyTypes": ["Egress"]});
     Cluster::new(&[("x", from(json!([]))), ("x", silent)]).check(&["b>server", "server>a"], &["a>server"]);
 }
@@ -493,7 +493,7 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
             .map(|probe| cluster.passes(&desired, probe))
     };
     assert_eq!(verdicts(&options(false)), [false, true, true, true, true]);
-    // Without `policyTypes` a NetworkPolicy isolates ingress too, whatever the setting for the others says.
+    // Without `policyTypes` a NetworkPolicy isolates ingress too, whatever the setting for the other kind.
     assert_eq!(verdicts(&options(true)), [false, true, true, false, true]);
     cluster.objects.policies.clear();
     let desired = cluster.compile_with(&options(true));
@@ -509,7 +509,7 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     let desired = cluster.compile_with(&options(true));
     assert!(cluster.passes(&desired, "b>server"), "other networks are not what it is about");
 
-    // One more attachment to the nodes' default network leads to the same pods, and its address is no peer of anybody.
+    // A second attachment to the nodes' default network leads to the same pods, and its address is no peer.
     let default_network = Some(NetworkRef::new("infra", "lan"));
     let restrictions = Restrictions { default_network, ..Restrictions::default() };
     let desired = cluster.compile_with(&Options { restrictions, ..options(true) });
@@ -537,7 +537,7 @@ fn a_node_that_may_lead_elsewhere_is_not_excepted_from_what_its_pods_may_send() 
     assert_eq!(with_node(true), [true, false]);
 }
 
-/// What a policy allows by itself is not left to the exception of the node, which holds where the node judges again.
+/// Traffic that a policy allows does not depend on the node's exception, which applies where the node judges again.
 ///
 /// Rows: SVC-node-ports.
 #[test]
@@ -567,7 +567,7 @@ fn the_node_is_excepted_from_egress_where_it_judges_again_and_beside_what_polici
     assert_eq!(by(ingress, "192.0.2.1", 30080), Some(Origin::Other("the pod's own node".to_owned())));
 }
 
-/// Of the first attachment the lease is known, of the second nothing yet; the third has none by DHCP.
+/// The lease of the first attachment is known, that of the second not yet; the third has none by DHCP.
 ///
 /// Rows: C26, C27, C84.
 #[test]

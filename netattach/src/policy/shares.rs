@@ -83,7 +83,8 @@ mod tests {
     use crate::objects::ObjectName;
     use crate::source::read::policy::{read, read_network_policy};
 
-    /// What goes without its rules of policies such as `shop/p 3`, with so many rules, or `np shop/p 3`.
+    /// Returns the policies that lose their rules among policies such as `shop/p 3`, with that many rules, or
+    /// `np shop/p 3`.
     fn without(all: &[&str]) -> Vec<String> {
         let policy = |text: &&str| {
             let (name, rules) = text.rsplit_once(' ').unwrap();
@@ -106,12 +107,12 @@ mod tests {
     fn who_has_most_goes_without_first() {
         let table: &[(&[&str], &[&str])] = &[
             (&["a/1 5", "a/2 4", "np a/3 1", "b/1 0"], &[]),
-            // By rules: the large ones of the namespace that has most.
+            // By rules: the large ones of the namespace with the most.
             (&["a/1 6", "a/2 5", "b/1 4"], &["a/1 RulesOfNode"]),
             (&["a/1 11", "b/1 4"], &["a/1 RulesOfNode"]),
             (&["a/1 5", "b/1 5", "c/1 5"], &["c/1 RulesOfNode"]),
             (&["a/1 7", "b/1 5", "b/2 1", "c/1 3"], &["a/1 RulesOfNode"]),
-            // By number: the last ones of the namespace that has most.
+            // By number: the last ones of the namespace with the most.
             (&["a/1 1", "a/2 1", "a/3 1", "a/4 1", "a/5 1", "z/1 4"], &["a/4 Policies", "a/5 Policies"]),
             // Of either kind: a NetworkPolicy is not behind all others.
             (&["a/1 3", "a/2 3", "a/3 3", "np b/1 3"], &["a/3 RulesOfNode"]),

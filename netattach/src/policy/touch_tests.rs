@@ -1,4 +1,4 @@
-//! With how much a change of pods is compared. What comes of it is compared with compiling anew.
+//! The number of comparisons that a change of pods costs. The result is compared with that of compiling from scratch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ impl Node {
         self.objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
     }
 
-    /// The comparisons that it took to come to the result of compiling anew.
+    /// Returns the number of comparisons needed for the same result as compiling from scratch.
     fn compared(&mut self) -> usize {
         let before = self.compiler.compared();
         let endpoints = self.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// So many selectors, each of another role.
+/// Returns that many selectors, each for another role.
 fn roles(number: usize) -> Vec<Value> {
     let role = |number: usize| json!({"matchLabels": {"role": number.to_string()}});
     (0..number).map(|number| json!({"namespaceSelector": {}, "podSelector": role(number)})).collect()
@@ -106,11 +106,11 @@ fn a_pod_is_compared_once_with_each_selector_of_namespaces_that_have_attachments
     assert_eq!(node.compared(), 200, "what it was, and what it is");
     node.pod(50, "0");
     assert_eq!(node.compared(), 101, "it is found by the first");
-    // A policy that changes is compiled in any case as well.
+    // A changed policy is compiled anyway.
     node.policy("shop", &roles(90));
     node.pod(51, "0");
     assert_eq!(node.compared(), 0);
-    // Attachments that come make their policies ones to be asked.
+    // New attachments make their policies subject to comparison.
     let name = ObjectName::new("hostile", "x");
     node.put(name.clone(), "none", BTreeMap::new());
     let more = vec!["10.0.0.2".parse().unwrap()];

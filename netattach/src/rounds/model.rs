@@ -1,4 +1,4 @@
-//! Rounds under the model checker: threads that ask for looks, and one that loses its patience at any moment.
+//! Rounds under the model checker: threads that request checks, and one whose deadline may pass at any moment.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ fn work_and_leave_late(worker: Worker) {
     drop(worker);
 }
 
-/// Three ask for a look. Each is taken, and each has its answer once, although nobody asks again.
+/// Three request a check. Each request is served, and answered once, although no other request follows.
 fn looks(work: fn(Worker), hurries: bool) {
     let rounds = Arc::new(Rounds::default());
     let answered: [Arc<AtomicUsize>; 3] = Default::default();

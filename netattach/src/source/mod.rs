@@ -27,8 +27,8 @@ pub use files::Files;
 /// - **An object that did not change is the same value in the next snapshot** (`Arc::ptr_eq`), and an unchanged map is
 ///   the same map ([`Shared::identity`](crate::objects::Shared::identity)). The policy compiler and other readers find
 ///   changes by comparing addresses: an equal copy costs a compilation, and a value changed in place would be missed.
-/// - Until its first snapshot is complete, [`Source::synced`] says so. Policies are compiled from a complete snapshot only: the
-///   agent starts the enforcer with a source whose first snapshot is complete.
+/// - Until its first snapshot is complete, [`Source::synced`] reports that. Policies are compiled from a complete
+///   snapshot only: the agent starts the enforcer with a source whose first snapshot is complete.
 /// - An object that cannot be read is reported in [`Objects::problems`](crate::objects::Objects::problems), and its
 ///   previous version stays in force. It never affects other objects, and never takes a policy out of force.
 /// - Reading is done by the source's own thread. Of these functions, only [`Source::pod`] waits for it.

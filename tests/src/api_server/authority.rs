@@ -17,7 +17,7 @@ pub(super) struct Authority {
 }
 
 impl Authority {
-    /// A new one, with a key of its own.
+    /// Returns a new authority with its own key.
     ///
     /// # Errors
     /// The certificate cannot be made.
@@ -31,7 +31,7 @@ impl Authority {
         Ok(Self { pem, issuer: Issuer::new(params, key) })
     }
 
-    /// Its certificate, as clients are given it.
+    /// Returns its certificate in the form that clients get.
     pub(super) fn pem(&self) -> &str {
         &self.pem
     }
@@ -50,7 +50,7 @@ impl Authority {
             .with_no_client_auth()
             .with_single_cert(vec![certificate.der().clone()], key)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        // Each connection shows the certificate: a client that has been told of another authority finds out at once.
+        // Each connection presents the certificate, so that a client that trusts another authority notices at once.
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }

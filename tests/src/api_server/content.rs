@@ -1,4 +1,4 @@
-//! Bodies of answers, whole or as they come, and how faults spoil them.
+//! Bodies of answers, whole or streamed, and the faults applied to them.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,9 +16,9 @@ use super::status::Failure;
 
 /// Chunks that wait for the client.
 const WAITING: usize = 16;
-/// A slow body comes in pieces, this often.
+/// Interval between the pieces of a slow body.
 const PIECE: Duration = Duration::from_millis(50);
-/// What was sent before a reset arrives first.
+/// Pause before a reset, so that data sent earlier arrives.
 const BEFORE_RESET: Duration = Duration::from_millis(50);
 
 /// The body of an answer.
@@ -39,7 +39,7 @@ pub(super) struct Writer {
     events: usize,
 }
 
-/// The body has ended, or nobody reads it.
+/// The body has ended, or its reader is gone.
 #[derive(Debug)]
 pub(super) struct Ended;
 
@@ -55,7 +55,7 @@ impl Content {
         Self { chunks, length }
     }
 
-    /// A body that is written as it comes, with what these faults do to it.
+    /// A body that is written in pieces, with these faults applied.
     pub(super) fn streamed(connection: &Arc<Connection>, faults: &[Fault]) -> (Writer, Self) {
         let (sender, chunks) = mpsc::channel(WAITING);
         let mut writer =
@@ -118,7 +118,7 @@ impl Writer {
         }
     }
 
-    /// Waits until nobody reads any more.
+    /// Waits until the reader is gone.
     pub(super) async fn abandoned(&self) {
         self.chunks.closed().await;
     }

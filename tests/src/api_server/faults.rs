@@ -1,4 +1,4 @@
-//! What goes wrong on purpose.
+//! Deliberate faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,10 +9,10 @@ use tokio::sync::watch;
 use super::log::Request;
 use super::query::Verb;
 
-/// What goes wrong.
+/// A fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
-    /// The answer comes later.
+    /// The answer is delayed.
     Delay(Duration),
     /// A `Status` of that HTTP code. 429 has `Retry-After: 1`.
     Answer(u16),
@@ -22,31 +22,31 @@ pub enum Fault {
     NoAnswer,
     /// The connection is reset before the answer.
     Reset,
-    /// The answer stops in the middle, or a watch after so many events.
+    /// The answer is cut off in the middle, or a watch after that many events.
     CutOff {
-        /// Events of a watch, bookmarks included, that arrive whole; nothing to other answers.
+        /// Events of a watch, bookmarks included, that arrive whole; ignored for other answers.
         after: usize,
-        /// How it stops.
+        /// The form of the cut.
         how: CutOff,
     },
-    /// The body comes at this many bytes a second.
+    /// The body is sent at this many bytes per second.
     Slow(usize),
 }
 
-/// How an answer stops in the middle.
+/// How an answer is cut off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CutOff {
     /// The connection is reset.
     Reset,
     /// The body ends as if it were whole.
     End,
-    /// Half of what comes next, then silence; the connection stays open.
+    /// Half of the next part, then silence; the connection stays open.
     Silence,
     /// A watch gets an ERROR event with a `Status` of that code, then ends. Other answers end.
     Error(u16),
 }
 
-/// Which requests a fault hits.
+/// The requests that a fault affects.
 #[derive(Debug, Clone, Default)]
 pub struct When {
     verb: Option<Verb>,
@@ -75,7 +75,7 @@ impl When {
         Self { resource: Some(resource.to_owned()), ..Self::default() }
     }
 
-    /// Those of them that are for an object of that name.
+    /// Restricts them to requests for an object of that name.
     #[must_use]
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
@@ -112,7 +112,7 @@ struct Active {
 struct Entry {
     id: u64,
     when: When,
-    /// How often yet; `None`: until it is lifted.
+    /// The remaining number of requests; `None`: until the fault is lifted.
     left: Option<usize>,
     hits: usize,
     fault: Fault,
@@ -127,8 +127,8 @@ impl Faults {
         self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A fault that hits so many requests. Of several such faults, each request is hit by the first that has not had
-    /// its number: they follow one another.
+    /// Adds a fault that affects that many requests. Of several such faults, each request is affected by the first
+    /// that has requests left: they follow one another.
     pub fn times(&self, count: usize, when: When, fault: Fault) -> FaultId {
         self.add(Some(count), when, fault)
     }
@@ -154,7 +154,7 @@ impl Faults {
         hits
     }
 
-    /// How many requests a fault has hit, while it is not lifted.
+    /// Returns how many requests a fault has affected, while it is not lifted.
     pub fn hits(&self, id: FaultId) -> usize {
         self.active().faults.iter().find(|entry| entry.id == id.0).map_or(0, |entry| entry.hits)
     }
@@ -163,8 +163,8 @@ impl Faults {
         self.stale.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lists of a resource are of that version from now on, until all faults end: the answers of a server whose cache is
-    /// behind. Watches that begin there tell everything since.
+    /// Lists of a resource are of that version from now on, until all faults end: the answers of a server whose cache
+    /// is behind. Watches that begin there report everything since.
     pub(super) fn list_at(&self, resource: &str, version: u64) {
         self.stale().insert(resource.to_owned(), version);
     }
@@ -174,21 +174,22 @@ impl Faults {
         self.stale().get(resource).copied()
     }
 
-    /// Ends every fault, and lets held watches go on.
+    /// Ends every fault, and lets held watches continue.
     pub fn clear(&self) {
         self.active().faults.clear();
         self.stale().clear();
         self.held.send_modify(BTreeSet::clear);
     }
 
-    /// Watches of a resource tell nothing from now on, until [`Faults::release_watches`]: the cache of a client lags.
+    /// Watches of a resource report nothing from now on, until [`Faults::release_watches`]: the cache of a client
+    /// lags.
     pub fn hold_watches(&self, resource: &str) {
         self.held.send_modify(|held| {
             held.insert(resource.to_owned());
         });
     }
 
-    /// Watches of a resource tell what happened in the meantime, and go on.
+    /// Watches of a resource report the changes in the meantime, and continue.
     pub fn release_watches(&self, resource: &str) {
         self.held.send_modify(|held| {
             held.remove(resource);
@@ -201,7 +202,7 @@ impl Faults {
         let _ = self.held.subscribe().wait_for(|held| !held.contains(resource)).await;
     }
 
-    /// What hits a request.
+    /// Returns the faults that affect a request.
     pub(super) fn hit(&self, request: &Request) -> Vec<Fault> {
         let mut hits = Vec::new();
         let mut is_counted = false;

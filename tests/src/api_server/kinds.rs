@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-/// A kind of objects. Its versions share one storage: an object written by one is read by the others.
+/// A kind of objects. Its versions share one storage: an object written in one version is read in the others.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Kind {
     /// API group; empty for the core group.

@@ -1,4 +1,4 @@
-//! Lists in pages, and where watches begin.
+//! Lists in pages, and the versions at which watches begin.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use super::watch::{From, Watch};
 /// The first minor version of servers that know the parameter `resourceVersionMatch`; those before ignore it.
 const KNOWS_MATCHES: u32 = 19;
 
-/// Whether a server of that minor version streams the list that a watch is to begin with, as the feature gate `WatchList` is
-/// on by default in 1.32, and from 1.34 on.
+/// Whether a server of that minor version streams the list that a watch requests to begin with: the feature gate
+/// `WatchList` is on by default in 1.32, and from 1.34 on.
 ///
 /// # Errors
-/// What it says to `sendInitialEvents` and `resourceVersionMatch` in place of that.
+/// The error for `sendInitialEvents` and `resourceVersionMatch` of a server that does not stream.
 fn streams(minor: u32, query: &Query) -> Result<bool, Failure> {
     const MATCH: &str = "resourceVersionMatch";
     let given = |key: &str| query.get(key).map(String::as_str).unwrap_or_default();
@@ -49,10 +49,10 @@ fn streams(minor: u32, query: &Query) -> Result<bool, Failure> {
     Err(Failure::forbidden_options(&forbidden))
 }
 
-/// Where a page begins.
+/// The position at which a page begins.
 #[derive(Debug)]
 struct Token {
-    /// Version of the list; `None`: what is there now, after an expired token.
+    /// Version of the list; `None`: the present objects, after an expired token.
     version: Option<u64>,
     /// The last object of the page before.
     after: (String, String),
@@ -87,7 +87,7 @@ fn number(query: &Query, key: &str) -> Result<Option<u64>, Failure> {
 
 /// A list, or a page of one: every page is of the version of the first. A list at version 0 is never cut into pages, as
 /// real servers answer it from their cache.
-/// `newest`: the version of a list that may be of any, if not the store's own.
+/// `newest`: the version of a list of any version, if it is not the store's own.
 pub(super) fn page(
     store: &Store,
     newest: Option<u64>,

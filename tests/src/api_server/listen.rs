@@ -18,10 +18,10 @@ use tokio_rustls::TlsAcceptor;
 use super::serve::serve;
 use super::state::Shared;
 
-/// Binding the port of a closed listener again may take this long, should somebody use it for a moment.
+/// Most tries to bind the port of a closed listener again, in case another process uses it for a moment.
 const BIND_TRIES: u32 = 100;
 
-/// A connection, as seen by those who end it.
+/// A connection, with the means to end it.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) number: u64,
@@ -77,12 +77,12 @@ impl Listener {
         Ok((Self { accepting: runtime.spawn(accept(socket, shared)) }, address))
     }
 
-    /// Closes the listener: connections are refused. Those that are open stay so.
+    /// Closes the listener: connections are refused. Open connections stay.
     pub(super) fn close(self, runtime: &Handle) {
         let (done, is_done) = std::sync::mpsc::channel();
         self.accepting.abort();
         runtime.spawn(async move {
-            // It has been told to end.
+            // It has been stopped.
             let _ = self.accepting.await;
             let _ = done.send(());
         });
@@ -140,9 +140,9 @@ async fn run(stream: TcpStream, connection: Arc<Connection>, shared: Arc<Shared>
 
 async fn speak(stream: TcpStream, connection: &Arc<Connection>, shared: &Arc<Shared>) {
     let acceptor = TlsAcceptor::from(Arc::clone(&shared.tls()));
-    // A client that does not trust the certificate goes away here.
+    // A client that does not trust the certificate closes the connection here.
     let Ok(stream) = acceptor.accept(stream).await else { return };
     let service = service_fn(|request| serve(Arc::clone(shared), Arc::clone(connection), request));
-    // Clients may end a connection as they like.
+    // Clients may end a connection at any time.
     let _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
 }

@@ -1,4 +1,4 @@
-//! What clients asked.
+//! The requests of clients.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use super::query::Verb;
 pub struct Request {
     /// When its head and body had arrived.
     pub at: Instant,
-    /// What it does.
+    /// Its verb.
     pub verb: Verb,
-    /// API group and version as in `apiVersion`; empty where it is not about objects.
+    /// API group and version as in `apiVersion`; empty if it does not concern objects.
     pub api_version: String,
-    /// Plural name, `pods/status` for a subresource; the path where it is not about objects.
+    /// Plural name, `pods/status` for a subresource; the path if it does not concern objects.
     pub resource: String,
     /// Namespace.
     pub namespace: Option<String>,
@@ -35,7 +35,7 @@ pub struct Request {
     pub body: Value,
     /// Number of its connection.
     pub connection: u64,
-    /// HTTP status of the answer; `None` while there is none.
+    /// HTTP status of the answer; `None` if there is none yet.
     pub answer: Option<u16>,
 }
 
@@ -76,7 +76,7 @@ impl Log {
         entries.len() - 1
     }
 
-    /// Notes what was answered.
+    /// Records the status of the answer.
     pub(super) fn answered(&self, number: usize, code: u16) {
         if let Some(entry) = self.entries().get_mut(number) {
             entry.answer = Some(code);

@@ -1,16 +1,16 @@
 //! A Kubernetes API server for tests, in the test's process: objects without validation, but with the semantics that
-//! clients rely on (lists in pages of one version, watches with bookmarks and history, merge patches, uids), and what
-//! goes wrong on purpose.
+//! clients rely on (lists in pages of one version, watches with bookmarks and history, merge patches, uids), and with
+//! deliberate faults.
 //!
 //! Semantics: <https://kubernetes.io/docs/reference/using-api/api-concepts/>.
 //!
 //! | module | provides |
 //! |---|---|
 //! | [`kinds`] | the kinds of objects |
-//! | `query`, `selector`, `list`, `watch`, `write`, `merge` | what requests ask for; the verbs |
-//! | `store`, `state` | the objects and their history; what the parts share |
+//! | `query`, `selector`, `list`, `watch`, `write`, `merge` | parsing of requests; the verbs |
+//! | `store`, `state` | the objects and their history; state shared by the parts |
 //! | `shape`, `status`, `discovery`, `content` | answers and their bodies |
-//! | [`faults`], [`log`] | what goes wrong on purpose; what clients asked |
+//! | [`faults`], [`log`] | deliberate faults; the requests of clients |
 //! | `listen`, `serve`, `authority` | connections, requests, certificates |
 
 mod authority;
@@ -63,17 +63,17 @@ use crate::traffic::{PATIENCE, eventually, stretched};
 /// The token that is accepted from the start.
 pub const TOKEN: &str = "the-first-token";
 
-/// What a server is like.
+/// Properties of a server.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Address to listen at.
     pub address: IpAddr,
-    /// Minor version of Kubernetes that it says it is, as which it streams lists where that is asked for, refuses to, or does
-    /// not know the question.
+    /// Minor version of Kubernetes that it reports, which determines whether it streams lists on request, refuses to,
+    /// or ignores the parameters.
     pub minor: u32,
     /// Time between bookmarks of a watch. Real servers take about a minute.
     pub bookmarks: Duration,
-    /// What it does with a patch whose `metadata.uid` is another object's.
+    /// Its behaviour for a patch whose `metadata.uid` is another object's.
     pub foreign_uid: ForeignUid,
 }
 
@@ -88,7 +88,7 @@ impl Default for Options {
     }
 }
 
-/// How a client proves who it is.
+/// The credentials of a client.
 #[derive(Debug, Clone)]
 pub enum Credential<'a> {
     /// A token in the kubeconfig.
@@ -165,7 +165,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Where clients find it.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("https://{}", self.address)
     }
@@ -205,26 +205,27 @@ impl ApiServer {
         *self.shared.tokens() = tokens.iter().map(|token| (*token).to_owned()).collect();
     }
 
-    /// Says of these rights, verb and resource, that clients lack them: no others from now on. What is asked for all the
-    /// same is answered; a fault refuses it.
+    /// Reports from now on that clients lack exactly these rights, verb and resource. Requests are answered all the
+    /// same; a fault can refuse them.
     pub fn deny(&self, rights: &[(&str, &str)]) {
         let owned = |(verb, resource): &(&str, &str)| ((*verb).to_owned(), (*resource).to_owned());
         *self.shared.denied() = rights.iter().map(owned).collect();
     }
 
-    /// Has every write of clients pass these policies from now on, as writes of that user: `request.userInfo` of a policy.
+    /// Applies these policies to every write of clients from now on, as writes of that user: `request.userInfo` of a
+    /// policy.
     pub fn admit_by(&self, policies: Policies, user: Value) {
         *self.shared.admission() = Some(Admission { policies, user, reviews: Mutex::default() });
     }
 
-    /// The writes that the policies were asked about, whatever they said.
+    /// Returns the writes that the policies were applied to, whatever the result.
     pub fn reviews(&self) -> Vec<Review> {
         let admission = self.shared.admission();
         let reviews = admission.as_ref().map(|it| it.reviews.lock().unwrap_or_else(PoisonError::into_inner));
         reviews.map(|reviews| reviews.clone()).unwrap_or_default()
     }
 
-    /// Shows a certificate by an authority that no client knows to connections from now on, until the next
+    /// Presents a certificate by an authority that no client knows to connections from now on, until the next
     /// [`ApiServer::rotate_authority`] or [`ApiServer::own_certificate`].
     ///
     /// # Errors
@@ -243,7 +244,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Has another authority from now on ([`ApiServer::authority`]), and shows a certificate by it.
+    /// Uses another authority from now on ([`ApiServer::authority`]), and presents a certificate by it.
     ///
     /// # Errors
     /// The certificate cannot be made.
@@ -252,26 +253,26 @@ impl ApiServer {
         self.own_certificate()
     }
 
-    /// What goes wrong on purpose.
+    /// Returns the deliberate faults.
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
     }
 
-    /// Forgets the history of changes: a watch that begins before now, and a page of a list from before now, get 410.
-    /// Watches that run go on.
+    /// Forgets the history of changes: a watch that begins before now, and a page of an earlier list, get 410.
+    /// Running watches continue.
     pub fn compact(&self) {
         self.shared.change(store::Store::compact);
     }
 
-    /// Lists of a resource are as it is now from now on, whatever changes, until [`Faults::clear`]: one server of
-    /// several is behind, or has been started from an older snapshot of its cache. A list is older then than what its
-    /// client has been told; watches that begin with it tell everything since.
+    /// Freezes lists of a resource in the present state, until [`Faults::clear`]: one server of several is behind, or
+    /// has been started from an older snapshot of its cache. A list is then older than the state that its client has
+    /// received; watches that begin with it report everything since.
     pub fn list_as_now(&self, resource: &str) {
         let version = self.shared.store().version();
         self.shared.faults.list_at(resource, version);
     }
 
-    /// Serves a kind, all its versions or one, or serves it no longer. Watches of what is no longer served end.
+    /// Serves a kind, in all its versions or one, or stops serving it. Watches of it end then.
     ///
     /// # Errors
     /// There is no such kind.
@@ -283,7 +284,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Closes the listeners: connections are refused. Those that are open stay so.
+    /// Closes the listeners: connections are refused. Open connections stay.
     pub fn refuse_connections(&mut self) {
         for listener in self.listeners.drain(..) {
             listener.close(&self.runtime);
@@ -297,7 +298,7 @@ impl ApiServer {
         }
     }
 
-    /// The server goes away: no listener, no connection. Its objects stay.
+    /// Stops the server: no listener, no connection. Its objects stay.
     pub fn stop(&mut self) {
         self.refuse_connections();
         for connection in self.shared.connections().open.values() {
@@ -306,7 +307,7 @@ impl ApiServer {
         eventually(PATIENCE, || self.shared.connections().open.is_empty());
     }
 
-    /// Listens again, where it did before.
+    /// Listens again at the same address.
     ///
     /// # Errors
     /// It cannot listen.
@@ -330,7 +331,7 @@ impl ApiServer {
 
 /// The objects, from the test's side: without a request, and so without an entry in the log.
 impl ApiServer {
-    /// Makes an object. Its `uid` is taken where it has one, and its status too.
+    /// Creates an object. Its `uid` is kept if it has one, and its status too.
     ///
     /// # Errors
     /// It exists, or is of no known kind.
@@ -368,7 +369,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// An object, without `apiVersion` and `kind`; `None`: there is none. Namespace `""`: it has none.
+    /// Returns an object, without `apiVersion` and `kind`; `None`: there is none. Namespace `""`: it has none.
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
         self.shared.store().get(&key(resource, namespace, name).ok()?).map(|object| object.as_ref().clone())
     }
@@ -412,14 +413,14 @@ impl ApiServer {
     }
 }
 
-/// What clients asked.
+/// The requests of clients.
 impl ApiServer {
     /// All requests so far.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.log.since(0)
     }
 
-    /// How many requests there have been: a mark for [`ApiServer::requests_since`].
+    /// Returns the number of requests so far: a mark for [`ApiServer::requests_since`].
     pub fn mark(&self) -> usize {
         self.shared.log.len()
     }

@@ -1,10 +1,10 @@
-//! What a request asks for: its path, its query and its verb.
+//! Parses a request: its path, its query and its verb.
 
 use std::collections::BTreeMap;
 
 use super::kinds::{ALL, Kind};
 
-/// What a request does, in the words of the API.
+/// The verb of a request, in the terms of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verb {
     /// GET of one object.
@@ -28,7 +28,7 @@ pub enum Verb {
 /// Parameters of the query.
 pub(super) type Query = BTreeMap<String, String>;
 
-/// What the path names.
+/// The target of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
     Objects(ObjectPath),
@@ -37,7 +37,7 @@ pub(super) enum Target {
     Version,
     /// Questions about the client's own rights.
     Rights,
-    /// Nothing that is served.
+    /// Not served.
     Unknown,
 }
 
@@ -59,7 +59,7 @@ pub(super) enum Discovery {
     Resources { group: String, version: String },
 }
 
-/// What a path names.
+/// Returns the target of a path.
 pub(super) fn target(path: &str) -> Target {
     let segments: Vec<String> = path
         .split('/')
@@ -124,7 +124,7 @@ pub(super) fn query(text: &str) -> Query {
         .collect()
 }
 
-/// What a request does.
+/// Returns the verb of a request.
 pub(super) fn verb(method: &str, target: &Target, query: &Query) -> Verb {
     let Target::Objects(path) = target else { return Verb::Other };
     let watches = query.get("watch").is_some_and(|value| matches!(value.as_str(), "true" | "1" | ""));

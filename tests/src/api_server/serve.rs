@@ -1,4 +1,4 @@
-//! From a request to its answer.
+//! Answers requests.
 
 use std::convert::Infallible;
 use std::sync::{Arc, PoisonError};
@@ -27,7 +27,7 @@ use crate::admission::Review;
 /// Largest body of a request, as real servers have it.
 const MAX_BODY: usize = 3 << 20;
 
-/// What is answered.
+/// The answer to a request.
 #[derive(Debug)]
 enum Answer {
     Json(StatusCode, Value),
@@ -108,7 +108,7 @@ fn logged(asked: &Asked, path: &str, connection: u64) -> Request {
     }
 }
 
-/// What faults do before there is an answer: the answer that they give, if they give one.
+/// Applies faults before there is an answer; returns the answer of a fault, if one gives it.
 async fn spoil(faults: &[Fault], connection: &Connection) -> Option<Failure> {
     for fault in faults {
         match fault {
@@ -226,7 +226,7 @@ fn admit(
 ) -> Result<(), Failure> {
     let Some(admission) = &*shared.admission() else { return Ok(()) };
     let resource = path.kind.resource;
-    // A real server shows the parts of an object even where they are empty.
+    // A real server shows the parts of an object even if they are empty.
     let shown = |object: &Value| {
         let mut object = object.clone();
         if path.kind.status && path.subresource.as_deref() != Some("eviction") {

@@ -1,11 +1,11 @@
-//! How objects look in answers: with the type of the version that was asked for, whole or their metadata alone.
+//! The form of objects in answers: with the type of the requested version, whole or only their metadata.
 
 use hyper::HeaderMap;
 use serde_json::{Map, Value, json};
 
 use super::kinds::Kind;
 
-/// How objects are wanted.
+/// The requested form of objects.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     pub(super) kind: &'static Kind,
@@ -39,7 +39,7 @@ impl Shape {
                 shaped.extend(fields.iter().map(|(key, value)| (key.clone(), value.clone())));
                 Value::Object(shaped)
             }
-            // Not an object at all: the test wants it as it is.
+            // Not an object at all: the test wants it unchanged.
             other => other.clone(),
         }
     }

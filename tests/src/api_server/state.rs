@@ -1,4 +1,4 @@
-//! What the parts of the server share.
+//! State shared by the parts of the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,12 +16,12 @@ use super::store::Store;
 use super::write::ForeignUid;
 use crate::admission::{Policies, Review};
 
-/// What a server is told once.
+/// Settings that do not change.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     /// Time between bookmarks of a watch.
     pub(super) bookmarks: Duration,
-    /// Minor version: `/version` says it, and from 32 on lists are streamed where that is asked for.
+    /// Minor version, for `/version`; from 32 on lists are streamed if that is requested.
     pub(super) minor: u32,
     pub(super) foreign_uid: ForeignUid,
 }
@@ -42,11 +42,11 @@ pub(super) struct Shared {
     connections: Mutex<Connections>,
 }
 
-/// The policies that writes of clients have to pass, and what they were shown.
+/// The policies that writes of clients have to pass, and the writes that they were applied to.
 #[derive(Debug)]
 pub(super) struct Admission {
     pub(super) policies: Policies,
-    /// Who all clients are.
+    /// The identity of all clients.
     pub(super) user: Value,
     pub(super) reviews: Mutex<Vec<Review>>,
 }
@@ -84,7 +84,7 @@ impl Shared {
         locked(&self.store)
     }
 
-    /// Changes the objects, and tells watches of it.
+    /// Changes the objects, and notifies watches.
     pub(super) fn change<T>(&self, work: impl FnOnce(&mut Store) -> T) -> T {
         let mut store = self.store();
         let result = work(&mut store);
@@ -92,7 +92,7 @@ impl Shared {
         result
     }
 
-    /// Is changed with every change of the objects, or of what is served.
+    /// Changes with every change of the objects, or of the served kinds.
     pub(super) fn news(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
@@ -101,7 +101,7 @@ impl Shared {
         !locked(&self.unserved).contains(&(kind.resource, version))
     }
 
-    /// Serves a version of a kind from now on, or does not. Watches of what is no longer served end.
+    /// Serves a version of a kind from now on, or stops serving it. Watches of it end then.
     pub(super) fn serve(&self, kind: &'static Kind, version: &'static str, served: bool) {
         let mut unserved = locked(&self.unserved);
         if served {

@@ -1,17 +1,17 @@
-//! Failures as the API says them: an object `Status`.
+//! Failures in the form of the API: an object `Status`.
 
 use serde_json::{Value, json};
 
 use super::kinds::Kind;
 
-/// A failure: a `Status` with its HTTP code, or plain text where real servers answer so.
+/// A failure: a `Status` with its HTTP code, or plain text where real servers use it.
 #[derive(Debug, Clone)]
 pub(super) struct Failure {
     pub(super) code: u16,
     reason: &'static str,
     message: String,
     details: Box<Value>,
-    /// `metadata`: a continue token, where there is one.
+    /// `metadata`: a continue token, if there is one.
     metadata: Box<Value>,
     /// Answered as text, not as a `Status`.
     pub(super) plain: bool,
@@ -24,7 +24,7 @@ impl Failure {
         Self { code, reason, message, details, metadata, plain: false, retry_after: None }
     }
 
-    /// A failure with nothing but its code, as faults make it.
+    /// Returns a failure with only a code, as faults create it.
     pub(super) fn of_code(code: u16) -> Self {
         let (reason, message) = match code {
             401 => ("Unauthorized", "Unauthorized"),
@@ -57,8 +57,8 @@ impl Failure {
         Self::new(400, "BadRequest", message)
     }
 
-    /// What a server says to a path that it does not serve: text, not a `Status`. Clients make "the server could not
-    /// find the requested resource" of it.
+    /// Returns the answer of a server for a path that it does not serve: text, not a `Status`. Clients turn it into
+    /// "the server could not find the requested resource".
     pub(super) fn unserved() -> Self {
         let mut failure = Self::new(404, "NotFound", "404 page not found\n".to_owned());
         failure.plain = true;
@@ -94,7 +94,7 @@ impl Failure {
         failure
     }
 
-    /// Parameters that may not be given, each with the reason.
+    /// Returns the failure for parameters that are not allowed, each with the reason.
     pub(super) fn forbidden_options(all: &[(&str, &str)]) -> Self {
         let said: Vec<String> =
             all.iter().map(|(parameter, why)| format!("{parameter}: Forbidden: {why}")).collect();
@@ -141,7 +141,7 @@ impl Failure {
         Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 
-    /// 410 of a list's page, with the token of a list that goes on inconsistently.
+    /// Returns 410 of a list's page, with the token of a list that continues inconsistently.
     pub(super) fn continue_expired(token: &str) -> Self {
         let message = "The provided continue parameter is too old to display a consistent list result.";
         let mut failure = Self::new(410, "Expired", message.to_owned());

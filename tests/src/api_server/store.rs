@@ -7,12 +7,12 @@ use serde_json::{Value, json};
 
 use super::kinds::Kind;
 
-/// Versions begin above what could be mistaken for a count.
+/// The first version: higher than numbers that could be counts.
 const FIRST_VERSION: u64 = 1000;
 /// Changes that are kept. A watch that is further behind gets 410.
 const MAX_HISTORY: usize = 200_000;
 
-/// Where an object is: resource, namespace (empty without one), name.
+/// The key of an object: resource, namespace (empty without one), name.
 pub(super) type Key = (&'static str, String, String);
 
 /// All objects with one counter of versions.
@@ -52,7 +52,7 @@ impl Store {
         self.version
     }
 
-    /// Before this version nothing is remembered.
+    /// Returns the version before which nothing is remembered.
     pub(super) fn oldest(&self) -> u64 {
         self.oldest
     }
@@ -80,7 +80,7 @@ impl Store {
         result
     }
 
-    /// The objects of a kind as they were at a version that is not expired, in the order of their keys.
+    /// Returns the objects of a kind at a version that is not expired, in the order of their keys.
     pub(super) fn list_at(&self, kind: &Kind, version: u64) -> Vec<(Key, Arc<Value>)> {
         let mut found: BTreeMap<&Key, &Arc<Value>> =
             self.objects.iter().filter(|(key, _)| key.0 == kind.resource).collect();
@@ -106,15 +106,15 @@ impl Store {
         Some(self.history.range(first..).filter(of_kind).cloned().collect())
     }
 
-    /// Forgets the history: watches that begin at a version before now, and pages of lists from before now, are
-    /// expired. Watches that run are not.
+    /// Forgets the history: watches that begin at a version before now, and pages of earlier lists, are expired.
+    /// Running watches are not.
     pub(super) fn compact(&mut self) {
         self.version += 1;
         self.oldest = self.version;
     }
 }
 
-/// An object with its `resourceVersion`. What has no map `metadata` stays as it is.
+/// Returns an object with its `resourceVersion`. A value without a map `metadata` stays unchanged.
 pub(super) fn with_version(mut object: Value, version: u64) -> Value {
     if object["metadata"].is_object() {
         object["metadata"]["resourceVersion"] = json!(version.to_string());

@@ -14,7 +14,7 @@ use super::state::Shared;
 use super::status::Failure;
 use super::store::{Change, with_version};
 
-/// How long a watch lasts that says nothing about it.
+/// Duration of a watch without a timeout.
 const DEFAULT_TIME: Duration = Duration::from_secs(1800);
 
 /// A watch that is about to begin.
@@ -28,16 +28,16 @@ pub(super) struct Watch {
     pub(super) time: Option<Duration>,
 }
 
-/// Where a watch begins.
+/// The start of a watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
     /// After a version.
     Version(u64),
-    /// With what is there, as ADDED; `marked`: a bookmark says where that ends.
+    /// The present objects, as ADDED; `marked`: a bookmark marks their end.
     Present { marked: bool },
 }
 
-/// What a watch tells of a change.
+/// The event of a change.
 #[derive(Debug, PartialEq, Eq)]
 enum Told<'a> {
     Added(&'a Value),
@@ -46,7 +46,7 @@ enum Told<'a> {
 }
 
 impl Watch {
-    /// Writes events until the client goes away, or the watch's time is over.
+    /// Writes events until the client is gone, or the watch's time is over.
     pub(super) async fn run(self, shared: Arc<Shared>, mut out: Writer) {
         // Either way the body ends here.
         let _: Result<(), Ended> = self.events(&shared, &mut out).await;
@@ -92,7 +92,8 @@ impl Watch {
         }
     }
 
-    /// What is there, where the watch begins with it. Returns the version that changes are told from.
+    /// Writes the present objects, if the watch begins with them. Returns the version from which changes are
+    /// reported.
     async fn first(&self, shared: &Shared, out: &mut Writer) -> Result<u64, Ended> {
         let (present, version, oldest) = {
             let store = shared.store();
@@ -138,7 +139,8 @@ impl Watch {
     }
 }
 
-/// What a selector makes of a change: an object that begins to match is new, one that no longer does is gone.
+/// Returns the event of a change under a selector: an object that begins to match is added, one that no longer
+/// matches is deleted.
 fn told<'a>(change: &'a Change, selector: &Selector) -> Option<Told<'a>> {
     let matching =
         |object: &'a Option<Arc<Value>>| object.as_deref().filter(|object| selector.matches(object));

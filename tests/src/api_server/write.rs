@@ -1,4 +1,4 @@
-//! What the verbs that write do to the objects.
+//! The effects of writing verbs on the objects.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,7 +11,7 @@ use super::query::ObjectPath;
 use super::status::Failure;
 use super::store::{Key, Store};
 
-/// What a server does with a patch whose `metadata.uid` is another object's.
+/// The behaviour of a server for a patch whose `metadata.uid` is another object's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForeignUid {
     /// 422: the field is immutable.
@@ -20,14 +20,14 @@ pub enum ForeignUid {
     Conflict,
 }
 
-/// What `DeleteOptions` ask for.
+/// The requests of `DeleteOptions`.
 #[derive(Debug, Default)]
 pub(super) struct Deletion {
     pub(super) grace: Option<u64>,
     pub(super) uid: Option<String>,
 }
 
-/// What was deleted, or is about to be.
+/// The object that was deleted, or is about to be.
 #[derive(Debug)]
 pub(super) enum Deleted {
     Now(Arc<Value>),
@@ -39,11 +39,11 @@ pub(super) fn key(kind: &'static Kind, namespace: Option<&str>, name: &str) -> K
     (kind.resource, namespace.unwrap_or_default().to_owned(), name.to_owned())
 }
 
-/// Says whether a write is admitted, by the object as it is, if it is there, and as it would be.
+/// Decides whether a write is admitted, given the present object, if there is one, and the new object.
 pub(super) type Admit<'a> = &'a dyn Fn(Option<&Value>, &Value) -> Result<(), Failure>;
 
-/// Makes an object. With `None` for `admit` it is the test's own: its `uid` and other fields of the server are taken as
-/// they are.
+/// Creates an object. With `None` for `admit` it is the test's own: its `uid` and other fields of the server are
+/// kept.
 pub(super) fn create(
     store: &mut Store,
     kind: &'static Kind,
@@ -159,7 +159,7 @@ fn change(
     Ok(store.commit(key, Some(new)))
 }
 
-/// The writer's idea of the object's name, uid and version holds, where it says one.
+/// Checks the object's name, uid and version against those of the write, if it has them.
 fn check_identity(
     kind: &Kind,
     name: &str,
@@ -202,8 +202,8 @@ fn check_identity(
     Ok(())
 }
 
-/// Deletes an object, at once or after its grace: then it gets a `deletionTimestamp` first. Pods that have a node have
-/// 30 s by default.
+/// Deletes an object, at once or after its grace period: then it gets a `deletionTimestamp` first. Pods with a node
+/// have 30 s by default.
 pub(super) fn delete(
     store: &mut Store,
     kind: &'static Kind,
@@ -266,8 +266,8 @@ pub(super) fn now() -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// The date of a day after 1970-01-01 (proleptic Gregorian): years are counted from a March, so that the day that some
-/// years have more is the last one.
+/// Returns the date of a day after 1970-01-01 (proleptic Gregorian): years begin in March, so that a leap day is the
+/// last day of its year.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);

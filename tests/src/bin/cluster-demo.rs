@@ -1,5 +1,5 @@
-//! The story that `cargo xtask demo --cluster` tells: netattach installed, used, upgraded and removed on a cluster, by
-//! commands as an operator types them. Needs root, and what the tests of a cluster need.
+//! The demonstration of `cargo xtask demo --cluster`: netattach installed, used, upgraded and removed on a cluster,
+//! by commands as an operator types them. Needs root, and the requirements of the cluster tests.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ const PINGS: u32 = 3000;
 
 fn main() -> ExitCode {
     let started = Instant::now();
-    // A thread of its own has the mounts of the node: whoever is in them is ended with it.
+    // A separate thread has the mounts of the node: processes in them are ended with it.
     let told = std::thread::spawn(tell).join();
     match told.unwrap_or_else(|_| Err(anyhow!("the demonstration panicked"))) {
         Ok(ticks) => {
@@ -64,7 +64,7 @@ fn tell() -> Result<u16> {
 
 struct Story {
     site: Site,
-    /// What the node has without netattach.
+    /// The state of the node without netattach.
     before: Left,
     transcript: Transcript,
 }
@@ -219,9 +219,9 @@ impl Story {
         )
     }
 
-    /// What outlasts agents: executables, pins, tables.
+    /// Removes the parts that outlast agents: executables, pins, tables.
     fn uninstall(&mut self) -> Result<()> {
-        // As the page on removal says for a server of Kubernetes 1.20.
+        // As the page on removal requires for a server of Kubernetes 1.20.
         self.show("sed -i '/appArmorProfile:/d; s|# annotations:|annotations:|' deploy/uninstall/job.yaml")?;
         self.show(&format!(
             "sed 's|NODE|{NODE}|; s|IMAGE|localhost/netattach:{NEXT}|' deploy/uninstall/job.yaml | kubectl create -f -"
@@ -231,7 +231,7 @@ impl Story {
         self.show(&format!("kubectl delete jobs {JOBS}")).map(drop)
     }
 
-    /// Shows a command and what it says; it has to succeed.
+    /// Shows a command and its output; it has to succeed.
     fn show(&mut self, line: &str) -> Result<String> {
         self.transcript.command(line);
         let ended = self.site.kubectl.ask(line, self.site.directory())?;

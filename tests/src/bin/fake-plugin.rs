@@ -1,8 +1,8 @@
-//! A CNI plugin that does what a script says and writes down how it was called.
+//! A CNI plugin that follows a script and records how it was called.
 //!
-//! The script is a JSON file: the one that `FAKE_SCRIPT` names, in the environment or else in `CNI_ARGS`;
-//! else the executable's path as it was called with `.json` appended; else an empty one. Every key may also
-//! stand in an object under a verb (`"DEL": {...}`), which wins for that verb.
+//! The script is a JSON file: the one that `FAKE_SCRIPT` names, in the environment or else in `CNI_ARGS`; else the
+//! path of the executable as called, with `.json` appended; else an empty one. Every key may also be in an object
+//! under a verb (`"DEL": {...}`), which has precedence for that verb.
 //!
 //! | key | effect, in this order |
 //! |---|---|
@@ -26,7 +26,7 @@
 //! | `exit` | the exit status |
 //! | `abort` | `true`: dies by a signal |
 //! | `exec` | this executable answers instead, with the same environment and stdin |
-//! | `with` | keys that it is given besides, in the place of those of the same name |
+//! | `with` | additional keys for its configuration, which replace those of the same name |
 //!
 //! Without `result`, ADD passes the previous result through, or prints an empty one.
 
@@ -180,14 +180,14 @@ fn run() -> Result<u8> {
     Ok(if script.exit == 0 { status } else { script.exit })
 }
 
-/// Whether the container has the interface. A namespace that is gone has none.
+/// Whether the container has the interface; `false` if the namespace is gone.
 fn has_interface(env: &BTreeMap<String, String>) -> Result<bool> {
     let Some((netns, name)) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")) else { return Ok(false) };
     let Ok(netns) = Netns::open(netns) else { return Ok(false) };
     Ok(Network::of_netns(&netns)?.links.contains_key(name))
 }
 
-/// Makes a link in the container with these addresses, or deletes it. A namespace that is gone has none.
+/// Creates a link in the container with these addresses, or deletes it. A deleted namespace has none.
 fn link(verb: &str, kind: &str, addresses: &[String], env: &BTreeMap<String, String>) -> Result<()> {
     let Some((netns, name)) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")) else { return Ok(()) };
     let Ok(netns) = Netns::open(netns) else { return Ok(()) };
@@ -209,7 +209,7 @@ fn link(verb: &str, kind: &str, addresses: &[String], env: &BTreeMap<String, Str
     Ok(())
 }
 
-/// Sends what a DHCP client without an address sends, by a socket in the container.
+/// Sends the first message of a DHCP client without an address, by a socket in the container.
 fn discover(env: &BTreeMap<String, String>) -> Result<()> {
     let (netns, name) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")).context("no interface")?;
     let netns = Netns::open(netns)?;
@@ -239,7 +239,7 @@ fn hand_over(plugin: &Path, stdin: &[u8]) -> Result<u8> {
     Ok(u8::try_from(status)?)
 }
 
-/// Prints what the script or the verb asks for, and returns the status that goes with it.
+/// Prints the answer of the script or the verb, and returns the exit status.
 fn answer(verb: &str, script: &Script, config: &Value) -> Result<u8> {
     let version = config.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0");
     let print = |value: &Value| writeln!(io::stdout(), "{value:#}");
@@ -289,8 +289,8 @@ fn with_suffix(path: PathBuf, suffix: &str) -> PathBuf {
     text.into()
 }
 
-/// Appends one line with one write, so that calls at the same time do not mix. The test may take the record away at any
-/// time (`Node::take_calls`): it waits for who has the lock, and a file that has been taken is none to write to.
+/// Appends one line with one write, so that concurrent calls do not mix. The test may take the record away at any
+/// time (`Node::take_calls`): it waits for the holder of the lock, and a file that was taken is not written to.
 fn append(record: &Option<PathBuf>, line: &Value) -> Result<()> {
     let Some(path) = record else { return Ok(()) };
     let mut file = loop {

@@ -1,5 +1,5 @@
-//! `soak --minutes N [--seed S] [--attachments N]`: pods come and go at random on two nodes, see `netattach_tests::soak`. Needs
-//! root.
+//! `soak --minutes N [--seed S] [--attachments N]`: pods are created and deleted at random on two nodes, see
+//! `netattach_tests::soak`. Needs root.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,5 +1,5 @@
-//! A client of the API server that adds nothing to what it is told to send: for what the server does, and for objects of
-//! tests.
+//! A client of the API server that adds nothing to the requests it gets: to check the server's behaviour, and for
+//! objects of tests.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ pub struct Reply {
     pub body: Value,
 }
 
-/// The events of a watch, as they come.
+/// The events of a watch, as they arrive.
 #[derive(Debug)]
 pub struct Watch {
     runtime: Runtime,
@@ -67,7 +67,7 @@ impl Reply {
 }
 
 impl Client {
-    /// A user by certificate, by token, or nobody.
+    /// A user by certificate, by token, or an anonymous one.
     pub(super) fn new(
         namespace: Arc<Namespace>,
         address: (IpAddr, u16),
@@ -141,7 +141,7 @@ impl Client {
         self.post(&collection, object)?.expect(201).with_context(|| format!("create {path}"))
     }
 
-    /// What the server would answer if the object was created, or changed where it is there already. Nothing is stored.
+    /// Returns the server's answer if the object was created, or changed if it exists. Nothing is stored (dry run).
     ///
     /// # Errors
     /// No answer.
@@ -176,7 +176,7 @@ impl Client {
         read(&runtime, response)
     }
 
-    /// Sends a request; returns the head of the answer with what reads the rest of it.
+    /// Sends a request; returns the head of the answer and a reader for the rest of it.
     fn send(
         &self,
         method: Method,
@@ -226,7 +226,7 @@ impl Watch {
     /// The next event.
     ///
     /// # Errors
-    /// The watch ends, or nothing comes.
+    /// The watch ends, or no event arrives.
     pub fn event(&mut self) -> Result<Value> {
         loop {
             if let Some(end) = self.read.iter().position(|byte| *byte == b'\n') {

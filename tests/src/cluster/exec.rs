@@ -26,14 +26,14 @@ const CLOSE: u8 = 8;
 /// Longest frame that is read.
 const LONGEST: u64 = 1 << 20;
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug, Default)]
 pub struct Executed {
     /// Its standard output.
     pub stdout: String,
     /// Its standard error.
     pub stderr: String,
-    /// How it ended: an object of the kind `Status`.
+    /// Its result: an object of the kind `Status`.
     pub outcome: Value,
 }
 

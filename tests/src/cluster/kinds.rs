@@ -1,4 +1,4 @@
-//! Where the objects of a kind are.
+//! The API paths of kinds of objects.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! kubectl, as an operator runs it, with all rights.
+//! kubectl with all rights, as an operator runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ pub struct Kubectl {
     namespace: Arc<Namespace>,
 }
 
-/// How a command ended, and what it said.
+/// The result of a command, and its output.
 #[derive(Debug)]
 pub struct Ended {
     /// Whether its exit code is 0.
@@ -32,7 +32,7 @@ pub struct Ended {
 }
 
 impl Cluster {
-    /// kubectl for this cluster. Without the program the test is reported as skipped, and there is none.
+    /// Returns kubectl for this cluster; `None` without the program: the test is reported as skipped.
     ///
     /// # Errors
     /// Its configuration cannot be written.
@@ -62,7 +62,7 @@ impl Kubectl {
         command
     }
 
-    /// A shell for the commands of pages, in that directory and where the cluster is reached.
+    /// Returns a shell for the commands of pages, in that directory, from which the cluster can be reached.
     ///
     /// # Errors
     /// It cannot be started.
@@ -77,12 +77,12 @@ impl Kubectl {
         let path = own.map(Path::to_path_buf).into_iter().chain(std::env::split_paths(&user));
         let mut command = Command::new(program);
         command.env("KUBECONFIG", &self.config).env("HOME", &self.home);
-        // A path that cannot be joined has a colon, and is then not found.
+        // A path with a colon cannot be joined, and its programs are then not found.
         command.env("PATH", std::env::join_paths(path).unwrap_or(user));
         command
     }
 
-    /// Runs a line of shell where the cluster is reached.
+    /// Runs a line of shell in a namespace from which the cluster can be reached.
     ///
     /// # Errors
     /// It cannot be started.
@@ -92,7 +92,7 @@ impl Kubectl {
         self.ended(command)
     }
 
-    /// Where the programs of plugins may be put, which kubectl finds by their names.
+    /// Returns the directory for programs of plugins, which kubectl finds by their names.
     pub fn home(&self) -> &Path {
         &self.home
     }
@@ -128,7 +128,7 @@ impl Kubectl {
     /// Runs a command whose output is JSON.
     ///
     /// # Errors
-    /// It fails, or says something else.
+    /// It fails, or its output is not JSON.
     pub fn json(&self, words: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.run(&[words, &["-o", "json"]].concat())?)?)
     }

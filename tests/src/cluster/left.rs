@@ -1,4 +1,4 @@
-//! What is left on the node of a [`Site`].
+//! The leftovers on the node of a [`Site`].
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use anyhow::Result;
 use super::site::Site;
 use crate::snapshot::Network;
 
-/// Where netattach has files on a node.
+/// The directories of netattach's files on a node.
 const PLACES: [&str; 8] = [
     "/opt/cni",
     "/etc/cni",
@@ -20,16 +20,16 @@ const PLACES: [&str; 8] = [
     "/sys/fs/bpf/netattach",
     "/var/run/k8s.cni.cncf.io",
 ];
-/// What is not removed: docs/remove.md says what of netattach stays.
+/// Files that are not removed: docs/remove.md lists the parts of netattach that stay.
 const STAYS: [&str; 4] = [
     "/var/lib/cni/networks/",
     "/var/lib/netattach/journal/",
-    // containerd asks for a DEL once more when the kubelet has it forget a sandbox, up to minutes later.
+    // containerd sends another DEL when the kubelet makes it forget a sandbox, up to minutes later.
     "/var/lib/netattach/pending/",
     "/run/netattach/netattach.sock.lock",
 ];
 
-/// What the operator sees of the node: everything that could be left there.
+/// The operator's view of the node: everything that could be left there.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Left {
     links: BTreeSet<String>,
@@ -48,7 +48,7 @@ impl Left {
         Ok(Self { links: network.links.into_keys().collect(), files })
     }
 
-    /// The links and files of the node that were not there then, but for files that are said to stay.
+    /// Returns the links and files of the node that did not exist then, except documented files that stay.
     ///
     /// # Errors
     /// As [`Self::of`].

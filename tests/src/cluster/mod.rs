@@ -1,9 +1,10 @@
 //! A real cluster: etcd and kube-apiserver in a namespace of their own, with certificates, RBAC and bound tokens, and a
 //! bridge that nodes are connected to. Nothing of it outlasts the value.
 //!
-//! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `kubectl` is the real
-//! one, `program` keeps a daemon, `kinds` says where objects are; `worker` is a node with a kubelet, `site` a whole cluster
-//! before netattach is installed, `ready` how long it takes to be ready, `left` what is on its node.
+//! `pki` makes the certificates, `client` sends requests to the server, `exec` runs commands in containers through
+//! it, `kubectl` is the real one, `program` runs a daemon, `kinds` has the paths of objects; `worker` is a node with
+//! a kubelet, `site` a whole cluster before netattach is installed, `ready` measures the time until it is ready,
+//! `left` the leftovers on its node.
 
 mod client;
 mod exec;
@@ -41,7 +42,7 @@ use self::pki::Pki;
 use self::program::Program;
 pub use self::worker::{Bare, Loss, Setup, Worker};
 
-/// The programs that a cluster is made of.
+/// The programs of a cluster.
 const PROGRAMS: [&str; 7] = [
     "etcd",
     "kube-apiserver",
@@ -51,11 +52,12 @@ const PROGRAMS: [&str; 7] = [
     "kube-proxy",
     "device-plugin",
 ];
-/// What the controller manager does: enough for Deployments, their budgets and Services, and for nodes to be ready.
+/// The controllers of the controller manager: enough for Deployments, their budgets and Services, and for nodes to be
+/// ready.
 const CONTROLLERS: &str =
     "deployment,replicaset,garbagecollector,namespace,nodelifecycle,endpoint,endpointslice,disruption";
-/// And what it does besides where pods have service accounts: what `kubectl apply -k` of a DaemonSet takes, and the Jobs that
-/// remove what it leaves.
+/// Additional controllers if pods have service accounts: those for `kubectl apply -k` of a DaemonSet, and for the
+/// Jobs that remove its leftovers.
 const MORE_CONTROLLERS: &str = "daemonset,job,serviceaccount,root-ca-cert-publisher";
 /// The server's address on the bridge of nodes.
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
@@ -68,14 +70,14 @@ const ETCD: &str = "http://127.0.0.1:2379";
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 /// A server that takes longer to get ready counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What is installed in every cluster.
+/// The manifests that are installed in every cluster.
 const MANIFESTS: [&str; 3] = [
     include_str!("../../../deploy/base/crds/network-attachment-definitions.yaml"),
     include_str!("../../../deploy/base/crds/multi-networkpolicies.yaml"),
     include_str!("../../../deploy/base/rbac.yaml"),
 ];
 
-/// A cluster without nodes: its pods run where a test says that they do.
+/// A cluster without nodes: a test sets the state of its pods.
 #[derive(Debug)]
 pub struct Cluster {
     // Before the directory that they write to, and in the order in which they end.
@@ -91,8 +93,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster that the tests of this process share while one of them runs: objects of tests are told apart by their
-    /// namespaces. Without the programs the test is reported as skipped, and there is no cluster.
+    /// Returns the cluster that the tests of this process share while one of them runs: objects of tests are
+    /// separated by their namespaces. `None` without the programs: the test is reported as skipped.
     ///
     /// # Errors
     /// The cluster cannot be made.
@@ -118,7 +120,7 @@ impl Cluster {
         Ok(Some(cluster))
     }
 
-    /// A cluster as an operator finds it: nothing is installed, and pods have the tokens of their service accounts.
+    /// Returns a cluster in which nothing is installed, and whose pods have the tokens of their service accounts.
     ///
     /// # Errors
     /// The cluster cannot be made.
@@ -132,7 +134,7 @@ impl Cluster {
         ip(&namespace, &["link", "set", "lo", "up"])?;
         ip(&namespace, &["link", "add", BRIDGE, "up", "type", "bridge"])?;
         ip(&namespace, &["address", "add", &format!("{SERVER}/16"), "dev", BRIDGE])?;
-        // The server looks for the address that it tells others by this route.
+        // The server determines the address that it advertises from this route.
         ip(&namespace, &["route", "add", "default", "dev", BRIDGE])?;
         let dir = tempfile::Builder::new().prefix("netattach-cluster-").tempdir()?;
         let pki = Pki::new(dir.path())?;
@@ -173,7 +175,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts the controller that gives each node a range of that one, IPv4.
+    /// Starts the controller that assigns each node a part of that IPv4 range.
     ///
     /// # Errors
     /// It cannot be started.
@@ -193,7 +195,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends the API server at once, as a crash does. What it stored stays.
+    /// Kills the API server, like a crash. Its stored objects stay.
     pub fn stop_server(&mut self) {
         self.server.end();
     }
@@ -225,7 +227,7 @@ impl Cluster {
         Client::new(self.namespace.clone(), self.address(), self.pki.authority(), None, Some(token))
     }
 
-    /// A token of a service account that is valid for that long, ten minutes at least.
+    /// Returns a token of a service account that is valid for that long, at least ten minutes.
     ///
     /// # Errors
     /// The server issues none.
@@ -239,8 +241,8 @@ impl Cluster {
         Ok(reply["status"]["token"].as_str().context("a token is text")?.to_owned())
     }
 
-    /// Writes a file by which the agent reaches the server, with a token in a file of its own, as a pod has it. Returns
-    /// its path.
+    /// Writes a configuration with which the agent reaches the server, with a token in a separate file, as in a pod.
+    /// Returns its path.
     ///
     /// # Errors
     /// The server issues no token, or a file cannot be written.
@@ -262,7 +264,7 @@ impl Cluster {
         Ok(address)
     }
 
-    /// Connects the namespace in which a node starts anew, at the address of before.
+    /// Connects the namespace in which a node is restarted, at its previous address.
     fn reconnect(&self, node: &Namespace, address: Ipv4Addr) -> Result<()> {
         // The kernel may not have removed the former one's end yet.
         let _ = ip(&self.namespace, &["link", "delete", &port_of(address)]);
@@ -280,7 +282,7 @@ impl Cluster {
         ip(node, &["route", "add", "default", "via", &SERVER.to_string()])
     }
 
-    /// The namespace of the server, from where nodes are reached as from outside of the cluster.
+    /// Returns the namespace of the server, from which nodes are reached as from outside of the cluster.
     pub fn outside(&self) -> &Namespace {
         &self.namespace
     }
@@ -293,7 +295,7 @@ impl Cluster {
         Ok(self.server.resident()? + self.etcd.resident()?)
     }
 
-    /// Where the server is.
+    /// Returns the address of the server.
     fn address(&self) -> (IpAddr, u16) {
         (IpAddr::V4(SERVER), PORT)
     }
@@ -306,7 +308,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Creates what `deploy` has, and waits until the new kinds are served.
+    /// Creates the objects of `deploy`, and waits until the new kinds are served.
     fn install(&self) -> Result<()> {
         let admin = self.admin()?;
         for text in MANIFESTS {
@@ -326,7 +328,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Gives the agent what that component of `deploy/components` adds to its role.
+    /// Adds the rules of that component of `deploy/components` to the agent's role.
     ///
     /// # Errors
     /// The server refuses it, or the component adds nothing.
@@ -357,7 +359,7 @@ fn start_etcd(tools: &Path, namespace: &Namespace, dir: &Path) -> Result<Program
     let mut etcd = Command::new(tools.join("etcd"));
     etcd.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", ETCD]);
     etcd.args(["--advertise-client-urls", ETCD, "--listen-peer-urls", "http://127.0.0.1:2380"]);
-    // What is lost with the machine is lost with the test.
+    // Losing the data with the machine is no problem: the test is lost too.
     etcd.args(["--log-level", "warn", "--unsafe-no-fsync"]);
     Program::start_outside(namespace, etcd, &dir.join("etcd.log"))
 }
@@ -388,9 +390,9 @@ fn start_server(
     set("authorization-mode", "Node,RBAC");
     set("enable-admission-plugins", "NodeRestriction");
     match accounts {
-        // As servers do today: a token for the pod alone, without a secret.
+        // As on present servers: a token only for the pod, without a secret.
         true => set("feature-gates", "BoundServiceAccountTokenVolume=true"),
-        // It wants what a controller makes for service accounts.
+        // The admission plugin requires objects that a controller creates for service accounts.
         false => set("disable-admission-plugins", "ServiceAccount"),
     }
     set("kubelet-client-certificate", &path(&kubelets.certificate));

@@ -31,7 +31,7 @@ pub(super) struct Files {
 }
 
 impl Pki {
-    /// Makes both, and writes what the server reads into a directory.
+    /// Creates both, and writes the files that the server reads into a directory.
     pub(super) fn new(directory: &Path) -> Result<Self> {
         let mut own = params("cluster", None);
         own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

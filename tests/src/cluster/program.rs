@@ -22,7 +22,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Starts it inside a namespace; what it says is added to `log`.
+    /// Starts it inside a namespace; its output is appended to `log`.
     pub(super) fn start(namespace: &Namespace, mut command: Command, log: &Path) -> Result<Self> {
         let file = File::options().create(true).append(true).open(log)?;
         command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -31,8 +31,8 @@ impl Program {
         Ok(Self { child: Mutex::new(child), log: log.to_owned() })
     }
 
-    /// [`Program::start`] with the mounts of this process, whatever those of this thread are: what belongs to the cluster is
-    /// not on the machine of a worker, and does not end with it.
+    /// [`Program::start`] with the mounts of this process instead of this thread's: daemons of the cluster do not
+    /// belong to the machine of a worker, and do not end with it.
     pub(super) fn start_outside(namespace: &Namespace, command: Command, log: &Path) -> Result<Self> {
         let start = || {
             // SAFETY: of the state that threads share only working directory, root and umask are unshared; no memory and no

@@ -1,4 +1,4 @@
-//! How long a node takes from `kubectl apply -k` to Ready.
+//! The time of a node from `kubectl apply -k` to Ready.
 
 use std::fmt;
 use std::fs;
@@ -9,11 +9,11 @@ use anyhow::{Context, Result, ensure};
 
 use super::site::{SOCKET, Site};
 
-/// What is promised of a machine that is not shared.
+/// The limit on a machine that is not shared.
 const PROMISED: Duration = Duration::from_secs(20);
-/// What a machine may take that other tests and builds share.
+/// The limit on a machine that is shared with other tests and builds.
 const SHARED: Duration = Duration::from_secs(60);
-/// How long is looked at what the machine does. A cluster without work takes a tenth of two processors.
+/// How long the machine's load is measured. A cluster without work takes a tenth of two processors.
 const LOOK: Duration = Duration::from_secs(1);
 /// Least part of the processors' time that is idle on a machine that is not shared.
 const IDLE: f64 = 0.6;
@@ -25,7 +25,7 @@ pub struct Ready {
     since: Instant,
 }
 
-/// How long it took, and what it might.
+/// The duration, and its limit.
 #[derive(Debug, Clone, Copy)]
 pub struct Took {
     time: Duration,
@@ -34,19 +34,20 @@ pub struct Took {
 }
 
 impl Ready {
-    /// From now on, after a look at what else goes on.
+    /// Starts the measurement, after measuring the load of the machine.
     ///
     /// # Errors
-    /// The kernel does not say what the processors do.
+    /// The kernel does not report the use of the processors.
     pub fn begin() -> Result<Self> {
         Ok(Self { idle: idle()?, since: Instant::now() })
     }
 
-    /// Waits until the node is ready and its agent serves: with a primary network, it is ready without.
+    /// Waits until the node is ready and its agent serves: with a primary network, the node is ready without the
+    /// agent.
     ///
     /// # Errors
-    /// It does not get ready, or that took longer than promised and nobody else used the processors, before and after: what
-    /// took its time then was ours.
+    /// The node does not become ready, or that took longer than the limit of an unshared machine although no other
+    /// process used the processors, before and after: the delay is then netattach's.
     pub fn in_time(self, site: &Site) -> Result<Took> {
         site.worker.wait_until_ready(site.cluster()).with_context(|| site.told())?;
         let serves = || UnixStream::connect(SOCKET).is_ok();
@@ -80,8 +81,8 @@ fn idle() -> Result<f64> {
     Ok(part(before, look()?))
 }
 
-/// Idle time and all time of all processors, in ticks: the first line of `/proc/stat` (proc(5)). A guest's time is a part of
-/// `user`, and what waits for a disk is idle.
+/// Returns idle time and total time of all processors, in ticks: the first line of `/proc/stat` (proc(5)). A guest's
+/// time is a part of `user`, and waiting for a disk counts as idle.
 fn times(stat: &str) -> Option<(u64, u64)> {
     let words = stat.lines().next()?.split_whitespace().skip(1).take(8);
     let ticks: Vec<u64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
@@ -89,7 +90,7 @@ fn times(stat: &str) -> Option<(u64, u64)> {
 }
 
 fn part(before: (u64, u64), after: (u64, u64)) -> f64 {
-    // In a second of no ticks nothing was done.
+    // A second without ticks counts as idle.
     if after.1 == before.1 { 1.0 } else { (after.0 - before.0) as f64 / (after.1 - before.1) as f64 }
 }
 

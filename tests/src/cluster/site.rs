@@ -1,5 +1,5 @@
-//! A cluster of one node as an operator finds it, and what he does there: `kubectl apply -k` of a directory of `deploy`, with
-//! the archive that `cargo xtask image` made on the node.
+//! A cluster of one node without netattach, and the actions of an operator there: `kubectl apply -k` of a directory
+//! of `deploy`, with the archive of `cargo xtask image` on the node.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ use crate::traffic::eventually;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Between two questions to the API server.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Where the agent says what it knows, on the node.
+/// The agent's socket on the node.
 pub const SOCKET: &str = "/run/netattach/netattach.sock";
 /// The agent's image, as the manifests name it.
 const IMAGE: &str = "localhost/netattach";
 /// The tag of the image to upgrade to: the same executables.
 pub const NEXT: &str = "next";
-/// Pods' addresses of the node, IPv4, where netattach is alone.
+/// Addresses for the node's pods, IPv4, if netattach is the only network.
 pub const RANGE: &str = "10.244.0.0/16";
 /// The name of the node.
 pub const NODE: &str = "node-1";
 
-/// What is there before netattach.
+/// The state before netattach is installed.
 #[derive(Debug)]
 pub struct Before<'a> {
-    /// The configuration of a primary network, and where its executables are.
+    /// The configuration of a primary network, and the paths of its executables.
     pub primary: Option<(Value, &'a [PathBuf])>,
     /// Whether the node's system mounts a BPF file system.
     pub has_bpffs: bool,
@@ -54,10 +54,10 @@ pub struct Site {
 }
 
 impl Site {
-    /// Makes it. Without the programs the test is reported as skipped, and there is none.
+    /// Creates the site; `None` without the programs: the test is reported as skipped.
     ///
     /// # Errors
-    /// Something does not start.
+    /// A part does not start.
     pub fn new(test: &str, before: &Before<'_>) -> Result<Option<Self>> {
         let archive = archive();
         let Some(images) = tools::directory(test, "NETATTACH_IMAGES", &[&archive]) else { return Ok(None) };
@@ -127,7 +127,7 @@ impl Site {
         self.directory.path().join("deploy")
     }
 
-    /// [`eventually`] for what is asked of the API server, which has work to do meanwhile.
+    /// [`eventually`] for queries of the API server, which is busy meanwhile.
     pub fn eventually(&self, mut question: impl FnMut() -> bool) -> bool {
         eventually(PATIENCE, || {
             let answer = question();
@@ -138,7 +138,7 @@ impl Site {
         })
     }
 
-    /// An object of the API; null where there is none.
+    /// Returns an object of the API; null if there is none.
     pub fn get(&self, path: &str) -> Value {
         self.admin.get(path).map_or(Value::Null, |reply| reply.body)
     }
@@ -146,7 +146,7 @@ impl Site {
     /// Waits until the DaemonSet's pods are those of its last version, and ready.
     ///
     /// # Errors
-    /// They do not get there; with what the agent says.
+    /// They do not become ready; the error has the agent's log.
     pub fn rolled_out(&self) -> Result<()> {
         let mut set = Value::Null;
         let done = self.eventually(|| {
@@ -161,7 +161,7 @@ impl Site {
         Ok(())
     }
 
-    /// What `netattachctl` on the node prints as JSON, whatever its exit code says.
+    /// Returns the JSON output of `netattachctl` on the node, whatever its exit code.
     pub fn ctl(&self, words: &[&str]) -> Value {
         let Ok(program) = executable("netattachctl") else { return Value::Null };
         let mut ctl = Command::new(program);
@@ -169,7 +169,7 @@ impl Site {
         ctl.output().ok().and_then(|output| serde_json::from_slice(&output.stdout).ok()).unwrap_or_default()
     }
 
-    /// What the agent's pods and their containers say, for one who looks into a failure.
+    /// Returns the output of the agent's pods and their containers, to investigate a failure.
     pub fn told(&self) -> String {
         let mut text = String::new();
         let pods = self.get("/api/v1/namespaces/kube-system/pods");
@@ -204,12 +204,12 @@ pub fn archive() -> String {
     format!("netattach-{}-{architecture}.oci.tar", env!("CARGO_PKG_VERSION"))
 }
 
-/// `netattachctl` as kubectl looks for it.
+/// Creates `netattachctl` under the name by which kubectl finds it.
 fn symlink_plugin(home: &Path) -> Result<()> {
     Ok(std::os::unix::fs::symlink(executable("netattachctl")?, home.join("kubectl-netattach"))?)
 }
 
-/// Copies a directory with what is in it.
+/// Copies a directory with its contents.
 ///
 /// # Errors
 /// A file cannot be read or written.

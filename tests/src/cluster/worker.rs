@@ -1,4 +1,4 @@
-//! A node of the cluster as a machine has it: a kubelet and containerd, with netattach as the network of its pods.
+//! A node of the cluster, like a machine: a kubelet and containerd, with netattach as the network of its pods.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -39,10 +39,10 @@ const GROUPS: &str = "k8s.io";
 /// Workers of this process: the control groups are removed with the last one.
 static WORKERS: Mutex<usize> = Mutex::new(0);
 
-/// How a node is set up.
+/// The configuration of a node.
 #[derive(Debug, Default)]
 pub struct Setup<'a> {
-    /// Keys of the agent's configuration file. With `cniConf` the agent alone writes the runtime's configuration.
+    /// Keys of the agent's configuration file. With `cniConf` only the agent writes the runtime's configuration.
     pub settings: &'a [(&'a str, Value)],
     /// The default network in place of the bridge of [`Node::default_config`].
     pub default: Option<fn(&Node) -> Value>,
@@ -59,22 +59,22 @@ pub struct Bare<'a> {
     pub images: &'a [&'a Path],
     /// Without it, no BPF file system is mounted.
     pub has_bpffs: bool,
-    /// The executables of a primary network, copied to where runtimes look.
+    /// The executables of a primary network, copied to the directory where runtimes look for plugins.
     pub plugins: &'a [PathBuf],
     /// Its configuration.
     pub configuration: Option<Value>,
 }
 
-/// What a node loses with its power beside everything in memory.
+/// The loss in a power failure, in addition to everything in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// Nothing.
+    /// Nothing else.
     Memory,
     /// The disk of the container runtime.
     Runtime,
 }
 
-/// A node that runs the pods which the scheduler gives it. It belongs to the thread that made it.
+/// A node that runs the pods that the scheduler assigns to it. It belongs to the thread that created it.
 #[derive(Debug)]
 pub struct Worker {
     proxy: Option<Program>,
@@ -125,7 +125,7 @@ impl Worker {
         Ok(Some(worker))
     }
 
-    /// Starts a node of that name, which gets ready when somebody installs a network.
+    /// Starts a node of that name, which becomes ready when a network is installed.
     ///
     /// # Errors
     /// It cannot be started.
@@ -193,7 +193,7 @@ impl Worker {
         Ok(fs::write(self.node().path("default.conf"), self.default.to_string())?)
     }
 
-    /// Where the kubelet finds pods that are in no cluster until it runs them.
+    /// Returns the directory of static pods, which are in no cluster until the kubelet runs them.
     pub fn static_pods(&self) -> PathBuf {
         self.node().path("kubelet").join("static")
     }
@@ -219,7 +219,7 @@ impl Worker {
         self.run_proxy()
     }
 
-    /// With the settings of before.
+    /// Starts kube-proxy with the settings of before.
     fn run_proxy(&mut self) -> Result<()> {
         let directory = self.node().path("kubelet");
         let mut proxy = Command::new(self.tools.join("kube-proxy"));
@@ -228,13 +228,13 @@ impl Worker {
         Ok(())
     }
 
-    /// What kube-proxy said last, for a test that fails.
+    /// Returns the last output of kube-proxy, for a test that fails.
     pub fn proxy_said(&self) -> String {
         self.proxy.as_ref().map(Program::said).unwrap_or_default()
     }
 
-    /// Starts a device plugin, which tells the kubelet of devices of a resource. A kubelet that starts again hears of them
-    /// too.
+    /// Starts a device plugin, which registers devices of a resource with the kubelet. It registers again with a
+    /// restarted kubelet.
     ///
     /// # Errors
     /// It cannot be started.
@@ -246,12 +246,12 @@ impl Worker {
         Ok(())
     }
 
-    /// What the device plugin said.
+    /// Returns the output of the device plugin.
     pub fn device_plugin_said(&self) -> String {
         self.device_plugin.as_ref().map(Program::said).unwrap_or_default()
     }
 
-    /// What the kubelet said last, for a test that fails.
+    /// Returns the last output of the kubelet, for a test that fails.
     pub fn kubelet_said(&self) -> String {
         self.kubelet.said()
     }
@@ -271,7 +271,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Cuts the power, and starts the node again: with the same disk and address, and an agent that comes last.
+    /// Simulates a power failure and a restart of the node: with the same disk and address, and with the agent
+    /// started last.
     ///
     /// # Errors
     /// A program does not start.
@@ -301,7 +302,7 @@ impl Worker {
         Namespace::at(Path::new(path))
     }
 
-    /// The plan by which a pod of that name is attached, as its record has it.
+    /// Returns the plan with which a pod of that name is attached, from its record.
     ///
     /// # Errors
     /// The pod is not attached.
@@ -347,7 +348,7 @@ impl Worker {
     }
 }
 
-/// Writes what the kubelet reads.
+/// Writes the files that the kubelet reads.
 fn configure(directory: &Path, cluster: &Cluster, name: &str, address: Ipv4Addr) -> Result<()> {
     let static_pods = directory.join("static");
     fs::create_dir_all(&static_pods)?;
@@ -425,8 +426,8 @@ fn cover_settings(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(over)
 }
 
-/// By this a node knows that it has started again.
+/// Writes the boot id, by which a node knows that it was restarted.
 fn write_boot_id(directory: &Path) -> Result<()> {
-    // In place: the file is mounted.
+    // Written in place, as the file is a mount.
     Ok(fs::write(directory.join(BOOT_ID), fs::read("/proc/sys/kernel/random/uuid")?)?)
 }

@@ -1,4 +1,4 @@
-//! Pages that are run as they are written: their commands, in order, and their output.
+//! Pages that are executed as they are written: their commands, in order, and their output.
 //!
 //! | block | |
 //! |---|---|
@@ -7,14 +7,15 @@
 //! | `yaml` that begins with a comment `# NAME.yaml` | that file, written into the working directory |
 //! | any other | not run |
 //!
-//! A word behind the kind names a part of the page, for machines that have what it needs: ```` ```sh ipvlan ````. All blocks of
-//! a part run in one shell on a machine of its own: namespaces for network, mounts and processes, which end with the shell,
-//! and with them agent, pods, pins and files. Output is compared until it is as shown, as what a command asks for may take a
-//! moment.
+//! A word after the kind names a part of the page, for machines with its requirements: ```` ```sh ipvlan ````. All
+//! blocks of a part run in one shell on a machine of its own: namespaces for network, mounts and processes, which end
+//! with the shell, and with them agent, pods, pins and files. Output is compared repeatedly until it is as shown, as
+//! the effect of a command may take a moment.
 //!
-//! [`Operator`] runs parts beside a real cluster, where what pages say of `kubectl` is said to the real one.
+//! [`Operator`] runs parts on a real cluster, where the `kubectl` commands of pages go to the real one.
 //!
-//! With `NETATTACH_WRITE_GUIDES` set, what is printed is written into the page. `page` reads a page, `shell` runs its parts.
+//! With `NETATTACH_WRITE_GUIDES` set, the output is written into the page. `page` reads a page, `shell` runs its
+//! parts.
 
 mod page;
 mod shell;
@@ -36,16 +37,16 @@ use crate::traffic::{PATIENCE, eventually};
 /// The state of a machine before a page begins.
 #[derive(Debug, Clone, Copy)]
 pub enum Machine {
-    /// `/run`, `/var/lib` and `/sys/fs/bpf` are empty. `cargo` does nothing, as it would build the executables under test, which
-    /// are at `target/dist` of the working directory.
+    /// `/run`, `/var/lib` and `/sys/fs/bpf` are empty. `cargo` does nothing: it would build the executables under
+    /// test, which are at `target/dist` of the working directory.
     Empty,
-    /// [`Machine::Empty`], where nothing is installed either: `/opt` and `/usr/local/bin` are empty, `/etc` is a copy.
+    /// [`Machine::Empty`] without installed files: `/opt` and `/usr/local/bin` are empty, `/etc` is a copy.
     Bare,
-    /// [`Machine::Bare`], on which these commands have succeeded: what the page takes to be there. `$home/plugins` leads to
-    /// [`Tools::plugins`].
+    /// [`Machine::Bare`], on which these commands have succeeded: the prerequisites of the page. `$home/plugins` is a
+    /// link to [`Tools::plugins`].
     With(&'static str),
-    /// A node of a cluster, with an agent and a second network card `eth1`: the text of `node.sh` says what stands in the place
-    /// of kubelet, runtime and `kubectl`.
+    /// A node of a cluster, with an agent and a second network card `eth1`: `node.sh` lists the substitutes for
+    /// kubelet, runtime and `kubectl`.
     Node,
 }
 
@@ -62,7 +63,7 @@ pub struct Page {
     pub text: &'static str,
 }
 
-/// Directories that a page's machine has besides.
+/// Additional directories of a page's machine.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tools<'a> {
     /// busybox, which pods run.
@@ -77,10 +78,10 @@ impl Page {
         page::parts(self.text)
     }
 
-    /// Runs a part of the page, or what has no part (`""`).
+    /// Runs a part of the page, or the blocks without a part (`""`).
     ///
     /// # Errors
-    /// A command fails or prints something else than is shown: the error says where and what.
+    /// A command fails or its output differs from the page: the error names the place and the difference.
     pub fn run(self, part: &str, machine: Machine, tools: Tools<'_>) -> Result<()> {
         run(&[self], part, machine, tools)
     }
@@ -119,7 +120,7 @@ impl Page {
     }
 }
 
-/// Who runs parts of pages in a shell of its own, which goes on from one part to the next.
+/// An operator who runs parts of pages in one shell, which continues from one part to the next.
 #[derive(Debug)]
 pub struct Operator {
     shell: Shell,
@@ -127,8 +128,8 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// `shell` starts a shell that reads its commands from standard input, in that directory, where it also writes files of its
-    /// own.
+    /// Starts `shell`, a shell that reads its commands from standard input, in that directory, where it also writes
+    /// its files.
     ///
     /// # Errors
     /// It cannot be started.
@@ -136,7 +137,7 @@ impl Operator {
         Ok(Self { shell: Shell::start_as(shell, directory)?, home: directory.to_owned() })
     }
 
-    /// Runs a part of a page, or what has no part (`""`).
+    /// Runs a part of a page, or the blocks without a part (`""`).
     ///
     /// # Errors
     /// As [`Page::run`], and the page has no such part.
@@ -156,7 +157,7 @@ pub fn run(pages: &[Page], part: &str, machine: Machine, tools: Tools<'_>) -> Re
     pages.iter().try_for_each(|page| page.run_in(part, home.path(), &mut shell))
 }
 
-/// A shell on a machine of its own in that state.
+/// Returns a shell on a machine of its own in that state.
 fn begin(home: &TempDir, machine: Machine, tools: Tools<'_>) -> Result<Shell> {
     let home = home.path();
     fs::create_dir(home.join("target"))?;
@@ -180,8 +181,8 @@ fn begin(home: &TempDir, machine: Machine, tools: Tools<'_>) -> Result<Shell> {
     Ok(shell)
 }
 
-/// Writes a manifest where the page's commands find it, and beside it what a kubelet would make of its pods: namespace, name and
-/// command of each, one pod a line.
+/// Writes a manifest where the page's commands find it, and beside it the pods that a kubelet would create from it:
+/// namespace, name and command of each, one pod a line.
 fn write_file(home: &Path, number: usize, name: &str, text: &str, shell: &mut Shell) -> Result<()> {
     let mut pods = String::new();
     for document in serde_norway::Deserializer::from_str(text) {
@@ -208,7 +209,7 @@ fn write_file(home: &Path, number: usize, name: &str, text: &str, shell: &mut Sh
     shell.succeed(&format!("cp $home/{number}.yaml {name}; cp $home/{number}.pods {name}.pods\n"))
 }
 
-/// What a command prints, once it is as shown or has had its time.
+/// Returns the output of a command once it is as shown, or after its time.
 fn compared(shell: &mut Shell, command: &page::Command) -> Result<String> {
     let mut printed = String::new();
     let mut failed = None;
@@ -229,7 +230,7 @@ fn compared(shell: &mut Shell, command: &page::Command) -> Result<String> {
     }
 }
 
-/// The block of that kind of a page that has this text in it, for tests that use it otherwise.
+/// Returns the block of that kind of a page that contains this text, for tests that use it otherwise.
 ///
 /// # Errors
 /// There is none.
@@ -237,7 +238,8 @@ pub fn example(page: &str, kind: &str, text: &str) -> Result<String> {
     page::example(page, kind, text)
 }
 
-/// The words in backticks in the first cell of each row of a page's table with this head, such as `| value | default | |`.
+/// Returns the words in backticks in the first cell of each row of a page's table with this head, such as
+/// `| value | default | |`.
 ///
 /// # Errors
 /// There is no such table.
@@ -245,5 +247,5 @@ pub fn first_cells(page: &str, head: &str) -> Result<Vec<Vec<String>>> {
     page::first_cells(page, head)
 }
 
-/// Where set-up unpacks busybox to, below the directory that `NETATTACH_RUNTIMES` names.
+/// Path of busybox after set-up, below the directory that `NETATTACH_RUNTIMES` names.
 pub const BUSYBOX: &str = "bookworm/bin/busybox";

@@ -1,4 +1,4 @@
-//! The blocks of a page, and what of their output may differ.
+//! The blocks of a page, and the parts of their output that may differ.
 
 use anyhow::{Context, Result, bail};
 
@@ -87,7 +87,7 @@ pub(super) fn first_cells(page: &str, head: &str) -> Result<Vec<Vec<String>>> {
         .collect())
 }
 
-/// A fenced block as it stands in the page.
+/// A fenced block as written in the page.
 struct Fence<'p> {
     /// The number of the line that opens it.
     line: usize,
@@ -122,7 +122,7 @@ fn commands(opened: usize, lines: &[&str]) -> Result<Vec<Command>> {
     Ok(commands)
 }
 
-/// The page with what these commands have printed in the place of what it shows.
+/// Returns the page with the output of these commands instead of the output that it shows.
 pub(super) fn with_outputs(page: &str, printed: &[(Command, String)]) -> String {
     let mut lines: Vec<String> = page.lines().map(str::to_owned).collect();
     for (command, output) in printed.iter().rev() {
@@ -135,7 +135,7 @@ pub(super) fn with_outputs(page: &str, printed: &[(Command, String)]) -> String 
     lines.join("\n") + "\n"
 }
 
-/// Whether a command has printed what is shown, but for what differs with each run.
+/// Whether the output of a command equals the shown output, except for parts that differ with each run.
 pub(super) fn is_as_shown(printed: &str, shown: &str) -> bool {
     fn matches(printed: &[String], shown: &[String]) -> bool {
         match shown.split_first() {
@@ -147,7 +147,9 @@ pub(super) fn is_as_shown(printed: &str, shown: &str) -> bool {
     matches(&without_what_varies(printed), &without_what_varies(shown))
 }
 
-/// Output without values that differ with each run: Ethernet addresses, times, the client's port, indices of links; the fast path is decided on yet; how often a line is repeated, as with a packet that is not answered; column widths.
+/// Returns output without values that differ with each run: Ethernet addresses, times, the client's port, indices of
+/// links; whether the fast path is decided on yet; how often a line is repeated, as with a packet that is not
+/// answered; column widths.
 fn without_what_varies(output: &str) -> Vec<String> {
     let mut lines: Vec<String> = output
         .lines()
@@ -169,7 +171,7 @@ fn without_what_varies(output: &str) -> Vec<String> {
     lines
 }
 
-/// Whether a word that is followed by these names where a packet comes from: `10.0.0.1:47908 (shop/cart) >`.
+/// Whether a word followed by these is the source of a packet: `10.0.0.1:47908 (shop/cart) >`.
 fn is_from(followed: &[&str]) -> bool {
     match followed {
         [">", ..] => true,

@@ -1,4 +1,4 @@
-//! A shell in namespaces of its own that is given one command after the other.
+//! A shell in namespaces of its own that receives one command after the other.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ pub(super) struct Shell {
 }
 
 impl Shell {
-    /// Starts it in that directory, which it knows as `$home`.
+    /// Starts it in that directory, which is `$home`.
     pub(super) fn start(home: &Path) -> Result<Self> {
         let mut shell = Command::new("unshare");
         shell.args(["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]);
@@ -25,7 +25,7 @@ impl Shell {
         Self::start_as(shell, home)
     }
 
-    /// Starts the shell that this command is, in that directory, which it knows as `$home`.
+    /// Starts this command as the shell, in that directory, which is `$home`.
     pub(super) fn start_as(mut shell: Command, home: &Path) -> Result<Self> {
         let errors = fs::File::create(home.join("errors"))?;
         let mut child = shell
@@ -47,7 +47,7 @@ impl Shell {
         self.run("set -euo pipefail", commands).map(drop)
     }
 
-    /// Runs a command, whatever becomes of it, and returns what it prints.
+    /// Runs a command, whatever its result, and returns its output.
     pub(super) fn output(&mut self, command: &str) -> Result<String> {
         self.run("set +e", command)
     }
@@ -72,12 +72,12 @@ impl Shell {
         }
     }
 
-    /// What the agent has logged.
+    /// Returns the log of the agent.
     pub(super) fn agent_log(&mut self) -> String {
         self.output("cat /run/*/agent.log /run/netattachd.log").unwrap_or_default()
     }
 
-    /// What it has logged when the shell ended.
+    /// Returns the agent's log after the shell has ended.
     fn last_log(&self) -> String {
         fs::read_to_string(self.home.join("agent.log")).unwrap_or_default()
     }

@@ -19,7 +19,8 @@ const KUBERNETES: &str = "k8s.io";
 /// The page that has the settings of each version.
 const PAGE: &str = include_str!("../../../docs/runtimes.md");
 
-/// What a test machine needs besides: an image of its own, and it may lack the capability to lower the out-of-memory score.
+/// Additional settings for a test machine: an image of its own, and no lowering of the out-of-memory score, for which
+/// it may lack the capability.
 const MORE_1_6: &str = r#"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "localhost/busybox:1"
@@ -53,7 +54,7 @@ pub struct Containerd {
     pub machine: Machine,
 }
 
-/// Which CNI configurations its interface for Kubernetes reads.
+/// The CNI configurations that its CRI plugin reads.
 #[derive(Debug)]
 struct Reading {
     directory: String,
@@ -103,8 +104,8 @@ impl Version {
         }
     }
 
-    /// The directory in which its interface for Kubernetes looks for CNI configurations: one of the versions uses a
-    /// directory of our own.
+    /// Returns the directory in which its CRI plugin looks for CNI configurations: one of the versions uses a
+    /// directory of the tests.
     pub fn configurations(self) -> &'static str {
         match self {
             Self::V1_6 => CONFIGURATIONS,
@@ -112,7 +113,8 @@ impl Version {
         }
     }
 
-    /// The daemon's settings: those that the page shows, with what is read, and what a test machine needs besides.
+    /// Returns the daemon's settings: those of the page, with the configurations to read and the additions for a test
+    /// machine.
     fn settings(self, reading: &Reading) -> Result<String> {
         let (number, more) = match self {
             Self::V1_6 => ("version = 2", MORE_1_6),
@@ -210,7 +212,7 @@ impl Containerd {
         Ok(())
     }
 
-    /// As [`Containerd::restart`], reading at most so many CNI configurations from a directory.
+    /// As [`Containerd::restart`], reading at most that many CNI configurations from a directory.
     ///
     /// # Errors
     /// As [`Containerd::start`].
@@ -219,7 +221,7 @@ impl Containerd {
         self.restart()
     }
 
-    /// Kills the daemon and starts it again without anything that it has known: containers go on, but nobody knows them.
+    /// Kills the daemon and starts it again without its state: containers keep running, but no daemon knows them.
     ///
     /// # Errors
     /// As [`Containerd::start`].

@@ -42,7 +42,7 @@ pub struct Pod<'a> {
 pub struct Sandbox {
     /// The runtime's id of the sandbox: `CNI_CONTAINERID`.
     pub id: String,
-    /// The container in it; empty when there is none.
+    /// The id of its container; empty if there is none.
     pub container: String,
 }
 
@@ -221,7 +221,7 @@ struct PodSandboxConfig {
     linux: Option<LinuxPodSandboxConfig>,
 }
 
-/// Of TCP, the first protocol of the enumeration.
+/// TCP, the first protocol of the enumeration.
 #[derive(Clone, PartialEq, Message)]
 struct PortMapping {
     #[prost(int32, tag = "2")]

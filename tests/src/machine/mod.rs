@@ -1,7 +1,7 @@
-//! A machine with container runtimes: a [`Node`] and, on mounts of its own, containerd and podman as Debian ships
-//! them, with everything at its usual place. Nothing is installed, and nothing outlasts the value.
+//! A machine with container runtimes: a [`Node`] and, on separate mounts, containerd and podman as Debian ships them,
+//! with everything at its usual path. Nothing is installed, and nothing outlasts the value.
 //!
-//! `mounts` of its own, `containerd` with `cri`, `podman`, an `image` to run, and the `cgroups` that runtimes leave.
+//! `mounts`, `containerd` with its `cri`, `podman`, an `image` to run, and the `cgroups` that runtimes leave.
 
 mod cgroups;
 pub mod containerd;
@@ -35,7 +35,7 @@ pub const IMAGE: &str = "localhost/busybox:1";
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Where runtimes look for CNI plugins.
 pub const PLUGINS: &str = "/opt/cni/bin";
-/// What containerd keeps in memory.
+/// The directory of containerd's state in memory.
 const STATE: &str = "/run/containerd";
 /// The Debian suite of all programs except a newer containerd.
 const SUITE: &str = "bookworm";
@@ -77,8 +77,8 @@ impl Machine {
         Ok(Some(machine))
     }
 
-    /// Makes a machine on which nothing of netattach and no other network is, with mounts that go on into the containers'
-    /// as under systemd. Without a BPF file system of its own, there is none.
+    /// Makes a machine without netattach and without another network, whose mounts propagate to the containers as
+    /// under systemd. If `has_bpffs` is not set, it has no BPF file system.
     ///
     /// # Errors
     /// The machine cannot be made.
@@ -107,7 +107,7 @@ impl Machine {
         Ok(Some(Self { mounts, node, name, more_groups: Vec::new(), tools }))
     }
 
-    /// Writes a network list for netattach, of that version, into the directory in which the runtimes look.
+    /// Writes a network list for netattach, of that version, into the directory that the runtimes read.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -174,8 +174,8 @@ impl Machine {
         cgroups::named(&self.name)
     }
 
-    /// Loses power and starts again: no process, namespace or mount of before is there, and the agent does not run. The disk
-    /// stays, but for the runtime's part of it where that is `wiped`.
+    /// Simulates a power failure and starts again: processes, namespaces and mounts are gone, and the agent does not
+    /// run. The disk stays, except the runtime's part of it if that is `wiped`.
     pub(crate) fn lose_power(&mut self, wiped: bool) -> Result<()> {
         self.node.kill()?;
         self.mounts.end_processes();
@@ -186,18 +186,18 @@ impl Machine {
         self.node.lose_power()
     }
 
-    /// Removes what containerd keeps, on disk and in memory. The namespaces of pods stay.
+    /// Removes containerd's state, on disk and in memory. The namespaces of pods stay.
     fn forget_runtime(&self) -> Result<()> {
         self.mounts.empty(mounts::SNAPSHOTS)?;
         self.mounts.forget(Path::new(STATE))
     }
 
-    /// With the machine, removes what is left of control groups of that name too.
+    /// When the machine is dropped, control groups of that name are removed too.
     pub(crate) fn also_remove(&mut self, group: &str) {
         self.more_groups.push(group.to_owned());
     }
 
-    /// The parent of the containers' control groups, which sets them apart from others.
+    /// Returns the parent of the containers' control groups, which separates them from others.
     fn cgroup_parent(&self) -> String {
         format!("/{}", self.name)
     }

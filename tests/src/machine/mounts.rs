@@ -18,15 +18,15 @@ use crate::traffic::eventually;
 const WRITTEN: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
 /// Hidden: sockets and namespaces of the machine's own runtimes are there.
 pub(super) const HIDDEN: &str = "/run";
-/// containerd mounts overlays of its own over what is here, for which the overlay on `/var/lib` will not do.
+/// containerd mounts overlays over this directory, which the overlay on `/var/lib` does not support.
 pub(super) const SNAPSHOTS: &str = "/var/lib/containerd";
 const BPFFS: &str = "/sys/fs/bpf";
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/mnt";
 /// Killed processes that are still there after this are reported.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A mount namespace. When this is dropped, its thread sees the machine's own files again; the namespace goes with the
-/// last process in it.
+/// A mount namespace. When this is dropped, its thread sees the machine's own files again; the namespace ends with
+/// its last process.
 #[derive(Debug)]
 pub(super) struct Mounts {
     /// Directories mounted over, in order.
@@ -60,8 +60,9 @@ impl Mounts {
         Ok(mounts)
     }
 
-    /// Mounts that are made on the machine later come into the containers that want them, and those that a container makes for
-    /// the machine come out: so systemd mounts everything. The BPF file system is another one than the tests', or none.
+    /// Makes mounts propagate as under systemd: later mounts of the machine appear in containers that want them, and
+    /// those that a container makes for the machine appear there. The BPF file system is a different one than the
+    /// tests', or missing.
     pub(super) fn as_systemd_does(&mut self, has_bpffs: bool) -> Result<()> {
         match unmount(BPFFS, UnmountFlags::DETACH) {
             Ok(()) | Err(rustix::io::Errno::INVAL) => {}
@@ -104,7 +105,7 @@ impl Mounts {
         let ended = eventually(PATIENCE, || {
             let found = self.processes();
             for pid in found.iter().filter_map(|pid| Pid::from_raw(*pid)) {
-                // It may be gone by now.
+                // The process may have ended already.
                 let _ = kill_process(pid, Signal::KILL);
             }
             found.is_empty()
@@ -142,9 +143,9 @@ impl Mounts {
 
 impl Drop for Mounts {
     fn drop(&mut self) {
-        // Threads that this one has started share its namespace, so it cannot go back; it can unmount everything.
+        // Threads that this one has started share its namespace, so it cannot leave it; it can unmount everything.
         for directory in self.over.iter().rev() {
-            // A process that still uses a mount keeps it, out of others' sight.
+            // A process that still uses a mount keeps it, invisible to others.
             if let Err(error) = unmount(directory, UnmountFlags::DETACH) {
                 eprintln!("{} stays mounted: {error}", directory.display());
             }

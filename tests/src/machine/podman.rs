@@ -27,7 +27,7 @@ impl Podman {
         let conmon = machine.command(SUITE, "conmon")?.get_program().to_owned();
         fs::create_dir_all("/etc/containers")?;
         let shown = guide::example(PAGE, "toml", "network_backend")?;
-        // Limits stay as they are: raising one takes a capability of its own, which a test machine may lack.
+        // Limits stay unchanged: raising one takes a capability that a test machine may lack.
         let configuration = format!(
             r#"{shown}[engine]
 cgroup_manager = "cgroupfs"

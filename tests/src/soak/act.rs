@@ -1,4 +1,4 @@
-//! Carries out what was decided, as users, runtimes and accidents do.
+//! Carries out the decided actions, like users, runtimes and accidents.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -17,9 +17,9 @@ use crate::api_server::{CutOff, Fault, TOKEN, Verb, When};
 use crate::traffic::{eventually, stretched};
 use crate::{Call, Outcome, Pod};
 
-/// An ADD that does not succeed for so long, when nothing is wrong, has failed.
+/// An ADD that has not succeeded after this time, without any fault, has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a status takes at most that is written at once.
+/// Longest time until a status that is written immediately is written.
 const WRITTEN: Duration = Duration::from_millis(500);
 /// Every reader waits for a while; this is long for the tests' own server.
 const LATE: Duration = Duration::from_millis(700);
@@ -32,7 +32,7 @@ pub(super) struct Calls {
 }
 
 impl Rig {
-    /// Does one thing. Calls of the runtime go on in `calls`.
+    /// Carries out one action. Calls of the runtime continue in `calls`.
     pub(super) fn act(&mut self, action: &Action, calls: &mut Calls, prober: &Mutex<Prober>) -> Result<()> {
         let prober = || prober.lock().unwrap_or_else(PoisonError::into_inner);
         let server = &self.server;
@@ -112,7 +112,7 @@ impl Rig {
                 ));
             }
             Action::Collect(node) => {
-                // What an ADD is about to make must not be taken for what is over.
+                // Interfaces that an ADD is about to create must not be taken for leftovers.
                 calls.wait(self)?;
                 self.collect(*node)?;
             }
@@ -121,7 +121,7 @@ impl Rig {
     }
 
     fn create(&mut self, spec: &PodSpec, calls: &mut Calls) -> Result<()> {
-        // No runtime asks for a sandbox while it takes one of that name away.
+        // A runtime does not request a sandbox while it removes one of that name.
         if calls.dels.iter().any(|(label, _)| *label == del_again(&spec.container)) {
             calls.wait(self)?;
         }
@@ -189,7 +189,7 @@ impl Rig {
         Ok(())
     }
 
-    /// As a kubelet does it when the containers of a pod that is not restarted have ended.
+    /// Ends a pod that is not restarted, like a kubelet when its containers have ended.
     fn finish(&mut self, pod: &Key) -> Result<()> {
         let live = self.live.remove(pod).context("the pod lives")?;
         self.is_gone(&live);
@@ -239,27 +239,27 @@ impl Rig {
             Trouble::HistoryForgotten => self.server.compact(),
             Trouble::Stale(what) => {
                 self.server.list_as_now(what);
-                // Each of these watches has told one thing that the list after it does not know.
+                // Each of these watches has reported one change that the list after it does not contain.
                 watches(3, what, 1, CutOff::Error(410));
             }
             Trouble::StatusRefused(code) => self.of_statuses = Some(statuses(Fault::Answer(code))),
             Trouble::StatusReset => self.of_statuses = Some(statuses(Fault::Reset)),
         }
         if !trouble.is_of_statuses() {
-            // Watches meet what is wrong when they begin.
+            // Faults affect watches when they begin.
             self.server.reset_connections();
         }
         Ok(())
     }
 
-    /// Ends everything that is wrong, and repeats what the runtime would repeat until it succeeds.
+    /// Ends all faults, and repeats the calls that a runtime would repeat until they succeed.
     pub(super) fn heal(&mut self, calls: &mut Calls) -> Result<()> {
         if let Some(fault) = self.of_statuses.take() {
-            // What is to be written is written beside everything else; there may be nothing.
+            // Pending writes are made concurrently with everything else; there may be none.
             eventually(WRITTEN, || self.server.faults().hits(fault) > 0);
         }
         if std::mem::take(&mut self.forgets) {
-            // Before anything is told: watches that are held begin anew, and too late.
+            // Before anything is sent: the held watches restart, and too late.
             self.server.compact();
             self.server.reset_connections();
         }
@@ -297,14 +297,14 @@ impl Rig {
                 self.attached(key);
                 return Ok(());
             }
-            // The agent may not have been told yet of a definition that is there again.
+            // The agent may not know yet that a definition exists again.
             let message = outcome.json["msg"].as_str().unwrap_or_default();
             let is_late = outcome.json["code"] == 7 && message.ends_with("is not defined");
             ensure!(outcome.json["code"] == 11 || is_late, "ADD of {key:?}: {:#}", outcome.json);
             ensure!(Instant::now() < deadline, "ADD of {key:?} never succeeds: {:#}", outcome.json);
             tries += 1;
             if tries > 1 {
-                // An address may be that of a container that nobody asked to detach.
+                // An address may belong to a container for which no DEL was sent.
                 self.collect(node)?;
             }
         }
@@ -324,7 +324,7 @@ impl Rig {
             addresses: network.addresses(*host).iter().filter_map(|it| address_of(it)).collect(),
         });
         live.attachments = asked.collect();
-        // A container of the same id is over, whoever asked for it.
+        // A container with the same id has ended, whichever runtime created it.
         let (node, container) = (spec.node, spec.container.clone());
         self.lost[node].retain(|it| it.container != container);
     }
@@ -337,7 +337,7 @@ impl Rig {
         let live = self.live.values().filter(|it| it.spec.node == node).map(|it| &it.sandbox);
         let there: Vec<&Pod> = live.chain(self.standing.sandboxes(node)).collect();
         let outcome = self.nodes[node].gc("pods", Some(&there));
-        // A pool that stays busy is given up; another GC may go on.
+        // If a pool stays busy, GC gives up; another GC may still run.
         ensure!(outcome.exit == 0 || outcome.json["code"] == 11, "GC: {:#}", outcome.json);
         if outcome.exit == 0 {
             self.lost[node].clear();
@@ -363,7 +363,7 @@ impl Calls {
     }
 }
 
-/// What a DEL of a container that ended long ago is called.
+/// Returns the label of a DEL for a container that ended long ago.
 fn del_again(container: &str) -> String {
     format!("another DEL of {container}")
 }

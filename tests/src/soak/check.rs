@@ -1,4 +1,4 @@
-//! Compares what is there with what must hold.
+//! Compares the actual with the expected state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,23 +22,24 @@ use crate::node::ip;
 use crate::snapshot::Network as Links;
 use crate::traffic::{SILENCE, stretched};
 
-/// How long it may take until everything is as it must be: an attachment of a live pod that failed is tried again after
-/// 30 s.
+/// Longest time until everything is as expected: a failed attachment of a live pod is retried after 30 s.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// How long a status may take to be written when everything else is as it must be, beside pauses between tries.
+/// Longest time until a status is written once everything else is as expected, in addition to the pauses between
+/// tries.
 const WRITTEN: Duration = Duration::from_secs(20);
-/// How often what has not arrived is sent again.
+/// Interval at which packets that have not arrived are sent again.
 const AGAIN: Duration = Duration::from_millis(150);
-/// How long one look at all ways lasts at most.
+/// Longest duration of one check of all paths.
 const LOOK: Duration = Duration::from_secs(3);
 /// TCP connections for each question.
 const CONNECTIONS: usize = 8;
 
-/// Waits until every pod has what its annotation says and its status says so, and all packets pass or are dropped as
-/// they must. Returns the world in which that holds. `after`: for how long the server may have been unwell before.
+/// Waits until every pod has the interfaces of its annotation and its status shows them, and all packets pass or are
+/// dropped as expected. Returns the world in which that holds. `after`: how long the server may have had faults
+/// before.
 pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>, after: Duration) -> Result<World> {
     let deadline = Instant::now() + stretched(PATIENCE);
-    // Pauses between tries double: the next one comes before the time that tries have failed has passed twice.
+    // Pauses between tries double: the next try comes before twice the time of the failures has passed.
     let written = || Instant::now() + stretched(WRITTEN) + 2 * after;
     for key in rig.live.keys().cloned().collect::<Vec<_>>() {
         let (attachments, eth0) = until(deadline, &key, || has_what_it_should(rig, &key))?;
@@ -67,7 +68,7 @@ fn until<T>(deadline: Instant, pod: &Key, mut question: impl FnMut() -> Result<T
     }
 }
 
-/// A pod that has done its work has no sandbox, and its status says nothing.
+/// Checks that a completed pod has no sandbox, and that its status is empty.
 fn is_withdrawn(rig: &Rig, key: &Key) -> Result<()> {
     let object = rig.server.get("pods", &key.0, &key.1).context("the pod has no object")?;
     let is_labelled = object["metadata"]["labels"].get("netattach.dev/networks").is_some();
@@ -76,7 +77,7 @@ fn is_withdrawn(rig: &Rig, key: &Key) -> Result<()> {
     Ok(())
 }
 
-/// Looks into the pod, and at its object. Returns what is there, and the addresses of the default network.
+/// Inspects the pod and its object. Returns its attachments, and the addresses of the default network.
 fn has_what_it_should(rig: &Rig, key: &Key) -> Result<(Vec<Attachment>, BTreeSet<IpAddr>)> {
     let live = rig.live.get(key).context("the pod lives")?;
     let (found, addresses) = inside(live)?;
@@ -120,7 +121,7 @@ fn has_what_it_should(rig: &Rig, key: &Key) -> Result<(Vec<Attachment>, BTreeSet
     Ok((found.iter().map(attachment).collect(), eth0))
 }
 
-/// A live pod's status says what it has, as long as nobody else has written it.
+/// Checks that a live pod's status shows its attachments, unless another client has written the status.
 fn says_what_it_has(rig: &Rig, key: &Key) -> Result<()> {
     let live = rig.live.get(key).context("the pod lives")?;
     if live.forged {
@@ -165,7 +166,8 @@ fn default_network(live: &Live) -> Result<BTreeSet<IpAddr>> {
     Ok(found)
 }
 
-/// The networks that a pod has interfaces of, with their addresses; whether those of pools are of the right ones.
+/// Returns the networks of a pod's interfaces, with their addresses; and whether leased addresses are from the right
+/// pools.
 fn inside(live: &Live) -> Result<(BTreeMap<Network, BTreeSet<IpAddr>>, bool)> {
     let links = Links::of(&live.sandbox.namespace)?.links;
     let mut found = BTreeMap::new();
@@ -185,7 +187,7 @@ fn inside(live: &Live) -> Result<(BTreeMap<Network, BTreeSet<IpAddr>>, bool)> {
     Ok((found, right))
 }
 
-/// The entries of a status, but for the default network's: addresses by interface.
+/// Returns the entries of a status except the default network's: addresses by interface.
 fn statuses(object: &Value) -> BTreeMap<String, BTreeSet<IpAddr>> {
     let of = |entry: &Value| {
         let ips = entry["ips"].as_array().into_iter().flatten();
@@ -195,7 +197,7 @@ fn statuses(object: &Value) -> BTreeMap<String, BTreeSet<IpAddr>> {
     entries(object).iter().filter(|entry| entry["default"] != true).map(of).collect()
 }
 
-/// Each pool has given what its pods have, and nothing else but what sandboxes have that nobody asked to detach.
+/// Checks that the leases of each pool are those of its pods, and of sandboxes for which no DEL was sent.
 fn leases(rig: &Rig) -> Result<()> {
     for (number, node) in rig.nodes.iter().enumerate() {
         let mut files = BTreeMap::new();
@@ -245,7 +247,7 @@ pub(super) fn lease_files(directory: &Path, found: &mut BTreeMap<IpAddr, String>
     Ok(())
 }
 
-/// All packets that may pass do, and no others. Returns the world in which that holds.
+/// Checks that all packets that may pass do, and no others. Returns the world in which that holds.
 fn ways(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
     open(rig, prober)?;
     let deadline = Instant::now() + stretched(PATIENCE);
@@ -265,7 +267,7 @@ fn ways(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
     Ok(world)
 }
 
-/// One look at leases and at everything that packets do.
+/// Checks leases and all packets once.
 fn at_once(rig: &Rig, world: &World, prober: &Mutex<Prober>) -> Result<()> {
     leases(rig)?;
     let stranger = stranger::key();
@@ -290,7 +292,7 @@ fn locked(prober: &Mutex<Prober>) -> MutexGuard<'_, Prober> {
     prober.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the sockets of every pod, and of the stranger with what is nobody's address now.
+/// Opens the sockets of every pod, and of the stranger with addresses that no pod has now.
 fn open(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<()> {
     let mut prober = locked(prober);
     for (key, live) in rig.live.iter().filter(|(_, live)| live.attached) {
@@ -302,7 +304,7 @@ fn open(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<()> {
     prober.open(&stranger::key(), &rig.stranger.namespace, 0, "", &addresses)
 }
 
-/// One look at all ways; returns what is wrong.
+/// Checks all paths once; returns the deviations.
 fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
     let ways = prober.ways();
     let mut wanted = Vec::new();
@@ -315,7 +317,7 @@ fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
         }
     }
     prober.forget();
-    // In parts, so that no queue is full.
+    // Sent in parts, so that no queue overflows.
     for part in ways.chunks(200) {
         prober.send(part);
         prober.take();
@@ -327,7 +329,7 @@ fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
         std::thread::sleep(Duration::from_millis(2));
         prober.take();
         let (arrived, answered) = prober.found();
-        // The stranger answers nobody.
+        // The stranger does not answer.
         let is_over = |way: &Way| {
             let answers = prober.end(way.1).is_some_and(|end| !stranger::is_it(end.pod));
             arrived.contains(way) && (answered.contains(way) || !answers)
@@ -338,7 +340,7 @@ fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
             sent = Instant::now();
         }
     }
-    // What must not arrive gets its time as well.
+    // Packets that must not arrive get their time as well.
     prober.send(&ways);
     let silence = Instant::now();
     while silence.elapsed() < stretched(AGAIN) {
@@ -389,7 +391,7 @@ fn connections(prober: &Prober, world: &World, namespaces: &BTreeMap<&Key, &Name
 
 fn verdict(prober: &Prober, world: &World, way: Way, protocol: Protocol) -> Option<bool> {
     let (from, to) = (prober.end(way.0)?, prober.end(way.1)?);
-    // No agent has a say at the stranger's end.
+    // No agent judges packets at the stranger's end.
     let lets = |end: &End<'_>, is_ingress, peer| match stranger::is_it(end.pod) {
         true => Some(true),
         false => world.seen_by(end.node).lets(end, is_ingress, peer, protocol, way.2),
@@ -397,8 +399,8 @@ fn verdict(prober: &Prober, world: &World, way: Way, protocol: Protocol) -> Opti
     Some(lets(&from, false, to.address)? && lets(&to, true, from.address)?)
 }
 
-/// Nothing passed that no agent could have allowed at any moment of the disturbance: each of them may have known each
-/// kind of objects as it was at another moment, but nothing that never was.
+/// Checks that no packet passed that no agent could have allowed at any moment of the disturbance: each agent may
+/// have known each kind of objects in a state of a different moment, but no state that never existed.
 pub(super) fn nothing_passed_that_never_might(
     prober: &Mutex<Prober>,
     passed: &BTreeSet<Way>,

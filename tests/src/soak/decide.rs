@@ -1,4 +1,4 @@
-//! What happens next. Pure: the seed alone decides, never what became of an earlier decision.
+//! Decides the next actions. Pure: they depend only on the seed, never on the outcome of an earlier decision.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use super::random::Random;
 pub(super) const NAMESPACES: [&str; 2] = ["red", "blue"];
 /// Most pods at a time.
 const MOST: usize = 11;
-/// With so many, none ends.
+/// With at most this many pods, none ends.
 const FEW: usize = 3;
 /// Names of pods in a namespace.
 const NAMES: usize = 9;
@@ -20,13 +20,13 @@ const NAMES: usize = 9;
 const POLICIES: usize = 3;
 /// Numbers of hosts on the networks whose addresses pods ask for.
 const HOSTS: u8 = 120;
-/// In these batches the agent of the first node is restarted as well. Later it only runs, so that what it loses adds up.
+/// In these batches the agent of the first node is restarted as well. Later it only runs, so that its leaks add up.
 const RESTARTS_OF_THE_FIRST: usize = 12;
 
 /// Namespace and name of a pod.
 pub(super) type Key = (String, String);
 
-/// A pod as its author wrote it, and where it runs.
+/// A pod as its author wrote it, with its node.
 #[derive(Debug, Clone)]
 pub(super) struct PodSpec {
     pub(super) key: Key,
@@ -34,7 +34,7 @@ pub(super) struct PodSpec {
     pub(super) node: usize,
     pub(super) container: String,
     pub(super) labels: Map<String, Value>,
-    /// With the number of the host there.
+    /// The networks, each with the number of the host there.
     pub(super) networks: BTreeMap<Network, u8>,
     /// The number of the port that is called `web`.
     pub(super) web: u16,
@@ -45,19 +45,19 @@ pub(super) struct PodSpec {
 /// How a pod ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// DEL, then the object goes.
+    /// DEL, then the object is deleted.
     InOrder,
-    /// The object goes first.
+    /// The object is deleted first.
     ObjectFirst,
-    /// DEL comes twice.
+    /// DEL is sent twice.
     Twice,
-    /// The namespace is gone when DEL comes.
+    /// The namespace is deleted before DEL.
     NamespaceGone,
-    /// Neither DEL nor namespace: nobody ever asks.
+    /// The namespace is deleted, and no DEL is ever sent.
     Lost,
 }
 
-/// What goes wrong with the server.
+/// A fault of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Trouble {
     Late,
@@ -69,9 +69,9 @@ pub(super) enum Trouble {
     WatchesFail(&'static str, u16),
     /// Watches of this are silent in the middle of an event.
     WatchesSilent(&'static str),
-    /// Nothing new is told of this.
+    /// No changes of this resource are sent.
     Lags(&'static str),
-    /// Answers come byte by byte.
+    /// Answers arrive byte by byte.
     Slow,
     NeverAnswers,
     Away,
@@ -81,9 +81,9 @@ pub(super) enum Trouble {
     HistoryForgotten,
     /// Watches of this end with 410, and the lists that follow are as of before everything that happens now.
     Stale(&'static str),
-    /// It is away, and when it is back it has forgotten everything that happened: lists alone say what is gone.
+    /// The server is down, and has no history when it returns: only lists show what was deleted.
     AwayAndForgets,
-    /// Nothing new is told of this, and in the end it is forgotten: one list says what is gone.
+    /// No changes of this resource are sent, and in the end they are forgotten: only a list shows what was deleted.
     LagsAndForgets(&'static str),
     /// Statuses are refused with that code; everything else is well.
     StatusRefused(u16),
@@ -92,7 +92,7 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// Whether what is gone meanwhile is in no watch, only missing in a list.
+    /// Whether objects deleted meanwhile appear in no watch, and are only missing from a list.
     pub(super) fn forgets(self) -> bool {
         matches!(self, Self::AwayAndForgets | Self::LagsAndForgets(_))
     }
@@ -103,7 +103,7 @@ impl Trouble {
     }
 }
 
-/// One thing that happens.
+/// One action.
 #[derive(Debug, Clone)]
 pub(super) enum Action {
     Create(PodSpec),
@@ -148,9 +148,9 @@ pub(super) enum Action {
     Unforge(Key),
     /// A pod has done its work: its sandbox is detached, and its object stays.
     Finish(Key),
-    /// The object of a pod that has done its work goes.
+    /// The object of a completed pod is deleted.
     Discard(Key),
-    /// The author of an attached pod writes another's address into its status.
+    /// The author of an attached pod writes the address of another pod into its status.
     ForgeStatus {
         pod: Key,
         network: Network,
@@ -165,7 +165,7 @@ pub(super) enum Action {
     Collect(usize),
 }
 
-/// What has been decided so far.
+/// The decisions so far.
 #[derive(Debug)]
 pub(super) struct Decisions {
     random: Random,
@@ -179,7 +179,7 @@ pub(super) struct Decisions {
     policies: BTreeSet<Key>,
     removed: BTreeSet<(Network, usize)>,
     ended: Vec<(usize, String)>,
-    /// Numbers of hosts that a pod has had: what its ADD attached stays although its annotation changes.
+    /// Numbers of hosts that a pod has had: the networks that its ADD attached stay although its annotation changes.
     hosts: BTreeMap<Key, BTreeSet<u8>>,
     /// Numbers of hosts that pods have had which ended, the last one at the end.
     freed: Vec<u8>,
@@ -203,7 +203,7 @@ impl Decisions {
         }
     }
 
-    /// What happens between two quiet moments. At most one thing happens to each pod.
+    /// Returns the actions between two quiet moments: at most one for each pod.
     pub(super) fn batch(&mut self) -> Vec<Action> {
         self.batch += 1;
         let number = if self.batch == 1 { 6 } else { 1 + self.random.below(5) };
@@ -270,7 +270,7 @@ impl Decisions {
         }
     }
 
-    /// What a trouble would pass over if it did not happen meanwhile.
+    /// Returns actions to carry out during the fault, so that it has an effect.
     fn what_it_hits(&mut self, trouble: Trouble, touched: &mut BTreeSet<Key>) -> Vec<Action> {
         let mut actions = Vec::new();
         let may_end = self.pods.len() > FEW;
@@ -326,8 +326,8 @@ impl Decisions {
         (self.reference || network != Network::Ptp) && !self.removed.contains(&(network, node))
     }
 
-    /// A number that no pod of the node has; now and then one that a pod of the other node has, and often one that was
-    /// another's a moment ago.
+    /// Returns a number that no pod of the node has; sometimes one that a pod of the other node has, and often one
+    /// that another pod had a moment ago.
     fn host(&mut self, node: usize) -> u8 {
         let used = |others: bool| {
             let pods = self.pods.values().filter(move |pod| others || pod.node == node);
@@ -343,7 +343,7 @@ impl Decisions {
         {
             return host;
         }
-        // Few, so that blocks of policies tell them apart.
+        // Few numbers, so that the blocks of policies distinguish them.
         let free: Vec<u8> = (1..=HOSTS).filter(|host| !taken.contains(host)).take(12).collect();
         self.random.one(&free).unwrap_or(HOSTS + 1)
     }

@@ -1,5 +1,5 @@
-//! What the agents use while attachments stand: descriptors, threads, memory, entries of the BPF maps. By medians, the last third
-//! of the time may have no more of it than the first and what is written beside each.
+//! The resources of the agents while attachments stay: descriptors, threads, memory, entries of the BPF maps.
+//! Compares medians: the last third of the time may exceed the first third by at most the tolerance of each figure.
 
 use std::fmt::Write;
 use std::fs;
@@ -13,12 +13,12 @@ use aya::maps::MapData;
 use super::rig::Rig;
 use crate::Node;
 
-/// Fewer looks than these say nothing.
+/// With fewer samples than these, nothing can be concluded.
 const LOOKS: usize = 12;
 /// More than any map has.
 const MOST_ENTRIES: u64 = 1 << 20;
 
-/// The maps about attachments, whose entries come and go with them.
+/// The maps of attachments: their entries are created and deleted with the attachments.
 const OF_ATTACHMENTS: [&str; 9] = [
     "na_link",
     "na_addr4",
@@ -30,7 +30,7 @@ const OF_ATTACHMENTS: [&str; 9] = [
     "na_local",
     "na_guard",
 ];
-/// Those about policies.
+/// The maps of policies.
 const OF_POLICIES: [&str; 6] = ["na_peer4", "na_peer6", "na_cidr4", "na_cidr6", "na_l4", "na_rule"];
 /// The flow tables.
 const OF_FLOWS: [&str; 2] = ["na_ct4", "na_ct6"];
@@ -38,26 +38,26 @@ const OF_FLOWS: [&str; 2] = ["na_ct4", "na_ct6"];
 /// One figure of an agent or of its maps.
 struct Figure {
     name: &'static str,
-    /// How much more there may be.
+    /// The tolerance.
     more: Option<u64>,
-    /// Whether it is of a process, and begins anew with the next.
+    /// Whether the figure belongs to a process, and starts again with the next one.
     of_process: bool,
 }
 
 /// In the order of [`Look::figures`].
 const FIGURES: [Figure; 6] = [
-    // Connections to the API server come and go, as pods' namespaces do that are looked into.
+    // Connections to the API server are opened and closed, and so are pods' namespaces while they are inspected.
     Figure { name: "descriptors", more: Some(12), of_process: true },
-    // Those that have served a call stay for ten seconds.
+    // Threads that have served a call stay for ten seconds.
     Figure { name: "threads", more: Some(4), of_process: true },
-    // What is resident of the executable is up to what ran last.
+    // How much of the executable is resident depends on the code that ran last.
     Figure { name: "KiB resident", more: Some(5 << 10), of_process: true },
-    // Of the pods that come and go there may be more in the last third: eleven with six attachments each have fewer than three
-    // hundred.
+    // The last third may have more of the changing pods: eleven with six attachments each have fewer than three
+    // hundred entries.
     Figure { name: "entries of attachments", more: Some(150), of_process: false },
     // Policies are at random, up to six at a time.
     Figure { name: "entries of policies", more: Some(1000), of_process: false },
-    // They go by time and under pressure, whatever stands.
+    // Flows are removed by time and under pressure, independently of attachments.
     Figure { name: "flows", more: None, of_process: false },
 ];
 
@@ -68,7 +68,7 @@ struct Look {
     figures: [u64; FIGURES.len()],
 }
 
-/// All looks at both agents.
+/// All samples of both agents.
 #[derive(Debug, Default)]
 pub(super) struct Flat([Vec<Look>; 2]);
 
@@ -81,7 +81,7 @@ impl Flat {
         Ok(())
     }
 
-    /// The last look, for a person.
+    /// Returns the last sample as text.
     pub(super) fn told(&self) -> String {
         let mut text = String::new();
         for (node, looks) in self.0.iter().enumerate() {
@@ -119,7 +119,7 @@ impl Flat {
     }
 }
 
-/// The medians of the first third and of the last; `None`: there are too few.
+/// Returns the medians of the first third and of the last; `None`: there are too few samples.
 fn thirds(all: &[u64]) -> Option<[u64; 2]> {
     if all.len() < LOOKS {
         return None;
@@ -167,7 +167,7 @@ fn entries_of(node: &Node, maps: &[&str]) -> Result<u64> {
     Ok(sum)
 }
 
-/// How many keys a pinned map has. Which keys they are does not matter, so no type is needed for them.
+/// Returns the number of keys of a pinned map. The keys themselves do not matter, so no type is needed for them.
 fn entries(pin: &Path) -> Result<u64> {
     /// `BPF_MAP_GET_NEXT_KEY`, and the attributes that it reads.
     const NEXT_KEY: i32 = 4;

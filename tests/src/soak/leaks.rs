@@ -1,4 +1,4 @@
-//! What is left at the end, and what adds up meanwhile.
+//! Leftovers at the end, and growth in the meantime.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,25 +12,27 @@ use crate::node::WIRE;
 use crate::snapshot::{Maps, Snapshot, has_resting_numbers, installed_policies};
 use crate::traffic::eventually;
 
-/// The agent looks every half minute for sandboxes that nobody asked to detach, and finds each twice.
+/// Every half minute, the agent checks for sandboxes that no DEL was sent for, and collects one at the second
+/// finding.
 const PATIENCE: Duration = Duration::from_secs(150);
-/// How much more an agent may use in the last third than in the first: a quarter, and what it keeps free at work.
+/// How much more an agent may use in the last third than in the first: a quarter, and the memory that it keeps free
+/// while working.
 const MEMORY: u64 = 4 << 20;
 /// More descriptors that it may have open.
 const DESCRIPTORS: u64 = 12;
-/// Fewer moments than these say nothing.
+/// With fewer moments than these, nothing can be concluded.
 const MOMENTS: usize = 12;
 
-/// What an agent uses in a quiet moment.
+/// The resources that an agent uses in a quiet moment.
 #[derive(Debug, Clone, Copy)]
 struct Use {
     process: u32,
-    /// Its own memory, in bytes: how much of its executable is resident is up to what ran last.
+    /// Its own memory, in bytes: how much of its executable is resident depends on the code that ran last.
     own: u64,
     descriptors: u64,
 }
 
-/// What the agents used.
+/// The resources that the agents used.
 #[derive(Debug, Default)]
 pub(super) struct Resources([Vec<Use>; 2]);
 
@@ -90,7 +92,7 @@ impl Resources {
     }
 }
 
-/// Nothing is left of pods that are over, on either node.
+/// Checks that nothing is left of ended pods, on either node.
 pub(super) fn nothing_is_left(rig: &Rig) -> Result<()> {
     for (number, node) in rig.nodes.iter().enumerate() {
         let mut left = String::new();

@@ -1,28 +1,28 @@
-//! The soak: pods come and go at random on two nodes, with the server failing and agents dying meanwhile, and a model
-//! that knows nothing of the product says what must hold.
+//! The soak: pods are created and deleted at random on two nodes, while the server fails and agents die; a model that
+//! shares no code with the product states the expected result.
 //!
 //! | module | does |
 //! |---|---|
 //! | `random`, `network`, `policies` | numbers of a seed; the networks; policies at random |
-//! | `decide` | what happens next, by the seed alone |
-//! | `rig`, `act` | two nodes and a server; carries out what was decided |
-//! | `stranger` | a host between the nodes that has addresses of pods that are gone |
-//! | `standing` | pods that stay, if wanted |
-//! | `model` | what must hold |
-//! | `probe`, `check` | packets; what is there compared with what must hold |
-//! | `leaks` | what is left at the end, memory and descriptors |
-//! | `flat` | what must not grow while pods stay: the same, threads and entries of maps |
+//! | `decide` | the next actions, by the seed alone |
+//! | `rig`, `act` | two nodes and a server; carries out the actions |
+//! | `stranger` | a host between the nodes that has addresses of deleted pods |
+//! | `standing` | pods that stay, if requested |
+//! | `model` | the expected state |
+//! | `probe`, `check` | packets; comparison of the actual with the expected state |
+//! | `leaks` | leftovers at the end, memory and descriptors |
+//! | `flat` | figures that must not grow while pods stay: the same, threads and entries of maps |
 //!
-//! Between two quiet moments a few things happen at once, and packets go along all ways: none may arrive that no agent
-//! could have allowed at any moment. Then everything that is wrong ends, and everything has to become as the model says.
+//! Between two quiet moments a few actions happen at once, and packets are sent on all paths: none may arrive that no
+//! agent could have allowed at any moment. Then all faults end, and the state has to become the one of the model.
 //!
-//! Faults that have been put into the agent, and what failed then:
+//! Faults that were put into the agent as a check of the soak, and the resulting failures:
 //!
 //! | fault | what failed | seen with seed |
 //! |---|---|---|
 //! | a deleted pod of another node is kept, with its addresses | a packet to the stranger passes | 21 |
-//! | a list removes nothing that it does not have | a policy that was removed still drops packets | 22 |
-//! | a status whose write fails is not written again | a pod that has done its work keeps its status | 13 |
+//! | a list does not remove objects that it lacks | a policy that was removed still drops packets | 22 |
+//! | a status whose write fails is not written again | a completed pod keeps its status | 13 |
 
 mod act;
 mod check;
@@ -58,32 +58,32 @@ use self::standing::Standing;
 
 /// Steps that are shown when something is wrong.
 const STORY: usize = 25;
-/// How often there is a line for a person.
+/// Interval of the progress lines.
 const LINES: Duration = Duration::from_secs(10);
-/// How often there is one that says what the agents use while attachments stand.
+/// Interval of the lines with the resources of the agents while attachments stay.
 const MINUTE: Duration = Duration::from_secs(60);
 /// Pause between datagrams while things change.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Datagrams at a time meanwhile.
 const AT_ONCE: usize = 100;
 
-/// What to do.
+/// The options of a run.
 #[derive(Debug)]
 pub struct Options {
-    /// How long pods come and go.
+    /// How long pods are created and deleted.
     pub time: Duration,
     /// Decides everything.
     pub seed: u64,
-    /// Batches at most; `None`: as the time allows. The same number repeats the same decisions to their end.
+    /// Most batches; `None`: as many as fit into the time. The same number repeats the same decisions to their end.
     pub batches: Option<usize>,
-    /// Attachments that stay meanwhile, beside those that come and go: then what the agents use is told each minute, and must
-    /// not grow. They decide nothing.
+    /// Attachments that stay, in addition to those that are created and deleted: with them, the resources of the
+    /// agents are printed each minute, and must not grow. They do not influence the decisions.
     pub attachments: u32,
-    /// Where logs are written when something is wrong.
+    /// The directory of logs, which are written after a failure.
     pub logs: PathBuf,
 }
 
-/// What happened.
+/// The events so far.
 #[derive(Debug, Default)]
 struct Told {
     /// Everything that happened, numbered.
@@ -94,7 +94,7 @@ struct Told {
 /// Runs the soak; progress goes to standard output.
 ///
 /// # Errors
-/// Something did not hold: the error says the seed, the step, the last steps and where the logs are.
+/// An expectation was not met: the error names the seed, the step, the last steps and the directory of the logs.
 pub fn run(options: &Options) -> Result<()> {
     say(&format!("soak: seed {}", options.seed));
     let reference = rig::reference();
@@ -115,7 +115,7 @@ pub fn run(options: &Options) -> Result<()> {
     ))
 }
 
-/// Tells a person; one who does not listen does not matter.
+/// Prints a line; ignores a closed output.
 fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -191,9 +191,9 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
     Ok(())
 }
 
-/// Looks at what passed while things changed, and waits until everything is as it must be.
+/// Checks the packets that passed while things changed, and waits until everything is as expected.
 fn quiet(rig: &mut Rig, prober: &Mutex<Prober>, mut worlds: Vec<World>, after: Duration) -> Result<World> {
-    // What is published meanwhile is of this batch too.
+    // Packets that arrive meanwhile belong to this batch too.
     let passed = prober.lock().unwrap_or_else(PoisonError::into_inner).passed();
     let world = check::settle(rig, prober, after)?;
     worlds.push(world.clone());
@@ -214,7 +214,7 @@ fn end(rig: &mut Rig, prober: &Mutex<Prober>, forged: &[Key]) -> Result<()> {
         rig.act(&Action::Discard(pod), &mut calls, prober)?;
     }
     calls.wait(rig)?;
-    // What nobody asked to detach is found by the agent of the other node itself.
+    // The agent of the other node itself finds sandboxes for which no DEL was sent.
     rig.collect(0).context("the last GC")
 }
 

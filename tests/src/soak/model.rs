@@ -1,6 +1,7 @@
-//! What must hold, read from the objects as their authors wrote them. Plain and slow; none of the product's code.
+//! The expected state, derived from the objects as their authors wrote them. Plain and slow; shares no code with the
+//! product.
 //!
-//! Rules: <https://github.com/k8snetworkplumbingwg/multi-networkpolicy>; whose address it is: `docs/limits.md` and
+//! Rules: <https://github.com/k8snetworkplumbingwg/multi-networkpolicy>; owners of addresses: `docs/limits.md` and
 //! `docs/architecture.md`, "The cluster".
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 /// UDP or TCP, as in policies.
 pub(super) type Protocol = &'static str;
 
-/// What a sandbox has on a network, whether or not its pod is still there.
+/// The attachment of a sandbox to a network, whether its pod still exists or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Attachment {
     pub(super) node: usize,
@@ -37,11 +38,11 @@ pub(super) struct World {
     pub(super) namespaces: BTreeMap<String, Value>,
     pub(super) policies: Vec<Value>,
     pub(super) attachments: Vec<Attachment>,
-    /// What the status annotations claim: network, address, pod.
+    /// The claims of status annotations: network, address, pod.
     pub(super) claims: Vec<(String, IpAddr, Key)>,
 }
 
-/// What an agent knows: each kind of objects may be of another moment.
+/// The knowledge of an agent: each kind of objects may be from a different time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View<'w> {
     /// Node of the agent.
@@ -53,7 +54,7 @@ pub(super) struct View<'w> {
     pub(super) attachments: &'w World,
 }
 
-/// One end of a packet's way: a pod's address on a network.
+/// One end of a packet's path: a pod's address on a network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct End<'a> {
     pub(super) node: usize,
@@ -63,9 +64,9 @@ pub(super) struct End<'a> {
     pub(super) address: IpAddr,
 }
 
-/// Somebody who has an address.
+/// A holder of an address.
 struct Holder<'w> {
-    /// `None`: nobody selects it.
+    /// The pod; `None` if no selector can match it.
     pod: Option<&'w Value>,
     /// Protocol, name, number.
     ports: Vec<(String, String, u64)>,
@@ -88,7 +89,7 @@ impl World {
         self
     }
 
-    /// What an agent knows when it has been told of everything.
+    /// Returns the knowledge of an agent that has received everything.
     pub(super) fn seen_by(&self, node: usize) -> View<'_> {
         View { node, own_pods: self, other_pods: self, namespaces: self, policies: self, attachments: self }
     }
@@ -107,8 +108,8 @@ pub(super) fn entries(pod: &Value) -> Vec<Value> {
 }
 
 impl<'w> View<'w> {
-    /// Whether what this agent enforces lets a packet through at that end. `None`: its pod is not known, so nothing is
-    /// said.
+    /// Whether the policies that this agent enforces let a packet pass at that end. `None`: its pod is not known, so
+    /// no result is expected.
     pub(super) fn lets(
         &self,
         end: &End<'_>,
@@ -134,7 +135,7 @@ impl<'w> View<'w> {
                 continue;
             }
             isolated = true;
-            // Of the network at that end, or where nobody has the address there, of each of the others.
+            // On the network at that end or, if no pod has the address there, on each of the other networks.
             let on = |is_own: bool| -> Vec<Vec<Holder<'w>>> {
                 let there = networks(policy).filter(|network| (*network == end.network) == is_own);
                 let holders = there.map(|network| self.holders(network, peer));
@@ -204,8 +205,8 @@ impl<'w> View<'w> {
         self.namespaces.namespaces.get(namespace).cloned().unwrap_or_default()
     }
 
-    /// Who has an address of a network: the sandboxes of the agent's node, or else all pods of other nodes that claim
-    /// it.
+    /// Returns the holders of an address on a network: the sandboxes of the agent's node, otherwise all pods of other
+    /// nodes that claim it.
     fn holders(&self, network: &str, address: IpAddr) -> Vec<Holder<'w>> {
         let attached =
             self.attachments.attachments.iter().filter(|it| {
@@ -229,7 +230,7 @@ impl<'w> View<'w> {
     }
 }
 
-/// Whether it is true of all who have an address, and somebody has.
+/// Whether the condition holds for all holders of an address, and there is at least one.
 fn is_of_all(holders: &[Vec<Holder<'_>>], is_true: impl Fn(&Holder<'_>) -> bool) -> bool {
     !holders.is_empty() && holders.iter().flatten().all(is_true)
 }
@@ -255,7 +256,7 @@ fn declared(pod: &Value) -> Vec<(String, String, u64)> {
     ports.filter_map(of).collect()
 }
 
-/// The ports that an agent wrote beside the status.
+/// Returns the ports that an agent wrote in addition to the status.
 fn published(pod: &Value) -> Vec<(String, String, u64)> {
     let text = pod["metadata"]["annotations"][PORTS].as_str().unwrap_or("{}");
     let ports: BTreeMap<String, Vec<u64>> = serde_json::from_str(text).unwrap_or_default();
@@ -287,7 +288,7 @@ fn selects(selector: &Value, labels: &Value) -> bool {
     equal.into_iter().all(|(key, value)| labels.get(key) == Some(value)) && expressions.into_iter().all(holds)
 }
 
-/// Whether a prefix has an address: bit by bit.
+/// Whether a prefix contains an address: compared bit by bit.
 fn contains(cidr: &str, address: IpAddr) -> bool {
     let Some((base, length)) = cidr.split_once('/') else { return false };
     let (Ok(base), Ok(length)) = (base.parse::<IpAddr>(), length.parse::<usize>()) else { return false };

@@ -38,7 +38,7 @@ pub(super) enum Network {
 pub(super) const ALL: [Network; 5] = [Network::Seg, Network::Lan, Network::Pool, Network::Link, Network::Ptp];
 
 impl Network {
-    /// Name of the interface in the pod, and of the network in what people read.
+    /// Name of the interface in the pod, and of the network in texts for people.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Seg => "seg",

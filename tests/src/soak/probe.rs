@@ -1,5 +1,6 @@
-//! Packets between pods. Each pod has a socket at each port, which records and echoes what arrives, and one at each of
-//! its addresses, from which it sends. A datagram names both ends, so that a receiver knows who sent it, and whom to.
+//! Packets between pods. Each pod has a socket at each port, which records and echoes datagrams, and one at each of
+//! its addresses, from which it sends. A datagram names both ends, so that a receiver knows its sender and its
+//! destination.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,7 +21,7 @@ pub(super) const PORTS: [u16; 3] = [80, 81, 53];
 /// A way: from one address to a port of another, by the numbers of both ends.
 pub(super) type Way = (u32, u32, u16);
 
-/// A pod's address, as one that packets leave and reach.
+/// A pod's address as an end of packets.
 #[derive(Debug)]
 struct Place {
     network: String,
@@ -46,7 +47,7 @@ struct Station {
     listeners: Vec<(u16, UdpSocket, TcpListener)>,
 }
 
-/// All sockets, and what has arrived since the last question.
+/// All sockets, and the packets that have arrived since the last query.
 #[derive(Debug, Default)]
 pub(super) struct Prober {
     stations: BTreeMap<Key, Station>,
@@ -114,7 +115,7 @@ impl Prober {
         Ok(())
     }
 
-    /// What is known of an end.
+    /// Returns the data of an end.
     pub(super) fn end(&self, number: u32) -> Option<End<'_>> {
         let Known { node, pod, uid, network, address } = self.known.get(&number)?;
         Some(End { node: *node, pod, uid, network, address: *address })
@@ -139,7 +140,7 @@ impl Prober {
         ways
     }
 
-    /// Forgets what has arrived; datagrams that are still on their way do not count any more.
+    /// Discards the packets that have arrived; datagrams that are still on their way do not count any more.
     pub(super) fn forget(&mut self) {
         self.round += 1;
         self.arrived.clear();
@@ -159,19 +160,19 @@ impl Prober {
                 message.extend(number.to_be_bytes());
             }
             message.extend(port.to_be_bytes());
-            // Whatever keeps it from leaving is found at the other end.
+            // Whatever prevents it from being sent, its absence is noticed at the other end.
             let _ = source.sender.send_to(&message, (target.address, *port));
         }
     }
 
-    /// Takes in what has arrived, and answers it.
+    /// Reads the packets that have arrived, and answers them.
     pub(super) fn take(&mut self) {
         let mut buffer = [0; 64];
         for (key, station) in &self.stations {
             for (port, udp, tcp) in &station.listeners {
                 while let Ok((length, peer)) = udp.recv_from(&mut buffer) {
                     let Some((round, from, to, said)) = read(&buffer[..length]) else { continue };
-                    // Where several have an address, it may have come to another than was meant.
+                    // If several pods have an address, it may have arrived at another one than intended.
                     let own = |number: &u32| station.places.contains_key(number);
                     let meant = self.stations.values().find_map(|it| it.places.get(&to)).map(|it| it.address);
                     let here = station.places.iter().find(|(_, place)| Some(place.address) == meant);
@@ -179,8 +180,8 @@ impl Prober {
                     if let (true, Some(to), true) = (round == self.round, to, said == *port) {
                         self.arrived.insert((from, to, *port));
                     }
-                    // A host of many addresses would answer from any of them, and so open a flow of its own, to which
-                    // the next packet there is the answer.
+                    // A host with many addresses would answer from any of them, and so open a flow of its own, for
+                    // which the next packet there is the answer.
                     if !stranger::is_it(key) {
                         let _ = udp.send_to(&buffer[..length], peer);
                     }
@@ -224,9 +225,9 @@ pub(super) fn connects(from: &Namespace, to: SocketAddr, patience: Duration) -> 
     true
 }
 
-/// Ends a connection at once. One that waits for the other end's answer keeps the namespace of a pod that is over.
+/// Resets a connection. One that waits for the other end's answer would keep the namespace of an ended pod alive.
 fn reset(connection: &TcpStream) {
-    // Lingering for no time turns the end into RST; where that is refused it ends in the usual way.
+    // Zero linger time turns the close into RST; if that is refused, the connection is closed in the usual way.
     let _ = rustix::net::sockopt::set_socket_linger(connection, Some(Duration::ZERO));
 }
 

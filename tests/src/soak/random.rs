@@ -27,12 +27,12 @@ impl Random {
         self.below(of) < times
     }
 
-    /// One of the values, of which there is at least one.
+    /// Returns one of the values; `None` if there are none.
     pub(super) fn one<T: Clone>(&mut self, values: &[T]) -> Option<T> {
         if values.is_empty() { None } else { values.get(self.below(values.len())).cloned() }
     }
 
-    /// One of the values of an array.
+    /// Returns one of the values of an array.
     pub(super) fn of<T: Copy, const N: usize>(&mut self, values: [T; N]) -> T {
         values[self.below(N)]
     }

@@ -18,14 +18,14 @@ use crate::api_server::{ApiServer, Credential, FaultId, Options, TOKEN};
 use crate::node::{MAX_ATTACHMENTS, WIRE, ip};
 use crate::{Node, Pod, manifest, tools, wires};
 
-/// The reference plugins that take part where they are there.
+/// The reference plugins that are used if they are installed.
 const REFERENCE: [&str; 2] = ["ptp", "host-local"];
 /// The other end of [`WIRE`] in every test: a link by this name is the rig's own.
 pub(super) const UPLINK: &str = "wire1";
 /// The bridge that the nodes' wire connects.
 const LAN: &str = "br-lan";
 
-/// A pod that is meant to run.
+/// A pod that should run.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) spec: PodSpec,
@@ -35,13 +35,13 @@ pub(super) struct Live {
     pub(super) may_stay: BTreeSet<Network>,
     /// The addresses of its interface of the default network.
     pub(super) eth0: BTreeSet<IpAddr>,
-    /// What it has, as last published.
+    /// Its attachments, as last published.
     pub(super) attachments: Vec<Attachment>,
     /// Its author has written into its status.
     pub(super) forged: bool,
 }
 
-/// A sandbox that is over and that nobody asked to detach.
+/// An ended sandbox for which no DEL was sent.
 #[derive(Debug)]
 pub(super) struct Lost {
     pub(super) container: String,
@@ -56,28 +56,28 @@ pub(super) struct Rig {
     pub(super) server: ApiServer,
     pub(super) live: BTreeMap<Key, Live>,
     pub(super) lost: [Vec<Lost>; 2],
-    /// Pods that have done their work: they have no sandbox, and their objects are still there; whether their author
-    /// has written into the status.
+    /// Completed pods: they have no sandbox, and their objects still exist; and whether their author has written into
+    /// the status.
     pub(super) finished: BTreeMap<Key, bool>,
     /// Pods that stay.
     pub(super) standing: Standing,
     pub(super) stranger: Stranger,
     pub(super) reference: bool,
-    /// What happens now is in no watch when the server is well again.
+    /// Whether current changes will appear in no watch when the server works again.
     pub(super) forgets: bool,
-    /// What hits written statuses.
+    /// The fault that affects written statuses.
     pub(super) of_statuses: Option<FaultId>,
-    /// What agents said that have ended.
+    /// The logs of ended agents.
     logs: [String; 2],
 }
 
-/// The directory of the reference plugins. Where they are not, that is reported as skipped, and fails in CI.
+/// Returns the directory of the reference plugins. If they are missing, that is reported as skipped, and fails in CI.
 pub(super) fn reference() -> Option<PathBuf> {
     tools::directory("soak with reference plugins", "NETATTACH_REFERENCE_PLUGINS", &REFERENCE)
 }
 
 impl Rig {
-    /// With room for so many attachments that stay.
+    /// With room for that many attachments that stay.
     pub(super) fn new(reference: Option<&Path>, standing: u32) -> Result<Self> {
         let mut nodes = [Node::new(&[])?, Node::new(&[])?];
         let stranger = connect(&nodes)?;
@@ -99,7 +99,7 @@ impl Rig {
             node.join(kubeconfig, &name)?;
             node.set("collectAfterSeconds", json!(1));
             node.set("maxAttachments", json!(MAX_ATTACHMENTS + standing));
-            // One network is made by an executed plugin.
+            // One network is created by an executed plugin.
             node.set("delegation", json!({"exec": ["ptp"]}));
             if let Some(from) = reference {
                 wires::install(node, from, &REFERENCE)?;
@@ -144,7 +144,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Ends an agent: at once, or as it is asked to.
+    /// Ends an agent: by SIGKILL, or by SIGTERM.
     pub(super) fn end_agent(&mut self, node: usize, kill: bool) -> Result<()> {
         if !std::mem::replace(&mut self.running[node], false) {
             return Ok(());
@@ -154,7 +154,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Writes what the agents said, after ending them; returns where.
+    /// Writes the logs of the agents, after ending them; returns their directory.
     pub(super) fn write_logs(&mut self, directory: &Path, story: &[String]) -> Result<()> {
         fs::create_dir_all(directory)?;
         for node in 0..2 {
@@ -215,7 +215,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A pod has no sandbox any more: its addresses are nobody's.
+    /// Records that a pod has no sandbox any more, so that its addresses are free.
     pub(super) fn is_gone(&mut self, live: &Live) {
         for network in ALL.into_iter().filter(|network| network.spans_nodes()) {
             let name = format!("{NETWORKS}/{}", network.definition(live.spec.node));
@@ -226,7 +226,7 @@ impl Rig {
         }
     }
 
-    /// Of the addresses that pods have had those that no sandbox has, and that none will have when its networks are
+    /// Returns the addresses that pods have had, that no sandbox has, and that none will have when its networks are
     /// defined again.
     pub(super) fn free(&self) -> Vec<(Network, IpAddr)> {
         let is_asked_for = |live: &Live, network: Network, address: IpAddr| {
@@ -269,7 +269,7 @@ impl Rig {
         })
     }
 
-    /// The objects as they are, and who has which address.
+    /// Returns the current objects, and the holders of addresses.
     pub(super) fn world(&self) -> World {
         let pods = self.keys().into_iter().filter_map(|key| {
             let object = self.server.get("pods", &key.0, &key.1)?;

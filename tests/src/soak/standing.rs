@@ -1,5 +1,5 @@
-//! Attachments that stay while others come and go: pods with one to three networks of their own, which nobody talks to and
-//! nothing happens to. What they are under is no part of the model; they are there at the end as they were at the beginning.
+//! Attachments that stay while others are created and deleted: pods with one to three networks of their own, without
+//! traffic and without changes. They are not part of the model; at the end they must be as at the beginning.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,9 +25,9 @@ const SHARES: [usize; 3] = [3, 2, 1];
 const KINDS: [&str; 3] = ["port", "veth", "macvlan"];
 /// The parent of the macvlans, and its other end.
 const PARENT: [&str; 2] = ["standing0", "standing1"];
-/// Where their leases are, below a node's directory.
+/// The directory of their leases, below a node's directory.
 const LEASES: &str = "standing-leases";
-/// How long an ADD may take until it succeeds, and all statuses until they are written.
+/// Longest time until an ADD succeeds, and until all statuses are written.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Pods that stand.
@@ -42,7 +42,7 @@ struct Stander {
 }
 
 impl Standing {
-    /// Attaches that many, on both nodes in turns, and waits until their statuses are written.
+    /// Attaches that many, alternating between the nodes, and waits until their statuses are written.
     pub(super) fn attach(rig: &Rig, attachments: usize) -> Result<Self> {
         let mut standing = Self::default();
         if attachments == 0 {
@@ -78,17 +78,17 @@ impl Standing {
         Ok(standing)
     }
 
-    /// The sandboxes of a node: its runtime knows of them.
+    /// Returns the sandboxes of a node, which its runtime knows.
     pub(super) fn sandboxes(&self, node: usize) -> impl Iterator<Item = &Pod> {
         self.0.iter().filter(move |it| it.node == node).map(|it| &it.sandbox)
     }
 
-    /// Whether there are none.
+    /// Whether there are no such attachments.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All of them are still attached, and say so.
+    /// Checks that all of them are still attached, and that their statuses show that.
     pub(super) fn are_there(&self, rig: &Rig) -> Result<()> {
         for (number, node) in rig.nodes.iter().enumerate() {
             let rows = node.ctl(&["attachments"])?;
@@ -106,7 +106,7 @@ impl Standing {
         Ok(())
     }
 
-    /// Detaches all of them, in order, and takes away what was made for them.
+    /// Detaches all of them, in order, and removes the objects made for them.
     pub(super) fn end(self, rig: &Rig) -> Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -164,7 +164,7 @@ impl Stander {
         node.call(verb, &self.sandbox).with("CNI_ARGS", &args)
     }
 
-    /// As a runtime does it: again after a DEL, as the agent may not have been told of everything yet.
+    /// Attaches a pod like a runtime: repeated after a DEL, as the agent may not know all objects yet.
     fn add(&self, node: &Node) -> Result<()> {
         let deadline = Instant::now() + stretched(PATIENCE);
         loop {
@@ -186,7 +186,7 @@ impl Stander {
     }
 }
 
-/// How many attachments each of the pods has.
+/// Returns the number of attachments of each pod.
 fn shares(mut attachments: usize) -> Vec<usize> {
     let mut shares = Vec::new();
     for share in SHARES.into_iter().cycle() {
@@ -223,7 +223,7 @@ fn uid(sandbox: &Pod) -> String {
     format!("00000000-0000-4000-9000-{number:0>12}")
 }
 
-/// Each sandbox holds a descriptor.
+/// Raises the limit of open files: each sandbox holds a descriptor.
 fn open_more_files() -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).context("open more files")

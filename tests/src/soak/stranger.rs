@@ -1,6 +1,6 @@
-//! The switches between the nodes, as a host that no agent knows: with addresses that pods have had. An agent that still
-//! takes them for those pods lets through what must not pass. It has them in quiet moments only, so that nobody has one
-//! twice.
+//! The switches between the nodes, used as a host that no agent knows: it has addresses that pods had before. An
+//! agent that still takes these addresses for those pods lets packets pass that must be dropped. The host has the
+//! addresses only in quiet moments, so that no address is in use twice.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ pub(super) struct Stranger {
     pub(super) namespace: Namespace,
     /// Addresses that pods have had, the last one at the front.
     gone: VecDeque<(Network, IpAddr)>,
-    /// How often it has come.
+    /// The number of its appearances.
     times: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) fn is_it(key: &Key) -> bool {
 }
 
 impl Stranger {
-    /// Connects the nodes: by [`WIRE`], the parent of their macvlans, and by [`UPLINK`], which their bridges have.
+    /// Connects the nodes: by [`WIRE`], the parent of their macvlans, and by [`UPLINK`], a port of their bridges.
     pub(super) fn between(nodes: &[Node; 2]) -> Result<Self> {
         let namespace = Namespace::new()?;
         namespace.loopback_up()?;
@@ -58,7 +58,7 @@ impl Stranger {
         Ok(Self { namespace, gone: VecDeque::new(), times: 0 })
     }
 
-    /// A pod that had that address has it no longer.
+    /// Records that a pod no longer has that address.
     pub(super) fn note(&mut self, network: Network, address: IpAddr) {
         self.gone.retain(|it| *it != (network, address));
         self.gone.push_front((network, address));
@@ -70,7 +70,7 @@ impl Stranger {
         self.gone.iter().copied()
     }
 
-    /// Takes some of these addresses: the first ones, and in turn some of the others.
+    /// Takes some of these addresses: the first ones, and alternating ones of the others.
     pub(super) fn come(&mut self, free: &[(Network, IpAddr)]) -> Result<Vec<Attachment>> {
         let (new, old) = free.split_at(free.len().min(ADDRESSES / 2));
         let first = self.times * ADDRESSES / 2 % old.len().max(1);
@@ -81,7 +81,7 @@ impl Stranger {
             let length = if address.is_ipv4() { 24 } else { 64 };
             let mut words = vec!["address".to_owned(), "add".to_owned(), format!("{address}/{length}")];
             words.extend(["dev", network.name()].map(str::to_owned));
-            // Nobody else has it, and it is to be used at once.
+            // No other host has the address, and it must be usable at once.
             words.extend((!address.is_ipv4()).then(|| "nodad".to_owned()));
             ip(&self.namespace, &words.iter().map(String::as_str).collect::<Vec<_>>())?;
             let name = format!("{NETWORKS}/{}", network.name());

@@ -1,4 +1,4 @@
-//! What a CNI call asks of the server.
+//! The requests of a CNI call to the server.
 
 use std::time::{Duration, Instant};
 
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::rig::{LABEL, NODE, Rig, STATUS, calls, object, seen, timed};
 
-/// How long an agent waits for an object that the server has and its watch has not shown.
+/// How long an agent waits for an object that exists on the server but not yet in its watch.
 const LAG: Duration = Duration::from_millis(500);
-/// How long a watch lags behind in these tests: an ADD has reached the agent by then, and waits.
+/// The lag of a watch in these tests: within it, an ADD reaches the agent, and waits.
 const BEHIND: Duration = Duration::from_millis(200);
 
 #[test]
@@ -37,7 +37,7 @@ fn an_add_reads_nothing_and_writes_once_and_a_del_neither() {
     );
     // A pod ends: the kubelet has marked it before the runtime detaches it.
     rig.server.begin_deletion("pods", NAMESPACE, "a").unwrap();
-    // What the server tells comes in order.
+    // The server sends events in order.
     rig.settle("b");
     let mark = rig.server.mark();
     rig.del(&pod).success();
@@ -66,9 +66,9 @@ fn a_pod_that_the_watch_has_not_shown_is_asked_for_once() {
     rig.del(&pod).success();
 }
 
-/// ADDs of one pod after the other, each while what `prepare` makes for it is on the server and the watch of that resource
-/// shows it only a moment later. Those that took longer than the agent waits say nothing, as the machine was busy: there are
-/// as many until three were in time. `judge` gets all others, with the server's log since the pod was there.
+/// ADDs of one pod after the other, each while the objects that `prepare` creates are on the server but appear in the
+/// watch of that resource only a moment later. ADDs that took longer than the agent waits are ignored, as the machine
+/// was busy: repeats until three were in time. `judge` gets those, with the server's log since the pod was created.
 fn while_a_watch_lags(
     rig: &Rig,
     resource: &str,
@@ -164,7 +164,7 @@ fn a_pod_that_is_not_there_or_elsewhere_is_refused_in_time() {
     }
 }
 
-/// However many they are, none waits for what the server is asked for the others.
+/// Whatever their number, none waits for the requests of the others.
 #[test]
 fn many_pods_that_are_not_there_are_refused_in_time() {
     let mut rig = Rig::new(&Options::default());
@@ -218,7 +218,7 @@ fn an_add_whose_status_is_required_fails_without_it() {
     assert!(rig.server.get("pods", NAMESPACE, "a").unwrap()["metadata"]["annotations"][STATUS].is_string());
 }
 
-/// The publisher tries a status again until it is written, which that of an ADD that was rolled back never is.
+/// The publisher retries a status until it is written; the status of a rolled-back ADD is never written.
 #[test]
 fn an_add_that_failed_for_its_status_leaves_none_to_be_published() {
     let mut rig = Rig::new(&Options::default());
@@ -257,7 +257,7 @@ fn a_repeated_add_whose_status_is_required_leaves_the_pod_attached_when_it_fails
     assert_eq!(rig.add(&pod).success(), first);
 }
 
-/// The cluster's ranges, as Nodes and ServiceCIDRs have them, stay on the first interface when the default route moves.
+/// The cluster's ranges, from Nodes and ServiceCIDRs, stay on the first interface when the default route moves.
 #[test]
 fn the_clusters_own_ranges_stay_where_the_default_route_was() {
     let mut rig = Rig::new(&Options::default());
@@ -301,8 +301,8 @@ fn the_clusters_own_ranges_stay_where_the_default_route_was() {
     rig.del(&pod).success();
 }
 
-/// Whoever writes pods of a cluster is no administrator of its nodes: what an executed plugin would take is not his to name, and
-/// without the kubelet's word neither is a device of a resource.
+/// An author of pods in a cluster is no administrator of its nodes, and may not name an executed plugin's device; and
+/// a device of a resource needs the kubelet's confirmation.
 #[test]
 fn a_pod_gets_no_device_for_naming_it() {
     let rig = Rig::started();
@@ -310,7 +310,7 @@ fn a_pod_gets_no_device_for_naming_it() {
     let config = json!({"cniVersion": "1.0.0", "type": "vf"});
     let mut of_resource = manifest::network(NAMESPACE, "of-resource", &config);
     of_resource["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/resourceName": "example.com/vf"});
-    // Whoever is attached by the second knows the first.
+    // A pod that is attached by the second has seen the first.
     for definition in [of_resource, manifest::network(NAMESPACE, "free", &config)] {
         rig.server.create(&definition).unwrap();
     }

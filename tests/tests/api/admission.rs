@@ -1,5 +1,5 @@
-//! The ValidatingAdmissionPolicies of `deploy`: every write of an agent passes them, and what could be done with a stolen
-//! token beyond that does not. Rigs have every request judged by them, so all tests of this suite are about the first.
+//! The ValidatingAdmissionPolicies of `deploy`: every write of an agent passes them, and other writes with a stolen
+//! token do not. Rigs apply them to every request, so all tests of this suite check the first part.
 
 use netattach_tests::Pod;
 use netattach_tests::admission::{Policies, Refusal, Review};
@@ -24,7 +24,7 @@ const OTHERS_TAINT: &str = "an agent of netattach removes taints whose keys begi
 const OTHERS_NAME: &str = "an agent of netattach writes events in its own name only";
 const OTHERS_EVENT: &str = "an agent of netattach counts in events of netattach only";
 
-/// What an agent writes in its life: a pod's networks, their end, the taint, an event, and that event once more after a
+/// Returns the writes of an agent: a pod's networks, their end, the taint, an event, and that event once more after a
 /// restart.
 fn recorded() -> Vec<Review> {
     let mut rig = Rig::new(&Options::default());
@@ -264,16 +264,17 @@ fn an_agent_passes_the_admission_policies_and_a_stolen_token_writes_nothing_else
         };
         assert!(said.ends_with(&format!("denied request: {message}")), "{what}: {said}");
         assert_eq!(code, 403, "{what}");
-        // Whoever is no agent is not their matter.
+        // The policies do not apply to other users.
         let kubelet = edited(&review, |it| it.user["username"] = json!("system:node:node-1"));
         assert_eq!(policies.judge(&kubelet), Ok(()), "{what}");
     }
-    // What fails refuses.
+    // A failing expression refuses.
     let nobody = of_pod(&|it| drop(it.user.as_object_mut().unwrap().remove("extra")));
     assert_eq!(policies.judge(&nobody).unwrap_err().code, 422);
 }
 
-/// Before Kubernetes 1.30 a token names no node. Then the policies refuse every write, and an operator has to know.
+/// Before Kubernetes 1.30 a token names no node. Then the policies refuse every write, which an operator has to
+/// learn.
 #[test]
 fn writes_that_the_policies_refuse_are_told_and_pods_go_on() {
     let mut rig = Rig::new(&Options::default());
@@ -292,7 +293,7 @@ fn writes_that_the_policies_refuse_are_told_and_pods_go_on() {
     rig.await_trouble("network-status", PATIENCE * 2, "expression evaluation failed");
 }
 
-/// The chart names the namespace of its release in their place; the rest is the same, which `cluster::chart` compares.
+/// The chart uses the namespace of its release instead; the rest is the same, which `cluster::chart` compares.
 #[test]
 fn policies_that_are_no_cel_are_not_read() {
     let text = "kind: ValidatingAdmissionPolicy\nmetadata: {name: x}\nspec:\n  failurePolicy: Fail\n  matchConstraints: {resourceRules: []}\n  matchConditions: [{name: a, expression: 'a ='}]\n  validations: []\n";

@@ -1,4 +1,4 @@
-//! A plain HTTPS client: one connection for each request, and bodies as they come.
+//! A plain HTTPS client: one connection for each request, and streamed bodies.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// Silence of this length counts as an answer that does not come, where none should; it is less than the second between bookmarks.
+/// If an answer must not come, silence of this length counts as that; it is less than the second between bookmarks.
 const SILENCE: Duration = Duration::from_millis(700);
 /// Elsewhere this does.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -61,7 +61,7 @@ impl Client {
         }
     }
 
-    /// One that takes a short silence for an answer that does not come.
+    /// Returns a client that takes a short silence for a missing answer.
     pub(crate) fn hurried(&self) -> Self {
         Self { patience: SILENCE, ..self.clone() }
     }

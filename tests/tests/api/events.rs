@@ -1,4 +1,4 @@
-//! Events: on the object that somebody has to mend, once for each problem.
+//! Events: on the object that needs a fix, once for each problem.
 
 use std::fs;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::rig::{NODE, Rig, object};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// What all agents see is reported after up to 30 s, by a look each 10 s.
+/// Problems that all agents see are reported after up to 30 s, by a check each 10 s.
 const LATE: Duration = Duration::from_secs(60);
 
 fn is_event(one: &Request) -> bool {
@@ -36,9 +36,9 @@ fn events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, Value
     all().map(|one| (one.verb, one.answer, one.body)).collect()
 }
 
-/// The same, and all that come late. Two fences follow the last one, whose own events are left out: a pod that cannot be
-/// read, as conditions become events one look after the other, and then a failed ADD, whose event comes after those of the
-/// look that has found the pod.
+/// The same, with all late ones. Two fences follow the last one, and their own events are left out: an unreadable
+/// pod, as conditions become events one check after the other, and then a failed ADD, whose event follows those of
+/// the check that has found the pod.
 fn all_events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, Value)> {
     events(rig, mark, count);
     let is_of = |one: &Request, fence: &str| one.body["regarding"]["name"] == fence;
@@ -135,7 +135,7 @@ fn events_that_the_server_refuses_change_nothing() {
     rig.settle("b");
 }
 
-/// The only event after a mark: what it regards, reason, and note.
+/// Returns the only event after a mark: its object, reason, and note.
 fn only_event(rig: &Rig, mark: usize) -> (Value, String, String) {
     let seen = all_events(rig, mark, 1);
     assert_eq!(seen.len(), 1, "{seen:#?}");
@@ -145,7 +145,7 @@ fn only_event(rig: &Rig, mark: usize) -> (Value, String, String) {
     (body["regarding"].clone(), text("reason"), text("note"))
 }
 
-/// What an event of a pod regards.
+/// Returns the object of an event of a pod.
 fn of_pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod", "namespace": NAMESPACE, "name": name, "uid": format!("uid-{name}")
@@ -168,7 +168,7 @@ fn a_policy_that_is_not_enforced_as_written_has_an_event_that_names_the_key() {
     assert_eq!(only_event(&rig, mark), (policy, "PolicyNotAsWritten".to_owned(), note.to_owned()));
 }
 
-/// The pool's directory cannot be made: there is a file.
+/// The pool's directory cannot be created: there is a file of that name.
 #[test]
 fn an_add_that_fails_for_a_file_of_the_node_has_an_event_that_names_it() {
     let mut rig = Rig::new(&Options::default());
@@ -202,7 +202,7 @@ fn a_request_that_no_runtime_may_make_has_an_event_on_its_pod() {
     assert_eq!(only_event(&rig, mark), (of_pod("a"), "InvalidRequest".to_owned(), message));
 }
 
-/// At ADD and, for the same network, of a live pod whose annotation has changed.
+/// At ADD and, for the same network, for a live pod whose annotation has changed.
 #[test]
 fn a_plugin_that_refuses_an_add_and_one_that_refuses_a_live_pod_have_events_with_its_message() {
     let mut rig = Rig::new(&Options::default());
@@ -231,8 +231,8 @@ fn a_plugin_that_refuses_an_add_and_one_that_refuses_a_live_pod_have_events_with
     assert_eq!(only_event(&rig, mark), (of_pod("b"), "NetworksDiffer".to_owned(), said.to_owned()));
 }
 
-/// The node's own problems: its default network that is late, which keeps the startup taint, and its configuration that
-/// somebody puts away.
+/// The node's own problems: its default network is missing at first, which keeps the startup taint, and its
+/// configuration is removed by another process.
 #[test]
 fn a_late_default_network_and_a_file_that_was_put_away_are_events_of_the_node_and_the_taint_waits() {
     const TAINT: &str = "netattach.dev/agent-not-ready";
@@ -271,7 +271,7 @@ fn a_late_default_network_and_a_file_that_was_put_away_are_events_of_the_node_an
     );
     assert_eq!(of_node(&seen[0].2), ("CniConfigurationDisturbed".to_owned(), note));
     assert!(own.exists());
-    // A look that told the first anew would have been before that of the second.
+    // A check that reported the first one again would have been before that of the second.
     let all = events(&rig, 0, 2);
     let reasons: Vec<_> = all.iter().map(|(verb, _, body)| (*verb, of_node(body).0)).collect();
     let once = |reason: &str| (Verb::Create, reason.to_owned());

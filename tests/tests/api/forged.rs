@@ -1,4 +1,4 @@
-//! The published status of a pod that others change, and what a pod's author claims in it.
+//! The published status of a pod that other clients change, and the claims of a pod's author in it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,14 +31,14 @@ fn a_status_that_another_changes_is_put_back_until_its_pod_ends() {
     };
     let emptied = json!({"metadata": {"annotations": {STATUS: "[]"}}});
     is_put_back("a", &whole, &emptied);
-    // At once after the write: what the watch shows is no longer taken for older than that.
+    // Immediately after the write: the watch's state is no longer taken for an older one.
     is_put_back("a", &whole, &json!({"metadata": {"labels": {LABEL: null}}}));
-    // It ends: nothing of it is written any more.
+    // The pod is terminating: its status is not written any more.
     rig.server.begin_deletion("pods", NAMESPACE, "a").unwrap();
     rig.settle("b");
     let mark = rig.server.mark();
     rig.server.patch("pods", NAMESPACE, "a", &json!({"metadata": {"annotations": {STATUS: null}}})).unwrap();
-    // A look that finds the next pod's status changed has seen this one's.
+    // A check that finds the next pod's status changed has seen this one's.
     is_put_back("b", &rig.published("b"), &emptied);
     assert_eq!(rig.writes(mark, "a"), []);
 }
@@ -89,7 +89,7 @@ fn what_pods_claim_never_lets_in_an_address_that_they_do_not_have() {
         .patch("pods", NAMESPACE, "friend", &json!({"metadata": {"annotations": {STATUS: claim}}}))
         .unwrap();
     labelled("remote-friend", "friend", "another", Some(&of_stranger));
-    // So does one whose status is too large to be read, and counts for nothing.
+    // So does a pod whose status is too large to be read, and has no effect.
     labelled("remote-large", "friend", "another", None);
     let large = json!([{"name": "shop/lan-a", "interface": "net1", "ips": [of_stranger]}]).to_string();
     let large =
@@ -100,7 +100,7 @@ fn what_pods_claim_never_lets_in_an_address_that_they_do_not_have() {
     let across = json!([{"name": "shop/lan-b", "interface": "net2", "ips": [of_stranger]}]).to_string();
     let across = json!({"metadata": {"labels": {LABEL: ""}, "annotations": {STATUS: across}}});
     rig.server.patch("pods", NAMESPACE, "remote-across", &across).unwrap();
-    // A claim for an address that nobody has here counts: the other node's agent answers for it.
+    // A claim for an address that no pod has here counts: the other node's agent is responsible for it.
     labelled("remote", "friend", "another", Some("10.61.0.200"));
     rig.settle("settled");
     assert!(!reaches(&stranger, Duration::from_secs(1)), "a claim let it in");

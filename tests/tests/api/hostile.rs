@@ -1,4 +1,4 @@
-//! Authors who make as much as the server lets them, beside tenants who attach their pods meanwhile.
+//! Authors who create as many objects as the server allows, beside tenants who attach their pods meanwhile.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,13 +14,13 @@ use crate::rig::{NODE, Rig, timed};
 
 /// The namespace of the author.
 const HOSTILE: &str = "aardvark";
-/// How many definitions it has.
+/// The author's number of definitions.
 const MANY: usize = 10_000;
 /// The most that a runtime's call and a question may take meanwhile.
 const IN_TIME: Duration = Duration::from_secs(10);
 
-/// The author's definitions: some fit, some are nonsense in a way of their own, some are no definitions at all. Together
-/// they exceed what is kept of a cluster's definitions.
+/// The author's definitions: some are valid, some invalid in different ways, some are no definitions at all. Together
+/// they exceed the bound on a cluster's definitions.
 fn definition(number: usize) -> Value {
     let name = format!("d{number:05}");
     let padding = " ".repeat(8000);
@@ -63,14 +63,14 @@ fn definition(number: usize) -> Value {
     }
 }
 
-/// What `netattachctl status` says, and how large and late the answer was.
+/// Returns the output of `netattachctl status`, with the size and the duration of the answer.
 fn status(rig: &Rig) -> (Value, Duration) {
     let begin = Instant::now();
     let status = rig.node.whole_status().unwrap();
     (status, begin.elapsed())
 }
 
-/// What is said of objects of the author, and of others.
+/// Returns the rows about objects of the author, and of others.
 fn rows(status: &Value) -> (Vec<String>, Vec<String>) {
     let text =
         |row: &Value| format!("{}: {}", row["object"].as_str().unwrap(), row["problem"].as_str().unwrap());
@@ -112,7 +112,7 @@ impl Longest {
 fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
     let rig = Rig::started();
     rig.pod("good");
-    // What another tenant has got wrong is said all the same.
+    // An error of another tenant is reported all the same.
     let policy =
         manifest::policy("lost", "shop/nowhere", &json!({"podSelector": {}, "policyTypes": ["Ingress"]}));
     rig.server.create(&policy).unwrap();
@@ -162,7 +162,7 @@ fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
     let bytes = last.to_string().len();
     eprintln!("{} rows about its objects, {bytes} bytes, agent {}", hostile.len(), last["memory_bytes"]);
     assert!(said_of_others(&last), "{others:#?}");
-    // 128 that cannot be read, 100 that can, 100 whose plugin is not there, and what counts the others.
+    // 128 unreadable ones, 100 readable ones, 100 whose plugin does not exist, and the count of the others.
     assert!(hostile.len() <= 340, "{} rows", hostile.len());
     assert!(bytes < 256 << 10, "{bytes} bytes");
 
@@ -183,7 +183,7 @@ fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
     assert!(said_of_others(&last), "{last:#}");
 }
 
-/// Definitions that cannot be read, each with an event of its own: more than events may wait, at one a second.
+/// Unreadable definitions, each with its own event: more than the queue of events holds, at one a second.
 #[test]
 fn authors_of_very_many_events_keep_those_of_no_other_tenant_waiting() {
     let authors = ["author-a", "author-b", "author-c"];
@@ -208,7 +208,7 @@ fn authors_of_very_many_events_keep_those_of_no_other_tenant_waiting() {
             unreadable(author, &format!("d{number}"));
         }
     }
-    // Those of a look are queued at once, and take what may be written at once. Each waits for up to 30 s before.
+    // The events of a check are queued together, and use up the burst. Each waits for up to 30 s before.
     let late = Duration::from_secs(60);
     let count =
         |namespace: &str| rig.server.requests_since(mark).iter().filter(|one| is_of(one, namespace)).count();
@@ -223,7 +223,7 @@ fn authors_of_very_many_events_keep_those_of_no_other_tenant_waiting() {
     }
 }
 
-/// The attachments and leases that are left.
+/// Returns the remaining attachments and leases.
 fn left(node: &Node) -> (usize, Vec<String>) {
     let attachments = node.ctl(&["attachments"]).unwrap().as_array().unwrap().len();
     let mut leases = Vec::new();
@@ -242,7 +242,7 @@ fn left(node: &Node) -> (usize, Vec<String>) {
     (attachments, leases)
 }
 
-/// What an author does to the definition.
+/// An author's change of the definition.
 type Spoil<'a> = &'a dyn Fn(&Rig);
 
 #[test]
@@ -283,7 +283,8 @@ fn a_definition_that_changes_under_a_pod_changes_nothing_of_its_del() {
         assert!(attached, "{name}: {last:?}");
         assert_eq!(left(&rig.node).0, 3, "{name}");
         spoil(&rig);
-        // The agent has seen it: it attaches another pod by what is there now, says what is wrong, or attaches none.
+        // The agent has seen the change: it attaches another pod with the present definition, reports the problem, or
+        // attaches none.
         let other = rig.pod(&format!("{name}-2"));
         let is_seen = eventually(PATIENCE, || {
             let exit = rig.add(&other).exit;
@@ -300,7 +301,7 @@ fn a_definition_that_changes_under_a_pod_changes_nothing_of_its_del() {
     }
 }
 
-/// A definition that gets another name has another pool, which would begin with the addresses of the pods that are there.
+/// A renamed definition has another pool, which would begin with the addresses of existing pods.
 #[test]
 fn a_definition_that_is_renamed_under_a_pod_gives_nobody_its_address() {
     let rig = Rig::started();

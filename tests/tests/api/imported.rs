@@ -1,4 +1,4 @@
-//! What `netattachctl import --write` makes of Multus's configuration, in the hands of an agent of a cluster.
+//! The output of `netattachctl import --write` for a configuration of Multus, used by an agent of a cluster.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 
 use crate::rig::Rig;
 
-/// As docs/migrate-from-multus.md has it: the delegate's file goes to the node, and its path there into the settings.
+/// As in docs/migrate-from-multus.md: the delegate's file is copied to the node, and its path there is in the
+/// settings.
 #[test]
 fn an_agent_in_a_cluster_serves_with_the_settings_and_the_delegate_that_import_has_written() {
     let mut rig = Rig::new(&Options::default());

@@ -76,7 +76,8 @@ fn interfaces_follow_a_changed_annotation_and_what_fails_leaves_nothing() {
     Snapshot::take(&rig.node, &[&pod]).unwrap().assert_nothing_is_left();
 }
 
-/// Whoever may change a pod's annotation is no part of what the terminal of an administrator does, who asks what is wrong.
+/// An author who may change a pod's annotation must not control the terminal of an administrator who looks for the
+/// problem.
 #[test]
 fn what_an_annotation_has_for_a_terminal_is_shown_and_not_done() {
     let rig = Rig::started();
@@ -99,7 +100,7 @@ fn what_an_annotation_has_for_a_terminal_is_shown_and_not_done() {
     Snapshot::take(&rig.node, &[&pod]).unwrap().assert_nothing_is_left();
 }
 
-/// A network whose plugin hangs, of an author with several pods, keeps no pod of another namespace waiting.
+/// A network whose plugin hangs, of an author with several pods, does not delay pods of another namespace.
 #[test]
 fn a_network_that_hangs_keeps_no_other_pod_from_following_its_annotation() {
     const AUTHOR: &str = "author";
@@ -120,7 +121,7 @@ fn a_network_that_hangs_keeps_no_other_pod_from_following_its_annotation() {
     let pod = rig.pod("z");
     rig.add(&pod).success();
     rig.node.take_calls().unwrap();
-    // They are to get one of the other pod's networks after it.
+    // They should get one of the other pod's networks after it.
     let patch = json!({"metadata": {"annotations": {NETWORKS: format!("hangs,{NAMESPACE}/lan-a")}}});
     for of_author in &of_author {
         rig.server.patch("pods", AUTHOR, &of_author.name, &patch).unwrap();

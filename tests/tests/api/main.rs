@@ -2,21 +2,21 @@
 //!
 //! | module | tests |
 //! |---|---|
-//! | `api_server` | the server itself: what clients of a real one rely on, and its faults |
+//! | `api_server` | the server itself: semantics of a real server, and its faults |
 //! | `sync` | the first sync, kinds that are not served, objects that cannot be read |
 //! | `alone` | the network of the agent's own; definitions that take their range from the node |
-//! | `adds` | what a CNI call asks of the server |
-//! | `outages` | a server that fails, is away, or trusts others |
+//! | `adds` | the requests of a CNI call to the server |
+//! | `outages` | a server that fails, is down, or has another authority |
 //! | `publishing`, `events` | the network-status of pods; events |
 //! | `live`, `repair` | pods whose annotation changes; pods that run without their networks |
 //! | `imported` | settings that `netattachctl import` has made of Multus's |
 //! | `taint` | the node's startup taint |
-//! | `admission` | what an agent writes, and what a stolen token could, beside the admission policies of `deploy` |
-//! | `access`, `forged` | rights that the agent lacks; a published status that others change or make up |
-//! | `hostile` | authors who make as much as they can, beside other tenants |
+//! | `admission` | the writes of an agent, and those possible with a stolen token, under the admission policies of `deploy` |
+//! | `access`, `forged` | rights that the agent lacks; a published status that other clients change or invent |
+//! | `hostile` | authors who create as much as they can, beside other tenants |
 //! | `nodes` | policies between pods of two nodes, in both families |
-//! | `told` | what is wrong with the access to the cluster, in the log, as a condition and by `doctor` |
-//! | `watched` | probes, metrics, what Prometheus makes of them, lines of the log, traces |
+//! | `told` | problems of the access to the cluster, in the log, as a condition and by `doctor` |
+//! | `watched` | probes, metrics evaluated by Prometheus, lines of the log, traces |
 //! | `client`, `rig` | a plain HTTP client; a node and its server |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 

@@ -1,5 +1,5 @@
-//! Policies between pods of two nodes, in both families: each agent knows the other's pods from the API server alone. The
-//! scenarios are those that Multus' agent for policies is tried with, which has all pods on one node.
+//! Policies between pods of two nodes, in both families: each agent knows the other's pods only from the API server.
+//! The scenarios are those of the tests of Multus' policy agent, which has all pods on one node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,7 +13,7 @@ use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
 const SEGMENT: &str = "shop/segment";
-/// What every pod serves, by TCP and UDP. The first is what a probe without a port means.
+/// The ports that every pod serves, by TCP and UDP. A probe without a port uses the first.
 const PORTS: [u16; 3] = [5432, 5555, 6666];
 /// A second namespace, with a label `team` that no other has.
 const ELSEWHERE: &str = "market";
@@ -55,7 +55,7 @@ fn connect(nodes: &[Node; 2]) -> Namespace {
     between
 }
 
-/// Two nodes, and the pods with what they serve.
+/// Two nodes, and the pods with their servers.
 struct Scene {
     _echoes: Vec<Echo>,
     pods: Vec<Pod>,
@@ -99,8 +99,8 @@ impl Scene {
         Self { _echoes: echoes, pods, nodes, server, _switch: switch }
     }
 
-    /// What passes under these policies of the server's, in place of everything. Clients send as they did before: their node
-    /// enforces nothing, whoever is denied.
+    /// Checks which probes pass under these policies for the server. Clients send as before: their node enforces
+    /// nothing, whichever probes are denied.
     fn check(&self, specs: &[Value], passing: &[&str], dropped: &[&str]) {
         let passing: Vec<&str> = passing.iter().chain(&BESIDE).copied().collect();
         let all: Vec<&str> = passing.iter().chain(dropped).copied().collect();
@@ -111,7 +111,7 @@ impl Scene {
             spec["podSelector"] = of("server")["podSelector"].clone();
             self.server.create(&manifest::policy(&format!("policy-{number}"), SEGMENT, &spec)).unwrap();
         }
-        // Policies that let everything pass cannot be told from none by what passes.
+        // Policies that allow everything cannot be distinguished from none by traffic.
         self.waits_until_isolated(&["server"]);
         self.expect(&passing, dropped, &format!("{specs:?}"));
         self.is_enforced_by_the_servers_node_alone();
@@ -130,7 +130,8 @@ impl Scene {
         assert!(are_so, "isolated are {found:?}, not {pods:?}");
     }
 
-    /// Waits until that passes and nothing of the other, and looks once more: what an agent learns late must not change it.
+    /// Waits until the first probes pass and none of the others, and checks once more: later knowledge of an agent
+    /// must not change it.
     fn expect(&self, passing: &[&str], dropped: &[&str], why: &str) {
         let each = |texts: &[&str], passes: bool| {
             texts.iter().flat_map(|text| probes(text)).map(|it| (it, passes)).collect::<Vec<_>>()
@@ -155,7 +156,8 @@ impl Scene {
         assert_eq!(later, [], "{why}: once more, the other way round");
     }
 
-    /// The server alone is isolated, and what was dropped was dropped there; the other node has no rule in its kernel.
+    /// Checks that only the server is isolated, and packets were dropped there; the other node has no rule in its
+    /// kernel.
     fn is_enforced_by_the_servers_node_alone(&self) {
         let [of_server, of_clients] = [0, 1].map(|node| isolated(&self.nodes[node]));
         assert_eq!((of_server, of_clients), (vec!["server".to_owned()], Vec::new()));
@@ -164,7 +166,7 @@ impl Scene {
         assert_eq!(installed_policies(clients).unwrap(), BTreeSet::new());
         let stats = clients.ctl(&["stats"]).unwrap();
         let rows = stats.as_array().unwrap();
-        // Of the default network and of the segment.
+        // On the default network and on the segment.
         assert_eq!(rows.len(), 2 * PODS.iter().filter(|(_, _, node, _)| *node == 1).count(), "{stats:#}");
         let by_policy = |reason: &String| reason.starts_with("ingress-") || reason.starts_with("egress-");
         assert!(
@@ -173,7 +175,7 @@ impl Scene {
         );
     }
 
-    /// Tries all at once. Those that are to pass get all the time that they may need if it is the last look.
+    /// Tries all at once. At the last attempt, those that should pass get all the time that they may need.
     fn look(&self, wanted: &BTreeMap<Probe, bool>, last: bool) -> BTreeMap<Probe, bool> {
         std::thread::scope(|scope| {
             let tries: Vec<_> = wanted
@@ -201,7 +203,7 @@ impl Scene {
     }
 }
 
-/// The pods of a node that are isolated in either direction on some network, as its agent says.
+/// Returns the pods of a node that are isolated in either direction on some network, according to its agent.
 fn isolated(node: &Node) -> Vec<String> {
     let report = node.ctl(&["policy"]).unwrap();
     let rows = report["attachments"].as_array().unwrap().iter();
@@ -241,8 +243,8 @@ struct Probe {
     to: SocketAddr,
 }
 
-/// `a>server` is a connection to the first of the ports by each family; `udp/5555` behind it is another protocol and port,
-/// `v4` or `v6` the only family.
+/// Parses probes: `a>server` is a connection to the first of the ports by each family; a suffix `udp/5555` is another
+/// protocol and port, `v4` or `v6` the only family.
 fn probes(text: &str) -> Vec<Probe> {
     let mut words = text.split(' ');
     let (from, to) = words.next().unwrap().split_once('>').unwrap();
@@ -323,7 +325,7 @@ fn namespaces_of_another_nodes_pods_are_peers_and_one_that_nobody_is_in_lets_nob
     let both = |others: &[&'static str]| to_all.iter().chain(others).copied().collect::<Vec<_>>();
     let nobody = [ingress(&json!([{"from": [of_team("nobody")]}]))];
     scene.check(&nobody, &to_all, &[IN[0], IN[1], IN[2], "d>server"]);
-    // A label that a namespace has means its pods and no others.
+    // A namespace's label selects only its pods.
     let elsewhere = [ingress(&json!([{"from": [of_team(ELSEWHERE)]}]))];
     scene.check(&elsewhere, &both(&["d>server"]), &IN);
     scene.end();
@@ -340,14 +342,14 @@ fn blocks_and_their_exceptions_hold_for_pods_of_another_node() {
     scene.check(&["a", "b"].map(|name| ingress(&json!([{"from": blocks(name)}]))), &[a, b], &[c]);
 
     scene.check(&[ingress(&json!([{"from": all_but("b")}]))], &[a, c, OUT[1]], &[b]);
-    // What is out of one block is in another, of one family.
+    // An address outside of one block is in another, of one family.
     let more = &blocks("b")[1..];
     scene.check(
         &[ingress(&json!([{"from": all_but("b")}, {"from": more}]))],
         &[a, c, "b>server v6"],
         &["b>server v4"],
     );
-    // So it is where another policy has that, and by the pod's labels.
+    // The same if another policy allows it, and by the pod's labels.
     let other = [ingress(&json!([{"from": all_but("b")}])), ingress(&json!([{"from": [of("b")]}]))];
     scene.check(&other, &[a, b, c], &[]);
     let [to_a, to_b, to_c] = OUT;
@@ -371,7 +373,7 @@ fn ports_ranges_and_names_hold_for_pods_of_another_node() {
         &["server>b tcp/5555", "server>b tcp/5432", "b>server tcp/6666"],
         &["server>b tcp/6666", "b>server tcp/5555", "server>b udp/5555", "b>server udp/6666"],
     );
-    // Both ends of a range are in it.
+    // Both ends of a range belong to it.
     scene.check(
         &[ingress(&json!([{"from": [of("a")], "ports": [{"port": 5432, "endPort": 5555}]}]))],
         &["a>server tcp/5432", "a>server tcp/5555"],
@@ -383,7 +385,7 @@ fn ports_ranges_and_names_hold_for_pods_of_another_node() {
         &["server>b tcp/5555", "b>server udp/6666"],
         &["server>b udp/6666", "b>server tcp/5555"],
     );
-    // A name means what the pod calls so that is the destination: of another node the numbers that its agent has published.
+    // A name is a port of the destination pod: for a pod of another node, the numbers that its agent has published.
     let web = json!([{"port": "web"}]);
     scene.check(
         &[ingress(&json!([{"ports": web}]))],

@@ -1,4 +1,5 @@
-//! A server that fails, is away, or trusts others: what is known stays in force, and what happened is made up for.
+//! A server that fails, is down, or has another authority: known objects stay in force, and missed changes are made
+//! up for.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,8 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{NODE, Rig, calls};
 
-/// While the server is spoiled, a known pod is attached and detached; a pod that comes meanwhile is attached when the
-/// server is mended, without a question: it has come by list or watch. One that went is gone.
+/// While the server is spoiled, a known pod is attached and detached; a pod that is created meanwhile is attached
+/// when the server is mended, without a request: it is known by list or watch. A deleted pod is gone.
 fn outlived(spoil: impl FnOnce(&mut Rig), mend: impl FnOnce(&mut Rig)) {
     let mut rig = Rig::started();
     let [known, ended] = ["known", "ended"].map(|name| rig.pod(name));
@@ -52,7 +53,7 @@ fn a_history_that_is_forgotten() {
         |_| {},
         |rig| {
             let mark = rig.server.mark();
-            // At once, before a bookmark says where to go on.
+            // At once, before a bookmark has the next position.
             rig.server.compact();
             rig.server.reset_connections();
             // Everything is listed again.
@@ -169,7 +170,7 @@ fn an_authority_that_changed_with_the_kubeconfig() {
     rig.add(&late).success();
 }
 
-/// Nobody has refused the one that the agent has.
+/// The agent's present token has not been refused.
 #[test]
 fn a_token_that_changed_in_the_kubeconfig_is_used_from_a_signal_on() {
     let rig = Rig::started();
@@ -191,7 +192,7 @@ fn a_token_that_changed_in_the_kubeconfig_is_used_from_a_signal_on() {
     assert!(eventually(PATIENCE, is_used));
 }
 
-/// In a pod of the cluster: the kubelet replaces the files of its service account, first both, then the token alone.
+/// In a pod of the cluster: the kubelet replaces the files of its service account, first both, then only the token.
 #[test]
 fn an_authority_and_a_token_that_changed_with_the_service_account() {
     with_own_mounts(|mounts| {
@@ -204,7 +205,7 @@ fn an_authority_and_a_token_that_changed_with_the_service_account() {
         rig.settle("second");
         rig.server.rotate_authority().unwrap();
         rig.server.reset_connections();
-        // It finds out before the files are others.
+        // The agent notices before the files change.
         let (begun, _) = rig.server.connections();
         assert!(eventually(PATIENCE, || rig.server.connections().0 > begun + 1), "it does not connect");
         rig.add(&known).success();
@@ -280,7 +281,7 @@ fn a_server_that_is_away_for_long_is_seen_in_the_status() {
 fn a_watch_that_is_silent_does_not_keep_a_pod_waiting() {
     let rig = Rig::started();
     rig.settle("first");
-    // From now on the watch of the pods is half an event, and no end of it.
+    // From now on the watch of the pods has half an event without an end.
     let fault = Fault::CutOff { after: 0, how: CutOff::Silence };
     rig.server.faults().times(1, When::on(Verb::Watch, "pods"), fault);
     let mark = rig.server.mark();

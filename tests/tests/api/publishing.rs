@@ -1,4 +1,4 @@
-//! The network-status of pods, written to a server that refuses, fails, or has another pod by then.
+//! The network-status of pods, written to a server that refuses, fails, or has another pod of that name meanwhile.
 
 use std::fs;
 use std::time::Duration;
@@ -68,7 +68,7 @@ fn the_status_of_a_pod_that_is_gone_is_dropped() {
     rig.del(&pod).success();
 }
 
-/// A pod was replaced by another of its name, which the agent has not been told of.
+/// A pod was replaced by another of its name, unknown to the agent.
 fn replaced(foreign_uid: ForeignUid) -> (Rig, usize) {
     let mut rig = Rig::new(&Options { foreign_uid, ..Options::default() });
     rig.start();
@@ -125,7 +125,7 @@ fn what_is_over_before_it_could_be_written_is_never_written() {
     rig.add(&pod).success();
     assert!(eventually(PATIENCE, || rig.server.faults().hits(fault) >= 1));
     rig.del(&pod).success();
-    // What is written of it is behind what the DEL has put there.
+    // Its writes are queued after those of the DEL.
     rig.settle("between");
     rig.server.faults().lift(fault);
     rig.settle("b");
@@ -156,7 +156,7 @@ fn an_agent_that_was_restarted_writes_what_differs() {
     rig.node.stop().unwrap();
     let nothing = json!({"metadata": {"annotations": {STATUS: null}, "labels": {LABEL: null}}});
     rig.server.patch("pods", NAMESPACE, "lost", &nothing).unwrap();
-    // A pod that claims what no agent gave it.
+    // A pod that claims a status that no agent gave it.
     let mut forged = object("forged", NODE);
     forged["metadata"]["labels"] = json!({LABEL: ""});
     forged["metadata"]["annotations"][STATUS] =
@@ -177,7 +177,7 @@ fn an_agent_that_was_restarted_writes_what_differs() {
     assert_eq!(written, [0, 1, 0, 1], "{bodies:#?}");
 }
 
-/// The status is computed as soon as the journal is read, and the server may take longer to tell of the pods.
+/// The status is computed as soon as the journal is read, and the server may send the pods later.
 #[test]
 fn the_ports_of_a_pod_stay_published_while_an_agent_starts() {
     const PORTS: &str = "netattach.dev/ports";
@@ -206,7 +206,7 @@ fn the_ports_of_a_pod_stay_published_while_an_agent_starts() {
 fn writes_come_at_a_steady_rate_after_a_burst() {
     const PODS: usize = 130;
     let mut rig = Rig::new(&Options::default());
-    // Pods whose status nobody stands for any more: the next agent withdraws it, of all at once.
+    // Pods whose status is out of date: the next agent withdraws all of them at once.
     for number in 0..PODS {
         let mut left = object(&format!("left-{number}"), NODE);
         left["metadata"]["labels"] = json!({LABEL: ""});
@@ -257,7 +257,7 @@ fn the_status_of_a_pod_whose_record_cannot_be_read_stays() {
     assert!(eventually(PATIENCE, || rig.add(&other).exit == 0));
     rig.published("b");
     assert_eq!((rig.published("a"), rig.writes(mark, "a")), (status, Vec::new()));
-    // The pod is known not to be attached once the others are known.
+    // It is known that the pod is not attached once the others are known.
     rig.node.stop().unwrap();
     fs::remove_file(&record).unwrap();
     rig.start();
@@ -291,7 +291,7 @@ fn a_sandbox_whose_del_fails_keeps_no_status_of_the_next_pod_of_its_name() {
     rig.published("db-0");
     rig.call_by_uid("DEL", &later, "uid-2").run().success();
     await_nothing_of(&rig, "db-0");
-    // The later one has a sandbox again; what becomes of the earlier one's is not its own.
+    // The later one has a sandbox again; the earlier one's sandbox does not affect it.
     rig.call_by_uid("ADD", &later, "uid-2").run().success();
     let status = rig.published("db-0");
     rig.node.plugin("odd", &json!({})).unwrap();
@@ -300,7 +300,7 @@ fn a_sandbox_whose_del_fails_keeps_no_status_of_the_next_pod_of_its_name() {
     assert_eq!(rig.published("db-0"), status);
 }
 
-/// The DEL of the earlier pod is still to come; the later pod ended while no agent ran.
+/// The DEL of the earlier pod follows later; the later pod ended while no agent ran.
 #[test]
 fn a_sandbox_without_a_del_keeps_no_status_of_the_next_pod_of_its_name_over_a_restart() {
     let mut rig = Rig::started();

@@ -26,7 +26,7 @@ fn rig(how: &str) -> Rig {
     rig
 }
 
-/// A pod that runs, owned by a controller of that kind; without one: by nobody.
+/// A running pod, owned by a controller of that kind, or without an owner.
 fn running(rig: &Rig, name: &str, owner: Option<&str>) {
     create_running(rig, object(name, NODE), owner);
 }
@@ -85,7 +85,7 @@ fn a_pod_is_evicted_when_the_runtime_asks_again_and_as_its_budget_allows() {
         When::on(Verb::Create, "pods/eviction"),
         Fault::AnswerRetryAfter(429, 1),
     );
-    // Another pod starts, and its networks are asked for.
+    // Another pod starts, and its networks are requested.
     rig.settle("other");
     rig.await_trouble(&trouble("missed"), PATIENCE, "its eviction is put off");
     assert_eq!(rig.server.faults().hits(refused), 1);
@@ -133,7 +133,7 @@ fn static_pods_pods_of_nobody_and_daemon_sets_that_come_back_are_not_evicted() {
     assert_eq!(evicted, ["daemon-1"]);
 }
 
-/// What libcni remembers of the plugin that attached the pod.
+/// Writes libcni's cache of the plugin that attached the pod.
 fn remember(rig: &Rig, pod: &Pod) -> PathBuf {
     fs::create_dir_all(rig.node.path("cni-cache/results")).unwrap();
     let path = rig.node.path("cni-cache/results").join(format!("cbr0-{}-eth0", pod.container));
@@ -183,7 +183,7 @@ fn a_pod_is_attached_where_it_is_and_its_del_takes_all_of_it_back() {
     assert!(eventually(PATIENCE, || rig.trouble(&trouble("missed")).is_none()));
     rig.node.check(&pod).success();
 
-    // A restart knows it.
+    // An agent that is restarted knows it.
     rig.node.kill().unwrap();
     rig.start();
     rig.node.check(&pod).success();
@@ -205,7 +205,7 @@ fn a_pod_that_the_runtime_asks_for_and_whose_add_fails_is_left_to_it() {
     create_running(&rig, failing, Some("ReplicaSet"));
     rig.add(&Pod::new("failing").unwrap()).failure();
     rig.settle("other");
-    // Several looks.
+    // Several checks.
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(rig.trouble(&trouble("failing")), None);
     assert!(evictions(&rig, mark).is_empty());

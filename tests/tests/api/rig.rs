@@ -49,8 +49,8 @@ impl Rig {
         rig
     }
 
-    /// A rig with an agent that knows the pod, and whose token the server takes no more: it takes `renewed`. With the token's
-    /// file.
+    /// Returns a rig with an agent that knows the pod, and whose token the server no longer accepts: it accepts
+    /// `renewed`. Also returns the token's file.
     pub(crate) fn with_an_expired_token() -> (Self, PathBuf, Pod) {
         let mut rig = Self::new(&Options::default());
         let token = rig.node.path("token");
@@ -111,7 +111,7 @@ impl Rig {
         unmet.map(|it| it["condition"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// STATUS, as a runtime asks without a pod.
+    /// Sends STATUS, like a runtime without a pod.
     pub(crate) fn status(&self) -> Outcome {
         let env = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/nonexistent/cni-bin")];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
@@ -137,7 +137,8 @@ impl Rig {
         serde_json::from_str(metadata["annotations"][STATUS].as_str().unwrap()).unwrap()
     }
 
-    /// Attaches a new pod and waits for its status: whatever the server told and the agent had to write before is done.
+    /// Attaches a new pod and waits for its status: earlier events of the server and writes of the agent are done
+    /// then.
     pub(crate) fn settle(&self, name: &str) {
         let pod = self.pod(name);
         self.add(&pod).success();
@@ -151,14 +152,14 @@ impl Rig {
         requests.iter().filter(of_pod).map(|one| one.answer).collect()
     }
 
-    /// What `netattachctl status` says of an object.
+    /// Returns the problem of an object in `netattachctl status`.
     pub(crate) fn trouble(&self, object: &str) -> Option<String> {
         let status = self.node.whole_status().unwrap();
         let row = status["troubles"].as_array().unwrap().iter().find(|row| row["object"] == object)?;
         Some(row["problem"].as_str().unwrap().to_owned())
     }
 
-    /// Waits until `netattachctl status` says that of an object.
+    /// Waits until `netattachctl status` reports that about an object.
     pub(crate) fn await_trouble(&self, object: &str, patience: Duration, text: &str) {
         let mut said = None;
         assert!(
@@ -171,7 +172,7 @@ impl Rig {
     }
 }
 
-/// Who an agent is, as a server tells its admission policies.
+/// The user of an agent, in the form that a server passes to its admission policies.
 pub(crate) fn agent(node: &str) -> Value {
     json!({
         "username": "system:serviceaccount:kube-system:netattach",
@@ -191,12 +192,12 @@ pub(crate) fn object(name: &str, node: &str) -> Value {
     pod
 }
 
-/// What requests were about.
+/// Returns the subjects of requests.
 pub(crate) fn seen(requests: &[Request]) -> Vec<(Verb, String, Option<u16>)> {
     requests.iter().map(|one| (one.verb, one.subject(), one.answer)).collect()
 }
 
-/// The requests that read or write, other than by watches, as verb and subject. Events are told of elsewhere.
+/// Returns the requests that read or write, other than by watches, as verb and subject. Events are tested elsewhere.
 pub(crate) fn calls(requests: &[Request]) -> Vec<(Verb, String)> {
     requests
         .iter()
@@ -205,7 +206,7 @@ pub(crate) fn calls(requests: &[Request]) -> Vec<(Verb, String)> {
         .collect()
 }
 
-/// How long a call took, and what came of it.
+/// Returns the duration of a call, and its outcome.
 pub(crate) fn timed(call: &Call) -> (Duration, Outcome) {
     let begin = Instant::now();
     let outcome = call.run();

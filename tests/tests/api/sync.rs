@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::rig::{NODE, Rig, calls, object, timed};
 
-/// An agent with a server that does not give it what it needs: ADD is answered with code 11 within a second, and says
-/// why.
+/// An agent with a server that withholds required objects: ADD is answered with code 11 within a second, with the
+/// reason.
 fn refused_until_synced(spoil: impl FnOnce(&mut Rig), why: &str, mend: impl FnOnce(&mut Rig)) {
     let mut rig = Rig::new(&Options::default());
     let pod = rig.pod("a");
@@ -103,7 +103,7 @@ fn a_page_that_an_overloaded_server_refuses_is_asked_for_again_in_its_place() {
     let mut rig = Rig::new(&Options::default());
     (0..210).for_each(|number| create_definition(&rig, number));
     let kind = "network-attachment-definitions";
-    // The first page comes.
+    // The first page arrives.
     rig.server.faults().times(1, When::on(Verb::List, kind), Fault::Delay(Duration::ZERO));
     rig.server.faults().times(2, When::on(Verb::List, kind), Fault::AnswerRetryAfter(503, 1));
     rig.start();
@@ -137,7 +137,7 @@ fn lists_come_in_pages_and_watches_begin_where_they_end() {
     let page = |goes_on: bool| (None, Some("100"), goes_on);
     let pages: Vec<_> = of("network-attachment-definitions").collect();
     assert_eq!(pages, [page(false), page(true), page(true)]);
-    // Those of one node are asked for at once: older servers look through the pods of all nodes for each page.
+    // The pods of one node are requested at once: older servers search the pods of all nodes for each page.
     let at_once: Vec<_> = of("pods").collect();
     assert_eq!(at_once, [(Some("spec.nodeName=node-1"), None, false)]);
     let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
@@ -181,7 +181,8 @@ fn the_older_version_of_policies_is_followed_where_the_newer_one_is_not_served()
     assert_eq!(watched.unwrap().api_version, "k8s.cni.cncf.io/v1beta1");
 }
 
-/// The definition of the kind gets a version while the agent runs: its watch goes on, and the next one is of the newer version.
+/// The definition of the kind gets a version while the agent runs: its watch continues, and the next one is of the
+/// newer version.
 #[test]
 fn the_newer_version_of_policies_is_followed_once_it_is_served() {
     let mut rig = Rig::new(&Options::default());
@@ -226,7 +227,8 @@ fn kinds_that_are_not_served_are_asked_for_again() {
     rig.add(&pod).success();
 }
 
-/// The first of several servers is being started, and does not have the kind yet: what the policies isolate stays isolated.
+/// The first of several servers is starting, and does not have the kind yet: pods that the policies isolate stay
+/// isolated.
 #[test]
 fn a_kind_that_a_server_does_not_know_for_a_moment_is_not_taken_for_none() {
     let mut rig = Rig::new(&Options::default());

@@ -36,7 +36,7 @@ fn a_node_that_is_ready_loses_its_taint_and_keeps_others_even_if_it_is_changed_m
     assert_eq!(rig.server.faults().hits(conflict), 1);
 }
 
-/// As one that is registered anew while the agent goes on.
+/// Like a node that is registered again while the agent runs.
 #[test]
 fn a_node_that_has_its_taint_again_loses_it_again() {
     let mut rig = rig();
@@ -65,7 +65,7 @@ fn a_node_that_is_not_ready_keeps_its_taint() {
     // No condition is left out.
     rig.node.plugin("missing", &json!({})).unwrap();
     assert!(eventually(PATIENCE, || rig.unmet() == ["API server"]), "{:?}", rig.unmet());
-    // More than one look.
+    // More than one check.
     std::thread::sleep(std::time::Duration::from_secs(3));
     assert_eq!(taints(&rig), [json!("other"), json!(TAINT)]);
     rig.server.faults().lift(unfollowed);

@@ -1,5 +1,5 @@
-//! What is wrong with an agent's access to the cluster: one line of the log, a condition and a finding of `doctor`, each with
-//! what to do, while the pods that are there go on.
+//! Problems of an agent's access to the cluster: one line of the log, a condition and a finding of `doctor`, each
+//! with the remedy, while existing pods keep working.
 
 use std::fs;
 use std::process::Command;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{NODE, Rig};
 
-/// What `doctor` says of a check, with the settings of the rig's agent: state, detail and remedy.
+/// Returns the result of `doctor` for a check, with the settings of the rig's agent: state, detail and remedy.
 fn doctor(rig: &Rig, check: &str) -> Vec<[String; 3]> {
     let settings = rig.node.path("doctor.yaml");
     let cluster = json!({"enabled": true, "kubeconfig": rig.node.path("kubeconfig"), "nodeName": NODE});
@@ -26,7 +26,8 @@ fn doctor(rig: &Rig, check: &str) -> Vec<[String; 3]> {
     of_check.map(|it| ["state", "detail", "remedy"].map(|key| text(it, key))).collect()
 }
 
-/// The lines of the log that have these texts. It is read beside the agent's answers: so many lines are waited for.
+/// Returns the log lines that have these texts. The log is written concurrently with the agent's answers: waits for
+/// that many lines.
 fn lines(rig: &Rig, texts: &[&str], least: usize) -> Vec<String> {
     let mut lines = Vec::new();
     eventually(PATIENCE, || {
@@ -41,13 +42,13 @@ fn lines(rig: &Rig, texts: &[&str], least: usize) -> Vec<String> {
     lines
 }
 
-/// The finding of `doctor` that has this text; the remedies of what the agent shows are in it.
+/// Checks for the finding of `doctor` with this text; it contains the remedies of the agent's conditions.
 fn is_found(rig: &Rig, text: &str) {
     let found = doctor(rig, "objects");
     assert!(found.iter().any(|[_, detail, _]| detail.contains(text)), "{found:#?}");
 }
 
-/// What a check of `doctor` says where rights are missing.
+/// The remedy of `doctor` for missing rights.
 const RIGHTS: &str = "apply deploy/base/rbac.yaml with the components that the settings need (evict, startup-taint), or add these \
                       rules to the ClusterRole of the agent's service account";
 
@@ -58,7 +59,7 @@ fn a_right_that_is_missing_is_told_with_the_rule_that_gives_it() {
     rig.start();
     let rule = r#"the agent may not patch them; its ClusterRole lacks the rule {apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}"#;
     rig.await_trouble("access to pods/status", PATIENCE, rule);
-    // In the log texts are quoted.
+    // Texts are quoted in the log.
     let said = lines(&rig, &["rights are missing"], 1);
     let [line] = &said[..] else { panic!("{said:#?}") };
     assert!(line.contains(" WARN ") && line.contains(&format!("problem={rule:?}")), "{line}");
@@ -70,7 +71,7 @@ fn a_right_that_is_missing_is_told_with_the_rule_that_gives_it() {
     rig.node.check(&pod).success();
 }
 
-/// An agent that cannot read a kind decides nothing: new pods wait, and those that are there go on.
+/// An agent that cannot read a kind decides nothing: new pods wait, and existing ones keep working.
 #[test]
 fn a_right_to_read_that_is_missing_is_told_with_its_rule_and_pods_that_are_there_go_on() {
     const KIND: &str = "network-attachment-definitions";
@@ -107,7 +108,7 @@ fn a_right_to_read_that_is_missing_is_told_with_its_rule_and_pods_that_are_there
     assert!(code == 11 && message.contains("403 forbidden"), "{code}: {message}");
     assert!(ping(&known.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
 
-    // The next refusal has it ask for its rights again.
+    // The next refusal makes it check its rights again.
     rig.server.deny(&[]);
     assert!(eventually(PATIENCE * 4, || rig.trouble(&object).is_none()));
     rig.server.faults().clear();
@@ -133,7 +134,7 @@ fn a_token_that_has_expired_is_told_with_what_to_renew() {
     {
         rig.await_trouble(kind, PATIENCE * 2, remedy);
     }
-    // For all of them, and however often it is tried.
+    // One line for all of them, however often it is tried.
     let said = lines(&rig, &[remedy, "not followed; it will be tried again"], 1);
     let [line] = &said[..] else { panic!("{said:#?}") };
     assert!(line.contains(" WARN ") && line.contains("kind=\"every kind\""), "{line}");

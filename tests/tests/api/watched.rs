@@ -1,4 +1,4 @@
-//! How the agent is watched: probes and metrics over HTTP, what a real Prometheus makes of them, the dashboard and the
+//! Monitoring of the agent: probes and metrics over HTTP, evaluated by a real Prometheus, the dashboard and the
 //! alerts, lines of the log, and traces.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,11 +19,11 @@ use serde_json::{Value, json};
 
 use crate::rig::{NODE, Rig, object};
 
-/// Where agents of these tests serve, each in a namespace of its own.
+/// The address of the agents of these tests, each in a namespace of its own.
 const AGENT: &str = "127.0.0.1:10475";
 const PROMETHEUS: &str = "127.0.0.1:9090";
 
-/// Sends bytes and reads all that comes back: status, and what follows the head.
+/// Sends bytes and reads the whole answer: status, and the part after the header.
 fn exchange(from: &Namespace, to: &str, bytes: &[u8]) -> std::io::Result<(u16, String)> {
     let to: SocketAddr = to.parse().unwrap();
     let mut stream = from.run(|| TcpStream::connect_timeout(&to, stretched(PATIENCE)))?;
@@ -128,7 +128,7 @@ fn probes_and_metrics_say_what_is_there() {
     assert!(!text.contains("pod=\"a\""), "{text}");
     assert!(text.contains("netattach_packets_total{network=\"shop/storage\",direction=\"sent\"}"), "{text}");
 
-    // Not ready, and alive.
+    // Not ready, but alive.
     node.remove("default").unwrap();
     let mut answer = (0, String::new());
     assert!(
@@ -147,7 +147,7 @@ fn probes_and_metrics_say_what_is_there() {
     assert_eq!(get(at, AGENT, "/livez").0, 200);
 }
 
-/// Whoever asks for its end: here GC of a runtime that does not know the container any more.
+/// Whichever call detaches it: here GC of a runtime that does not know the container any more.
 #[test]
 fn what_an_attachment_counted_since_the_last_scrape_outlives_it_when_gc_detaches_it() {
     let (mut node, pod) = node(&[]);
@@ -196,7 +196,7 @@ fn what_is_no_request_gets_no_metrics() {
         let (code, body) = exchange(at, AGENT, request.as_bytes()).unwrap();
         assert!(codes.contains(&code), "{}: {code} {body}", &request[..request.len().min(60)]);
     }
-    // Who says nothing keeps nobody else from being answered.
+    // A client that sends nothing does not delay the answers to others.
     let to: SocketAddr = AGENT.parse().unwrap();
     let silent: Vec<TcpStream> = (0..40).map(|_| at.run(|| TcpStream::connect(to)).unwrap()).collect();
     assert_eq!(get(at, AGENT, "/livez").0, 200);
@@ -213,7 +213,7 @@ fn connections_of_others_keep_no_probe_waiting() {
     await_served(&node);
     node.add(&pod).success();
     let at = &node.namespace;
-    // The node by another address than the loopback's, as pods and other hosts come by.
+    // The node by another address than the loopback's, as used by pods and other hosts.
     let by_pool: SocketAddr = "10.50.0.1:10475".parse().unwrap();
     let silent: Vec<TcpStream> = (0..200).map(|_| at.run(|| TcpStream::connect(by_pool)).unwrap()).collect();
     let begun = std::time::Instant::now();
@@ -253,7 +253,7 @@ fn of_requests(log: &str) -> Vec<String> {
     log.lines().filter(|line| line.contains("request_log")).map(plain).collect()
 }
 
-/// What a line says that pod `a` has.
+/// The part of a line about the networks of pod `a`.
 const NETWORKS_OF_A: &str = "networks=\"kube-system/default,shop/storage\" addresses=\"10.50.0.2/24,fd00:50::2/64,10.51.0.2/32\" ms=MS";
 
 #[test]
@@ -383,7 +383,7 @@ fn posted(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// A collector: the bodies that are posted to it, which it takes unless it refuses.
+/// A collector: returns the bodies that are posted to it, which it accepts unless it refuses.
 fn collector(at: &Namespace, refuses: &Arc<AtomicBool>) -> mpsc::Receiver<Value> {
     let listener = at.run(|| TcpListener::bind("127.0.0.1:4318")).unwrap();
     let (found, bodies) = mpsc::channel();
@@ -408,7 +408,7 @@ fn spans_of(body: &Value) -> Vec<Value> {
     spans.unwrap_or_else(|| panic!("{body}")).clone()
 }
 
-/// First nobody is there, then somebody who refuses.
+/// First no collector runs, then one that refuses.
 #[test]
 fn traces_that_nobody_takes_are_one_line_until_they_are_taken_again() {
     let (mut node, pod) = node(&[("traces", json!({"endpoint": "http://127.0.0.1:4318"}))]);
@@ -452,7 +452,7 @@ fn a_request_continues_the_trace_of_its_caller() {
     node.start().unwrap();
     let (trace, parent) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
     node.call("ADD", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-01")).run().success();
-    // One that its caller does not sample, and one that nobody has begun.
+    // A trace that its caller does not sample, and one without a caller.
     node.call("CHECK", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-00")).run();
     let continued = |words: &[&str]| {
         let mut command = Command::new(executable("netattachctl").unwrap());
@@ -551,7 +551,7 @@ impl<'n> Prometheus<'n> {
         answer["data"]["result"].as_array().cloned().ok_or_else(|| answer.to_string())
     }
 
-    /// The rules, and what became of each when it was last evaluated: `ok`, or another word and an error.
+    /// Returns the rules, and the result of each one's last evaluation: `ok`, or another word and an error.
     fn rules(&self) -> BTreeMap<String, String> {
         let answer = self.ask("rules").unwrap();
         let rules = answer["data"]["groups"][0]["rules"].as_array().unwrap().iter();
@@ -609,7 +609,7 @@ fn tests_of_alerts() -> Vec<Value> {
     file["tests"].as_array().unwrap().clone()
 }
 
-/// The metrics that the tests of the alerts make up, with the names of the labels that they give them.
+/// Returns the metrics that the tests of the alerts use, with the names of their labels.
 fn made_up(tests: &[Value]) -> BTreeSet<(String, BTreeSet<String>)> {
     let series = tests.iter().flat_map(|test| test["input_series"].as_array().unwrap());
     series
@@ -622,8 +622,9 @@ fn made_up(tests: &[Value]) -> BTreeSet<(String, BTreeSet<String>)> {
         .collect()
 }
 
-/// Every expression of the dashboard as a whole, and the selectors of every alert: with a condition that does not hold there is
-/// no series, so what an alert compares has to be there. The whole alerts are evaluated by promtool, with series of their own.
+/// Returns every expression of the dashboard as a whole, and the selectors of every alert: with a condition that does
+/// not hold there is no series, so the compared series must exist. The whole alerts are evaluated by promtool, with
+/// their own series.
 fn expressions() -> Vec<String> {
     let dashboard: Value =
         serde_json::from_str(&std::fs::read_to_string(metrics("dashboard.json")).unwrap()).unwrap();
@@ -643,8 +644,8 @@ fn expressions() -> Vec<String> {
     all
 }
 
-/// What the page and the dashboard join with the metrics of cAdvisor, as a test of promtool: while two sandboxes have the
-/// name of one pod.
+/// Returns the joins of the page and the dashboard with the metrics of cAdvisor, as a test of promtool: while two
+/// sandboxes have the name of one pod.
 fn test_of_joins() -> Value {
     let page = std::fs::read_to_string(metrics("../../docs/metrics.md")).unwrap();
     let (_, of_page) = page.split_once("```promql\n").unwrap();
@@ -687,7 +688,7 @@ fn the_network_of_an_interface_is_joined_with_what_cadvisor_counts() {
     promtool(&programs, &["test", "rules", &file.to_string_lossy()]);
 }
 
-/// Runs promtool, and asserts that it finds nothing wrong.
+/// Runs promtool, and asserts that it finds no error.
 fn promtool(programs: &Path, words: &[&str]) {
     let output = Command::new(programs.join("promtool")).args(words).output().unwrap();
     let said =
@@ -695,14 +696,15 @@ fn promtool(programs: &Path, words: &[&str]) {
     assert!(output.status.success(), "promtool {words:?}: {said}");
 }
 
-/// Every alert as a whole, on series made up for it: when it has to fire, with its labels and its text, and when it must not.
+/// Every alert as a whole, with series for it: when it has to fire, with its labels and its text, and when it must
+/// not.
 #[test]
 fn every_alert_fires_when_it_has_to_and_is_silent_when_it_must() {
     let test = "every_alert_fires_when_it_has_to_and_is_silent_when_it_must";
     let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["promtool"]) else { return };
     promtool(&programs, &["check", "rules", &metrics("alerts.yaml").to_string_lossy()]);
     promtool(&programs, &["test", "rules", &metrics("alerts_test.yaml").to_string_lossy()]);
-    // How often each is looked at, and how often it is expected to fire.
+    // The number of evaluations of each alert, and the expected number of firings.
     let mut looks: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for look in tests_of_alerts().iter().flat_map(|test| test["alert_rule_test"].as_array().unwrap()) {
         let (all, firing) = looks.entry(look["alertname"].as_str().unwrap().to_owned()).or_default();
@@ -787,7 +789,7 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() 
     });
     let (_, text) = get(&rig.node.namespace, AGENT, "/metrics");
     assert!(complete, "no data: {without:#?} ({said})\n{text}");
-    // Nobody has asked for series of each pod.
+    // Series of each pod were not requested.
     for name in ["packets", "bytes", "drops"] {
         assert!(!text.contains(&format!("netattach_attachment_{name}_total{{")), "{text}");
     }

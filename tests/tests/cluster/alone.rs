@@ -1,5 +1,5 @@
-//! The network of the agent's own on a real node: the runtime's configuration is the agent's, Services are kube-proxy's, and
-//! the runtime tells of `hostPort`.
+//! The agent's own network on a real node: the runtime's configuration is the agent's, Services are kube-proxy's, and
+//! the runtime passes `hostPort`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::rig::{PATIENCE, PODS, Rig, busybox, is_ready};
 
 const RANGE: &str = "10.244.0.0/16";
-/// Leases, where they are by default.
+/// Default directory of leases.
 const LEASES: &str = "/var/lib/cni/networks/builtin";
 const BEHIND: u16 = 5432;
 const HOST_PORT: u16 = 8443;
@@ -61,8 +61,8 @@ impl Rig {
         served
     }
 
-    /// Whether the addresses of the pods are those that the agent gave: after a start of the node the API has those of before
-    /// for a while.
+    /// Whether the addresses of the pods are those that the agent assigned: after a start of the node, the API has
+    /// the previous ones for a while.
     fn are_attached(&self, pods: &[Value]) -> bool {
         let Ok(rows) = self.worker.node().ctl(&["attachments"]) else { return false };
         let rows = rows.as_array().cloned().unwrap_or_default();
@@ -103,7 +103,7 @@ impl Rig {
     }
 }
 
-/// Without `br_netfilter` a bridge takes packets between its ports past the translation of Services.
+/// Without `br_netfilter`, packets between ports of a bridge bypass the translation of Services.
 fn mode() -> &'static str {
     if Path::new("/proc/sys/net/bridge").exists() { "bridge" } else { "routed" }
 }
@@ -134,7 +134,7 @@ fn a_cluster_without_any_other_network_serves_its_pods() {
     let served = rig.served(&all);
     rig.assert_all_is_reached(&served, service);
 
-    // Nobody else enforces policies here.
+    // No other component enforces policies here.
     let policy = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"namespace": "default", "name": "web"},

@@ -1,5 +1,5 @@
-//! The helm chart of `deploy/helm` beside the manifests that kubectl renders. It is rendered by Go's text/template with
-//! sprig and a few functions of our own, not by helm.
+//! The helm chart of `deploy/helm`, compared with the manifests that kubectl renders. It is rendered by Go's
+//! text/template with sprig and a few functions of ours, not by helm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// What kubectl renders, and the values by which the chart makes the same.
+/// The directories that kubectl renders, and the values for which the chart renders the same.
 const SAME: [(&str, &[&str]); 3] = [
     ("deploy", &[]),
     ("deploy/alone", &["deploy/helm/ci/alone.yaml"]),
@@ -45,10 +45,10 @@ fn render_into(renderer: &Path, chart: &Path, namespace: &str, values: &[&str]) 
     command.output().unwrap()
 }
 
-/// The objects of a command's output by kind and name, without what differs on purpose:
-/// - the definitions, which helm takes from `crds` as they are;
-/// - helm's own labels, and `part-of`, which the Service of `with-metrics` has in the chart alone;
-/// - the name of the ConfigMap, which kustomize makes of its content, where the chart annotates the pods with a
+/// Returns the objects of a command's output by kind and name, without intended differences:
+/// - the definitions, which helm takes from `crds` unchanged;
+/// - helm's own labels, and `part-of`, which the Service of `with-metrics` has only in the chart;
+/// - the name of the ConfigMap, which kustomize derives from its content, where the chart annotates the pods with a
 ///   checksum;
 /// - comments and the order of keys in the settings.
 fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
@@ -109,7 +109,8 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     }
 }
 
-/// Account, binding, ConfigMap, DaemonSet and Jobs, and the user that the admission policies bind: nothing else names it.
+/// Account, binding, ConfigMap, DaemonSet and Jobs, and the user that the admission policies bind: nothing else
+/// contains the namespace.
 #[test]
 fn the_chart_is_the_same_in_another_namespace_but_for_its_name() {
     let Some(renderer) = renderer("the_chart_is_the_same_in_another_namespace_but_for_its_name") else {
@@ -157,18 +158,19 @@ fn the_chart_is_installed_as_the_page_says() {
     let image = json!(concat!("registry.example/netattach:", env!("CARGO_PKG_VERSION")));
     let images: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
     assert_eq!(images, [&image; 3]);
-    // In front of flannel and others no pod starts without it.
+    // If flannel or others are the primary network, no pod starts without it.
     assert!(pod["containers"][0]["args"].as_array().unwrap().contains(&json!("--plugin-root=/host")));
 }
 
-/// The Jobs of the chart are that of `deploy/uninstall`, one on each node, but for their names; there is no agent beside them.
+/// The Jobs of the chart equal that of `deploy/uninstall`, one on each node, except for their names; no agent runs
+/// beside them.
 #[test]
 fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
     let Some(renderer) = renderer("the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node") else {
         return;
     };
     let job = std::fs::read_to_string(repository().join("deploy/uninstall/job.yaml")).unwrap();
-    // As the page on removal says.
+    // As the page on removal describes.
     let mut older: String = job
         .lines()
         .filter(|line| !line.contains("appArmorProfile:"))
@@ -235,8 +237,8 @@ const LATER: [&str; 5] =
 /// And those that earlier charts had, each with `enabled`.
 const GONE: [&str; 1] = ["modprobeConfiguration"];
 
-/// `helm upgrade --reuse-values` takes the `values.yaml` of the chart of before in place of the new one's, with what is set
-/// by the operator: a key that came later is in neither, and one that went is there.
+/// `helm upgrade --reuse-values` uses the `values.yaml` of the previous chart instead of the new one's, with the
+/// operator's values: a newer key is in neither, and a removed one is there.
 #[test]
 fn the_values_of_an_older_chart_do() {
     let Some(renderer) = renderer("the_values_of_an_older_chart_do") else { return };
@@ -295,7 +297,7 @@ fn kustomization(mine: &Path, base: &str, components: &[&str], settings: &str) {
     std::fs::write(mine.join("kustomization.yaml"), own.to_string()).unwrap();
 }
 
-/// helm installs these as they are, and packs no link.
+/// helm installs these unchanged, and packs no link.
 #[test]
 fn the_definitions_of_the_chart_are_those_of_the_base() {
     let files = |directory: &str| -> BTreeMap<_, _> {
@@ -434,7 +436,7 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
     }
 }
 
-/// By 127.0.0.1, which the probes ask, an agent is reached that listens on all addresses of both families.
+/// The probes use 127.0.0.1, which reaches an agent that listens on all addresses of both families.
 #[test]
 fn metrics_are_served_on_the_addresses_that_are_set_if_the_probes_reach_them() {
     let Some(renderer) =
@@ -478,7 +480,7 @@ fn every_pod_of_the_chart_has_the_secrets_of_the_registry() {
     }
 }
 
-/// With whatever default network, and while netattach is taken off, an agent starts with the settings of the chart.
+/// With any default network, and while netattach is being removed, an agent starts with the settings of the chart.
 #[test]
 fn an_agent_takes_the_settings_of_the_chart() {
     let Some(renderer) = renderer("an_agent_takes_the_settings_of_the_chart") else { return };
@@ -498,7 +500,7 @@ fn an_agent_takes_the_settings_of_the_chart() {
     }
 }
 
-/// `values.schema.json`, as a validator of JSON schemas reads it: it is a valid schema itself.
+/// Returns `values.schema.json` in the form for a validator of JSON schemas: it is a valid schema itself.
 fn schema() -> (Schemas, SchemaIndex, Value) {
     const NAME: &str = "values.schema.json";
     let schema: Value = serde_json::from_str(&read(NAME)).unwrap();
@@ -523,7 +525,7 @@ fn the_page_on_installing_has_every_value() {
             None => drop(values.insert(name.clone())),
         }
     }
-    // helm's own, which it gives to every chart.
+    // A value of helm, which every chart has.
     assert!(values.remove("global"));
     values.retain(|key| !GONE.contains(&key.as_str()));
     let mut written = BTreeSet::new();
@@ -537,7 +539,8 @@ fn the_page_on_installing_has_every_value() {
     assert_eq!(written, values);
 }
 
-/// The values of the chart with those of a file above them, as helm merges them: objects by their keys, all else as a whole.
+/// Returns the values of the chart overridden by those of a file, merged like helm: objects by their keys, all else
+/// as a whole.
 fn with_defaults(values: &str) -> Value {
     fn merge(below: &mut Value, above: Value) {
         match (below, above) {
@@ -554,7 +557,7 @@ fn with_defaults(values: &str) -> Value {
     all
 }
 
-/// What an error is about: JSON pointers to values, or to the keys that there may not be.
+/// Returns the subject of an error: JSON pointers to values, or to keys that are not allowed.
 fn named(error: &ValidationError<'_, '_>) -> Vec<String> {
     let place = error.instance_location.to_string();
     match &error.kind {
@@ -580,8 +583,8 @@ fn the_schema_takes_the_values_of_the_chart_and_of_each_file_of_ci() {
     }
 }
 
-/// Values that are of the wrong kind, empty, or not known, and the key that the refusal names: at least one for each key of the
-/// schema.
+/// Values of the wrong kind, empty ones, or unknown ones, and the key that the refusal names: at least one for each
+/// key of the schema.
 const WRONG: [(&str, &str); 29] = [
     ("privileged: true", "/privileged"),
     ("global: []", "/global"),

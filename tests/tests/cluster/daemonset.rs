@@ -1,5 +1,5 @@
-//! netattach as an operator installs it: `kubectl apply -k` of `deploy`, with the archive that `cargo xtask image` made, on a
-//! node without it. The agent is a pod, with the rights that the manifests give it and no others.
+//! netattach as installed by an operator: `kubectl apply -k` of `deploy`, with the archive of `cargo xtask image`, on
+//! a node without it. The agent is a pod, with only the rights of the manifests.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ use crate::rig::{NETWORKS, PACE, PODS, busybox, definition, is_ready, published}
 use crate::surge;
 
 const REPLICAS: usize = 10;
-/// Pods that come while there is no agent.
+/// Number of pods that are created while there is no agent.
 const LATE: usize = 3;
 /// An echo server in a pod.
 const PORT: u16 = 5432;
@@ -112,7 +112,7 @@ fn traffic(site: &Site, pods: &[Value], network: &str) -> Traffic {
     Traffic { conversation: Conversation::paced(&client, address, PACE).unwrap(), _echo: echo }
 }
 
-/// As a Prometheus of the cluster that runs on another node: it finds the agents by the Service.
+/// Like a Prometheus of the cluster on another node: it finds the agents by the Service.
 fn is_scraped(site: &Site) {
     let endpoints = || site.get("/api/v1/namespaces/kube-system/endpoints/netattach-metrics");
     let found = || {
@@ -152,7 +152,7 @@ pub(crate) fn primary(test: &str) -> Option<(Value, Vec<PathBuf>)> {
     Some((list, names.map(|name| directory.join(name)).into()))
 }
 
-/// How long nobody listens on the agent's socket, at most at a time, from here on.
+/// Measures the longest time from here on in which no agent listens on the socket.
 struct Absence {
     ending: Arc<AtomicBool>,
     thread: JoinHandle<Duration>,
@@ -182,7 +182,7 @@ impl Absence {
     }
 }
 
-/// What an operator applies.
+/// A release that an operator applies.
 #[derive(Clone, Copy)]
 pub(crate) struct Release {
     /// The directory of its manifests.
@@ -191,7 +191,7 @@ pub(crate) struct Release {
     pub(crate) tag: Option<&'static str>,
 }
 
-/// What is under test, as its manifests are.
+/// The release under test, with its manifests.
 const THIS: Release = Release { manifests: "deploy", tag: None };
 /// The same executables under another tag.
 pub(crate) const AGAIN: Release = Release { manifests: "deploy", tag: Some(NEXT) };
@@ -208,7 +208,7 @@ pub(crate) const BESIDE: Way =
     Way { overlay: "with-metrics", components: &["before-1.22", "before-1.30", "executed-plugins"] };
 
 impl Way {
-    /// Says what is to be there, and has kubectl apply it; returns the operator's directory.
+    /// Writes the operator's kustomization, and applies it by kubectl; returns its directory.
     fn apply(&self, site: &Site, release: Release) -> String {
         let base = Path::new(release.manifests).join(self.overlay);
         let mine = site.kustomization(base.to_str().unwrap(), self.components, release.tag).unwrap();
@@ -218,8 +218,9 @@ impl Way {
     }
 }
 
-/// Installs a release; ten pods get their networks; the agent is replaced by those of the others in turn, while they talk and
-/// others come; they go, and it goes.
+/// Installs a release; ten pods get their networks; the agent is replaced by those of the other releases one after
+/// the other, while the pods exchange traffic and others are created; then the pods are deleted, and netattach is
+/// removed.
 pub(crate) fn lives(site: &Site, way: &Way, first: Release, others: &[Release]) {
     let before = Left::of(site).unwrap();
     let what = Path::new(first.manifests).join(way.overlay).display().to_string();
@@ -253,7 +254,7 @@ pub(crate) fn lives(site: &Site, way: &Way, first: Release, others: &[Release]) 
     is_removed(site, &mine, &before);
 }
 
-/// The agent becomes that of a release, while a Deployment comes.
+/// Replaces the agent by that of a release, while a Deployment is created.
 fn is_replaced(site: &Site, way: &Way, release: Release, late: &str) {
     let absence = Absence::watch();
     way.apply(site, release);
@@ -292,7 +293,7 @@ fn is_removed(site: &Site, mine: &str, before: &Left) {
     assert_eq!(before.added(site).unwrap(), (Vec::new(), vec!["/opt/cni/bin/loopback".to_owned()]));
 }
 
-/// What every change can afford: the agent that landed last takes minutes to be built.
+/// Cheap enough for every change: the agent that landed last takes minutes to build.
 fn is_upgraded_to_itself(site: &Site, way: &Way) {
     eprintln!(
         "upgraded to the same executables under another tag; cargo xtask test --upgrade has the previous ones"
@@ -317,7 +318,7 @@ fn it_is_installed_upgraded_and_removed_where_there_is_no_other_network() {
     is_upgraded_to_itself(&site, &Way { overlay: "alone", components: &["before-1.22", "before-1.30"] });
 }
 
-/// Without the component, the server refuses what it does not know, and says what.
+/// Without the component, the server refuses unknown fields, and names them.
 #[test]
 fn a_server_before_1_30_refuses_what_it_does_not_know() {
     const TEST: &str = "a_server_before_1_30_refuses_what_it_does_not_know";

@@ -1,7 +1,7 @@
-//! The manifests of `deploy`, as a current kubectl renders them and as a real kube-apiserver takes them.
+//! The manifests of `deploy`, as rendered by a current kubectl and as accepted by a real kube-apiserver.
 //!
-//! The server is of Kubernetes 1.20: it knows no ValidatingAdmissionPolicy, so of those the form is looked at here, and what
-//! they say in `api::admission`; and no `appArmorProfile`.
+//! The server is of Kubernetes 1.20: it knows no ValidatingAdmissionPolicy, so only the form of those is checked
+//! here, and their meaning in `api::admission`; and no `appArmorProfile`.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 
 const INSTALL: Page = Page { path: "docs/install.md", text: include_str!("../../../docs/install.md") };
 
-/// What an operator applies.
+/// The directories that an operator applies.
 const DIRECTORIES: [&str; 3] = ["deploy", "deploy/alone", "deploy/with-metrics"];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
-/// What a server before Kubernetes 1.30 does not know.
+/// A field that a server before Kubernetes 1.30 does not know.
 const PROFILE: &str = ".spec.template.spec.containers[0].securityContext.appArmorProfile";
 
 /// The objects that kubectl makes of a directory.
@@ -71,7 +71,7 @@ fn lost(sent: &Value, stored: &Value, path: &str, found: &mut BTreeSet<String>) 
     }
 }
 
-/// The settings, as an agent in a pod of the cluster takes them.
+/// Returns the settings as read by an agent in a pod of the cluster.
 fn read_settings(objects: &[Value]) -> Settings {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("config.yaml");
@@ -111,7 +111,7 @@ fn every_directory_has_what_an_agent_needs() {
         assert_eq!(titles, expected, "{directory}");
         let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
         assert_eq!(pod["volumes"][0]["configMap"]["name"], name);
-        // An agent that a busy node gives no processor answers STATUS late.
+        // An agent that gets no processor on a busy node answers STATUS late.
         let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap().iter());
         for container in containers.into_iter().flatten() {
             let requests = &container["resources"]["requests"];
@@ -141,8 +141,8 @@ fn probes_wait_as_long_as_the_page_on_them_says() {
     }
 }
 
-/// No more than is said in docs/install.md. That both capabilities are needed and enough is proved by
-/// `lifecycle::capabilities`.
+/// No more than documented in docs/install.md. `lifecycle::capabilities` proves that both capabilities are needed and
+/// sufficient.
 #[test]
 fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     let Some(kubectl) = kubectl("the_agent_is_given_two_capabilities_and_a_read_only_image") else { return };
@@ -166,7 +166,7 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     let containers = ["containers", "initContainers"].map(|key| pod[key].as_array().unwrap());
     let images: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
     assert_eq!(images, [&json!(image), &json!(image), &json!(image)]);
-    // Nothing but what is mounted for it may be written.
+    // Only mounts may be written.
     let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
     let writable = mounts
         .iter()
@@ -182,14 +182,15 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
         "/var/run/k8s.cni.cncf.io",
     ];
     assert_eq!(writable.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
-    // What the node mounts there later is seen, and what is mounted in the container is not the node's.
+    // Later mounts of the node are visible, and mounts of the container are not visible on the node.
     let of_node = mounts.iter().filter(|mount| mount["mountPropagation"] != Value::Null);
     let of_node = of_node.map(|mount| json!([mount["mountPath"], mount["mountPropagation"]]));
     let expected = ["/sys/fs/bpf", "/run/netns"].map(|path| json!([path, "HostToContainer"]));
     assert_eq!(of_node.collect::<Vec<_>>(), expected);
 }
 
-/// The usual type of SELinux for containers may not write to directories of the node; what is privileged has another anyway.
+/// The usual SELinux type of containers may not write to directories of the node; privileged ones have another type
+/// anyway.
 #[test]
 fn whatever_writes_to_the_node_has_a_type_of_selinux_that_may() {
     let Some(kubectl) = kubectl("whatever_writes_to_the_node_has_a_type_of_selinux_that_may") else { return };
@@ -233,11 +234,11 @@ fn mib(quantity: &Value) -> u64 {
     number.parse::<u64>().unwrap() * of_unit
 }
 
-/// What the maps take, with the agent at rest or at its most and with the plugins that it executes, on a node of as many
-/// processors as docs/install.md says.
+/// The memory of the maps, with the agent at rest or at its maximum and with the plugins that it executes, on a node
+/// with the number of processors in docs/install.md.
 #[test]
 fn the_agent_is_given_the_memory_that_it_and_its_maps_take() {
-    /// Of the agent, in MiB: resident at rest (`bench cluster --check`), and the most (docs/budgets.md).
+    /// Memory of the agent, in MiB: resident at rest (`bench cluster --check`), and the maximum (docs/budgets.md).
     const AT_REST: u64 = 30;
     const MOST: u64 = 64;
     let Some(kubectl) = kubectl("the_agent_is_given_the_memory_that_it_and_its_maps_take") else { return };
@@ -261,7 +262,7 @@ fn the_agent_is_given_the_memory_that_it_and_its_maps_take() {
     }
 }
 
-/// So that pods that come wait for no agent, and a version that a node cannot run ends no other one.
+/// So that new pods wait for no agent, and a version that a node cannot run ends no other one.
 #[test]
 fn the_next_agent_stands_by_before_the_one_that_serves_is_ended() {
     let Some(kubectl) = kubectl("the_next_agent_stands_by_before_the_one_that_serves_is_ended") else {
@@ -283,13 +284,13 @@ fn the_next_agent_stands_by_before_the_one_that_serves_is_ended() {
     }
 }
 
-/// The Jobs for a node, with the page that says how they are used, and the words that an operator replaces in each.
+/// The Jobs for a node, with the page that documents them, and the words that an operator replaces in each.
 const JOBS: [(&str, &str, &[&str]); 2] = [
     ("deploy/uninstall/job.yaml", "docs/remove.md", &["NODE", "IMAGE"]),
     ("deploy/doctor/job.yaml", "docs/troubleshooting.md", &["NODE", "IMAGE", "CONFIG"]),
 ];
 
-/// One of them, with what takes their places.
+/// Returns one of them, with the words replaced.
 fn job(file: &str, node: &str) -> Value {
     filled(file, &std::fs::read_to_string(repository().join(file)).unwrap(), node)
 }
@@ -302,7 +303,7 @@ fn filled(file: &str, text: &str, node: &str) -> Value {
     serde_norway::from_str(&filled).unwrap()
 }
 
-/// On a full node the kubelet ends other pods for what is critical: not for a look that changes nothing.
+/// On a full node the kubelet ends other pods for critical ones: not for a check that changes nothing.
 #[test]
 fn a_job_that_only_looks_ends_no_pod_of_others() {
     let priority = |file| job(file, "worker-1")["spec"]["template"]["spec"]["priorityClassName"].clone();
@@ -316,7 +317,7 @@ fn of_node(pod: &Value) -> BTreeSet<String> {
     volumes.filter_map(|volume| volume["hostPath"]["path"].as_str().map(str::to_owned)).collect()
 }
 
-/// One of them as an operator of an API server before Kubernetes 1.30 has it: what its page says is done to it.
+/// Returns one of them as changed by an operator of an API server before Kubernetes 1.30, according to its page.
 fn older(job: &str, node: &str) -> Value {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(dir.path().join(job).parent().unwrap()).unwrap();
@@ -330,8 +331,8 @@ fn older(job: &str, node: &str) -> Value {
     filled(job, &std::fs::read_to_string(dir.path().join(job)).unwrap(), node)
 }
 
-/// One of the Jobs sees no more of the node than the agent does, at the places where it looks, and may do what the agent may,
-/// on an older server too; its failure is in its pod.
+/// Checks that one of the Jobs sees no more of the node than the agent, at the paths that it reads, and has no more
+/// rights than the agent, on an older server too; its failure is in its pod.
 fn is_bound_like_the_agent(file: &str, agent: &Value) -> Value {
     let job = job(file, "worker-1");
     let pod = &job["spec"]["template"]["spec"];
@@ -365,7 +366,7 @@ fn is_bound_like_the_agent(file: &str, agent: &Value) -> Value {
         let path = mount["mountPath"].as_str().unwrap();
         assert!(seen.contains(path), "{path} of the node is at its own path");
     }
-    // An agent that kubectl netattach looks for is none of these.
+    // `kubectl netattach` does not take these pods for agents.
     assert_ne!(
         job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
         agent["metadata"]["labels"]["app.kubernetes.io/name"]
@@ -373,7 +374,7 @@ fn is_bound_like_the_agent(file: &str, agent: &Value) -> Value {
     job
 }
 
-/// That its capabilities are enough is proved by `lifecycle::removal`.
+/// `lifecycle::removal` proves that its capabilities are sufficient.
 #[test]
 fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
     let Some(kubectl) = kubectl("the_job_that_removes_netattach_sees_what_the_agent_has_written") else {
@@ -387,7 +388,7 @@ fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
     assert_eq!(pod["containers"][0]["command"], command);
 }
 
-/// What the agent mounts for the same purpose is mounted in the same way, so that a finding is one of the agent's.
+/// It has the same mounts as the agent for the same purpose, so that a finding holds for the agent.
 #[test]
 fn the_job_that_looks_at_a_node_sees_it_as_the_agent_does() {
     let Some(kubectl) = kubectl("the_job_that_looks_at_a_node_sees_it_as_the_agent_does") else { return };
@@ -413,8 +414,8 @@ fn the_job_that_looks_at_a_node_sees_it_as_the_agent_does() {
     assert_eq!(pod["volumes"][0], config);
 }
 
-/// The policies name the agent by its service account, and every name in an expression is one of the policy's own or of
-/// Kubernetes'.
+/// The policies identify the agent by its service account, and every name in an expression is one of the policy's own
+/// or of Kubernetes'.
 #[test]
 fn the_admission_policies_are_about_the_agent_of_these_manifests() {
     let Some(kubectl) = kubectl("the_admission_policies_are_about_the_agent_of_these_manifests") else {
@@ -457,8 +458,8 @@ fn the_admission_policies_are_about_the_agent_of_these_manifests() {
     }
 }
 
-/// A server of today takes them as well: its fields are these and more. What the server does not know is dropped by it, and
-/// told here.
+/// A present server accepts them as well: it has these fields and more. Fields that the server does not know are
+/// dropped by it, and reported here.
 #[test]
 fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
     let Some(kubectl) = kubectl("a_real_server_takes_every_object_and_drops_nothing_of_it") else { return };
@@ -480,11 +481,11 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
                 continue;
             }
             if object["kind"] == "DaemonSet" {
-                // It drops maxSurge, and refuses what is left.
+                // The server drops maxSurge, and refuses the rest.
                 let reply = admin.try_out(&object).unwrap();
                 let refused = reply.body["message"].as_str().unwrap_or_default();
                 assert!(reply.status == 422 && refused.contains("maxUnavailable"), "{}", reply.body);
-                // As deploy/components/before-1.22.
+                // As in deploy/components/before-1.22.
                 object["spec"]["updateStrategy"]["rollingUpdate"] = json!({"maxUnavailable": "10%"});
             }
             let reply = admin.try_out(&object).unwrap();
@@ -505,8 +506,8 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
     }
 }
 
-/// What stands in the place of the programs of the page that are not here, in the directory of the operator's own: one that has
-/// built the archive already, and one that takes it to a registry. Each notes the name that it is told.
+/// Writes substitutes for the programs of the page that are missing here, into the operator's own directory: one that
+/// has built the archive already, and one that pushes it to a registry. Each records the name that it gets.
 fn programs_of_the_page(home: &Path, archive: &Path) {
     let build = format!(
         r#"[ "$1 $2 $3 $#" = "xtask image --name 4" ] && mkdir -p target/image && ln -s '{}' target/image/ && echo "$4" > built"#,
@@ -520,8 +521,8 @@ fn programs_of_the_page(home: &Path, archive: &Path) {
     }
 }
 
-/// What pages have an operator write, all of it beside one another: each gives a component once, and its agents have the image of
-/// his registry.
+/// All files that pages make an operator write, together: each contains a component once, and its agents have the
+/// image of the operator's registry.
 #[test]
 fn kustomizations_of_the_pages_stand_beside_one_another() {
     let Some(kubectl) = kubectl("kustomizations_of_the_pages_stand_beside_one_another") else { return };
@@ -555,7 +556,7 @@ fn kustomizations_of_the_pages_stand_beside_one_another() {
     }
 }
 
-/// The line for a registry that asks for a password is where it belongs once it is no comment.
+/// The commented line for a registry with a password is in the right place once it is uncommented.
 #[test]
 fn each_job_can_be_given_the_secret_of_a_registry() {
     for job in ["deploy/doctor/job.yaml", "deploy/uninstall/job.yaml"] {
@@ -580,7 +581,7 @@ fn the_page_on_installing_has_every_component_and_every_volume() {
     assert_eq!(written("| volume | for |"), of_node(&set["spec"]["template"]["spec"]));
 }
 
-/// Up to what takes a node: `guides` has that, and the same image under its own name.
+/// Up to the step that needs a node: `guides` runs that, and the same image under its own name.
 #[test]
 fn the_page_on_installing_runs_as_written() {
     const TEST: &str = "the_page_on_installing_runs_as_written";
@@ -603,7 +604,7 @@ fn the_page_on_installing_runs_as_written() {
     let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap());
     let of_all: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
     assert_eq!(of_all, [&json!(image); 3]);
-    // One thing of each of the components that the page names.
+    // One object or field of each of the components that the page names.
     let agent = &pod["containers"][0];
     assert_eq!(spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
     assert_eq!(

@@ -11,7 +11,7 @@ use crate::rig::{PATIENCE, PODS, Rig, busybox, definition, published};
 
 const VF: &str = "example.com/vf";
 const DEVICES: [&str; 4] = ["vf0", "vf1", "vf2", "vf3"];
-/// Where the kubelet says which devices it has given to which pods: its socket, and its checkpoint.
+/// The kubelet's records of which pods have which devices: its socket, and its checkpoint.
 const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 const CHECKPOINT: &str = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint";
 
@@ -35,7 +35,7 @@ fn allocated(uid: &str) -> BTreeSet<Device> {
     devices.collect()
 }
 
-/// A pod whose containers have so many devices, and do that.
+/// Returns a pod whose containers have that many devices, and run that command.
 fn spec(containers: &[(&str, usize)], command: &[&str]) -> Value {
     let mut spec = busybox(&json!({}));
     let container = |(name, devices): &(&str, usize)| {
@@ -64,7 +64,7 @@ impl Rig {
         assert!(eventually(PATIENCE, has_all), "{:#}\n{}", node(), self.worker.kubelet_said());
     }
 
-    /// The devices of a pod's networks in their order, as its status says; the same ones have to stand in its record.
+    /// Returns the devices of a pod's networks in their order, from its status; its record must have the same.
     #[track_caller]
     fn devices(&self, pod: &Value) -> Vec<Device> {
         let of_status: Vec<Device> = published(pod)[1..]
@@ -82,7 +82,8 @@ impl Rig {
         of_status
     }
 
-    /// The devices of a new pod: the containers in the order in which its networks ask, and those of the checkpoint.
+    /// Returns the devices of a new pod: of the containers in the order in which its networks request them, and those
+    /// of the checkpoint.
     #[track_caller]
     fn given(&self, name: &str, networks: &str, containers: &[(&str, usize)]) -> Vec<Device> {
         self.worker.node().take_calls().unwrap();
@@ -97,7 +98,7 @@ impl Rig {
         given
     }
 
-    /// The devices of which the plugin was told since the last question.
+    /// Returns the devices that the plugin got since the last query.
     fn told(&self, verb: &str) -> Vec<String> {
         let calls = self.worker.node().take_calls().unwrap();
         let of_verb =
@@ -127,7 +128,7 @@ fn networks_get_the_devices_that_the_kubelet_gave() {
     rig.worker.node().plugin("vf", &json!({"ADD": {"result": {"cniVersion": "1.0.0"}}})).unwrap();
     rig.await_devices(1);
 
-    // A pod that has ended is still in the API, and in what the kubelet lists; its devices are not its own any more.
+    // A pod that has ended is still in the API, and in the kubelet's list; its devices do not belong to it any more.
     let networks = "left, right, left, right";
     rig.pod("once", &json!({}), networks, &{
         let mut spec = spec(&[("main", 4)], &["true"]);
@@ -138,7 +139,7 @@ fn networks_get_the_devices_that_the_kubelet_gave() {
     assert!(eventually(PATIENCE, || once()["status"]["phase"] == "Succeeded"), "{:#}", once());
     let first = rig.given("one", "left, right, left", &[("log", 1), ("web", 2)]);
 
-    // Both restart, and nothing changes for the pod.
+    // Both are restarted, and nothing changes for the pod.
     rig.worker.node_mut().kill().unwrap();
     rig.worker.node_mut().start().unwrap();
     rig.worker.restart_kubelet().unwrap();
@@ -148,7 +149,7 @@ fn networks_get_the_devices_that_the_kubelet_gave() {
     let all: BTreeSet<String> = ids(&[first.clone(), last].concat()).into_iter().collect();
     assert_eq!(all, DEVICES.map(str::to_owned).into(), "each device once");
 
-    // Another pod of the same name, whose predecessor's devices the kubelet may still list, has three of them again.
+    // Another pod of the same name, whose predecessor's devices the kubelet may still list, gets three of them again.
     rig.worker.node().take_calls().unwrap();
     rig.delete("one");
     let mut given_back = ids(&first);

@@ -1,4 +1,4 @@
-//! What fails around the pods of a node: the kubelet, the node itself, the runtime's disk, the API server.
+//! Failures around the pods of a node: of the kubelet, the node itself, the runtime's disk, the API server.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -15,8 +15,8 @@ fn containers(pods: &[Running]) -> BTreeSet<&str> {
     pods.iter().map(|pod| &*pod.container).collect()
 }
 
-/// A kubelet dies while pods start; then the node loses its power, once more together with all that the runtime knew, and once
-/// more while there is no API server.
+/// A kubelet dies while pods start; then the node loses its power, once more together with the runtime's state, and
+/// once more while there is no API server.
 #[test]
 fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
     let settings = [("collectAfterSeconds", json!(1))];
@@ -25,7 +25,7 @@ fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
     rig.deploy("client", 1);
     rig.deploy("web", 4);
     let all = [("client", 1), ("web", 4)];
-    // In the midst of their start.
+    // During their start.
     let has_begun = || rig.worker.node().ctl(&["attachments"]).is_ok_and(|rows| rows != json!([]));
     assert!(eventually(PATIENCE, has_begun), "no pod is attached");
     rig.worker.restart_kubelet().unwrap();
@@ -38,7 +38,7 @@ fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
         }
         rig.worker.reboot(&rig.cluster, loss).unwrap();
         if is_outage {
-            // The agent needs nobody to tell it that all of before is gone.
+            // The agent notices by itself that the previous state is gone.
             let held = || rig.held();
             assert!(eventually(PATIENCE, || held() == (0, 0)), "{:?} {:#}", held(), rig.status());
             let source = rig.status()["ready"][0].clone();
@@ -57,9 +57,9 @@ fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
     rig.assert_nothing_is_left();
 }
 
-/// Without an API server a kubelet that starts again leaves its pods alone, and so does the agent. Then the node loses its power
-/// and the runtime all that it knew: the agent finds by itself that nothing of before is there, and the pods come back with the
-/// server.
+/// Without an API server a restarted kubelet leaves its pods alone, and so does the agent. Then the node loses its
+/// power and the runtime all its state: the agent notices by itself that the previous pods are gone, and they return
+/// with the server.
 #[test]
 fn the_kubelet_and_the_runtime_fail_while_there_is_no_api_server() {
     let settings = [("collectAfterSeconds", json!(1))];
@@ -108,8 +108,8 @@ fn the_kubelet_and_the_runtime_fail_while_there_is_no_api_server() {
     rig.assert_nothing_is_left();
 }
 
-/// Attached pods do not notice that there is no API server, a pod that is known gets a new sandbox, and an agent that starts
-/// meanwhile leaves policies as they are. Afterwards everything is published.
+/// Attached pods do not notice that there is no API server, a known pod gets a new sandbox, and an agent that starts
+/// meanwhile leaves policies unchanged. Afterwards everything is published.
 #[test]
 fn pods_go_on_while_there_is_no_api_server() {
     let Some(mut rig) = Rig::new("outage", &Setup::default()) else { return };

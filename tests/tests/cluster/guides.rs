@@ -1,7 +1,7 @@
-//! The quick start on a cluster, an upgrade with the way back, the look at a node, and the removal, word by word: the commands
-//! of the pages, in order, with the real kubectl; the Jobs that look and that remove are run by the kubelet. The server is of
-//! Kubernetes 1.20, so that
-//! `deploy/` is what the pages call a kustomization of one's own, with the components for it.
+//! The quick start on a cluster, an upgrade with the way back, the check of a node, and the removal, word by word:
+//! the commands of the pages, in order, with the real kubectl; the kubelet runs the Jobs that check and that remove.
+//! The server is of Kubernetes 1.20, so `deploy/` is the kustomization of the operator that the pages describe, with
+//! the components for that version.
 
 use std::fs;
 use std::path::Path;
@@ -26,22 +26,22 @@ const TROUBLESHOOTING: Page =
     Page { path: "docs/troubleshooting.md", text: include_str!("../../../docs/troubleshooting.md") };
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 
-/// The image of before, and the one that the page on upgrades goes to.
+/// The previous image, and the one that the page on upgrades leads to.
 const BEFORE: &str = concat!("localhost/netattach:", env!("CARGO_PKG_VERSION"));
 const AFTER: &str = "localhost/netattach:0.2.0";
-/// The image of the quick start's pod, as the kubelet asks the runtime for it.
+/// The image of the quick start's pod, as the kubelet requests it from the runtime.
 const BUSYBOX: &str = "docker.io/library/busybox:1.36";
 const COMPONENTS: &str = "\ncomponents:\n  - components/before-1.22\n  - components/before-1.30\n  - components/executed-plugins\n";
 
-/// Adds the components to what an operator applies.
+/// Adds the components to the directory that an operator applies.
 fn with_components(site: &Site) {
     let file = site.deploy().join("kustomization.yaml");
     let text = fs::read_to_string(&file).unwrap();
     fs::write(file, text + COMPONENTS).unwrap();
 }
 
-/// The kustomization of one's own that the page on installing has, with the name that the image has on the node. `deploy/` has
-/// the components too.
+/// Writes the kustomization of the page on installing, with the name of the image on the node. `deploy/` has the
+/// components too.
 fn own_kustomization(site: &Site) {
     let text = example(INSTALL, "yaml", "components:").unwrap();
     let mine = site.directory().join("mine");
@@ -49,7 +49,7 @@ fn own_kustomization(site: &Site) {
     fs::write(mine.join("kustomization.yaml"), text.replace("registry.example/", "localhost/")).unwrap();
 }
 
-/// Puts what the page says into the settings, in place of the line with that key.
+/// Writes the page's line into the settings, instead of the line with that key.
 fn set(site: &Site, key: &str) {
     let line = example(REMOVE.text, "yaml", key).unwrap();
     let file = site.deploy().join("base/config.yaml");
@@ -61,7 +61,7 @@ fn set(site: &Site, key: &str) {
     fs::write(file, changed).unwrap();
 }
 
-/// A pod on a network, once it is ready; returns the names of the networks that it says it has.
+/// Creates a pod on a network; once it is ready, returns the names of the networks in its status.
 #[track_caller]
 fn networks_of_new_pod(site: &Site, name: &str) -> Vec<String> {
     let pod = json!({
@@ -75,7 +75,7 @@ fn networks_of_new_pod(site: &Site, name: &str) -> Vec<String> {
     let ready = site.eventually(|| is_ready(&site.get(&path)));
     assert!(ready, "{:#}\n{}", site.get("/api/v1/namespaces/default/events"), site.told());
     let status = || site.get(&path)["metadata"]["annotations"][STATUS].as_str().map(str::to_owned);
-    // What an agent has attached it says before a pod is ready, and by a request of its own.
+    // The agent reports its attachments before a pod is ready, and by a query of its own.
     let rows = site.ctl(&["attachments"]);
     let of_pod = |row: &&Value| row["pod"]["name"] == name;
     if rows.as_array().is_some_and(|rows| rows.iter().any(|row| of_pod(&row))) {
@@ -85,7 +85,8 @@ fn networks_of_new_pod(site: &Site, name: &str) -> Vec<String> {
     entries.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// There and back again: the agent is of the image that the page names each time, and the pod keeps what it has.
+/// Upgrades and downgrades: the agent is of the image that the page names each time, and the pod keeps its
+/// attachments.
 fn is_upgraded_and_comes_back(site: &Site, operator: &mut Operator) {
     site.worker.containerd().tag_for_pods(BEFORE, AFTER).unwrap();
     let attached = || {
@@ -155,22 +156,22 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     assert_eq!(attached.collect::<Vec<_>>(), ["old"; 2]);
 
     site.kubectl.run(&["delete", "pod", "old"]).unwrap();
-    // The runtime has told the other plugin; the agent looks for namespaces that are gone (`collectAfterSeconds`).
+    // The runtime has called the other plugin; the agent checks for deleted namespaces (`collectAfterSeconds`).
     let none = || site.ctl(&["attachments"]) == json!([]);
     assert!(site.eventually(none), "{:#}", site.ctl(&["attachments"]));
     operator.run(REMOVE, "old-pods").unwrap();
     operator.run(REMOVE, "agents-before-1.30").unwrap();
     operator.run(REMOVE, "agents").unwrap();
 
-    // The other plugin's pod runs on, and a next one comes.
+    // The other plugin's pod keeps running, and another one is created.
     let new = site.get(&format!("{PODS}/new"));
     assert!(is_ready(&new), "{new:#}");
     assert_eq!(networks_of_new_pod(&site, "newer"), [""; 0]);
     site.kubectl.run(&["delete", "pod", "new", "newer"]).unwrap();
-    // The garbage collector takes the pods of Jobs.
+    // The garbage collector deletes the pods of Jobs.
     assert!(site.eventually(|| objects(&site).is_empty()), "{:#?}", objects(&site));
-    // A bridge with a port stays, which it had when the Job ran, and what the runtime noted of the ADD that was ours: its DEL
-    // was the other plugin's. Pods are gone from the API before they are from the node.
+    // Left are a bridge that had a port when the Job ran, and the runtime's cache of our ADD: its DEL went to the
+    // other plugin. Pods are deleted from the API before they are from the node.
     let of_runtime = |file: &String| file.starts_with("/var/lib/cni/results/netattach-");
     let is_as_before = || {
         let (links, mut files) = bare.added(&site).unwrap();
@@ -182,7 +183,7 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     assert!(is_ready(&node), "{node:#}");
 }
 
-/// The Job that looks at the node has ended well, which it does if no check fails.
+/// Checks that the Job that checks the node has succeeded, which means that no check failed.
 fn the_doctor_finds_nothing(site: &Site) {
     let jobs = || {
         let label = "app.kubernetes.io%2Fname%3Dnetattach-doctor";
@@ -192,7 +193,7 @@ fn the_doctor_finds_nothing(site: &Site) {
     assert!(site.eventually(is_complete), "{:#}", jobs());
 }
 
-/// The same Job, without the settings: what it says last is told where `kubectl describe` looks.
+/// The same Job, without the settings: its last output is in the field that `kubectl describe` shows.
 fn why_a_container_has_failed_is_in_its_pods_status(site: &Site) {
     let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
     let image = set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap();
@@ -213,8 +214,8 @@ fn why_a_container_has_failed_is_in_its_pods_status(site: &Site) {
     assert!(message.lines().any(|line| line.ends_with(said)), "{message}");
 }
 
-/// An agent whose pins are on no BPF file system, beside the one that serves: its pod says what is to be done, as with whatever
-/// else keeps an agent from its start (`lifecycle::bad_node` has each), and the other goes on.
+/// An agent whose pins are on no BPF file system, beside the one that serves: its pod shows the remedy, as for
+/// everything that prevents an agent's start (`lifecycle::bad_node` has each case), and the other one continues.
 fn why_an_agent_does_not_start_is_in_its_pods_status(site: &Site) {
     const NAME: &str = "netattach-without-bpffs";
     const PINS: &str = "/run/netattach/pins";
@@ -243,7 +244,7 @@ fn why_an_agent_does_not_start_is_in_its_pods_status(site: &Site) {
     assert_eq!(attached(), before);
 }
 
-/// A shell on the node, where the executables of an archive are in the path.
+/// Returns a shell on the node, with the executables of an archive in the path.
 fn on_the_node(site: &Site) -> Operator {
     let executables = executable("netattachd").unwrap();
     let path = [executables.parent().unwrap(), Path::new("/usr/sbin"), Path::new("/usr/bin")];
@@ -252,7 +253,7 @@ fn on_the_node(site: &Site) -> Operator {
     site.worker.node().namespace.run(|| Operator::start(shell, site.directory())).unwrap()
 }
 
-/// What of netattach is in the API: all that its manifests and its Jobs are labelled with, and the definitions.
+/// Returns netattach's objects in the API: all with the labels of its manifests and its Jobs, and the definitions.
 fn objects(site: &Site) -> Vec<String> {
     let labels = "app.kubernetes.io/part-of=netattach";
     let kinds = "daemonsets,jobs,pods,configmaps,serviceaccounts,clusterroles,clusterrolebindings,customresourcedefinitions";

@@ -1,4 +1,4 @@
-//! Agents of several nodes of a real cluster: their pods, what they publish, and policies between them.
+//! Agents of several nodes of a real cluster: their pods, the statuses that they publish, and policies between them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
-/// What services listen at.
+/// The port of the services.
 const PORT: u16 = 5432;
 
-/// Rigs so far. The nodes of all of them are on one segment, so that each has a subnet of its own: of two pods with one
-/// address either may answer, and whom a client has found it goes on asking for up to a minute, also when that pod is gone.
+/// The number of rigs so far. The nodes of all of them are on one segment, so each has a subnet of its own: of two
+/// pods with one address either may answer, and a client keeps the one that it has found for up to a minute, even if
+/// that pod is deleted.
 static RIGS: AtomicU8 = AtomicU8::new(0);
 
 /// Nodes, each with an agent and a link to the same segment.
@@ -37,7 +38,7 @@ struct Attached {
     sandbox: Pod,
     node: usize,
     args: String,
-    /// Where its object is.
+    /// The API path of its object.
     path: String,
 }
 
@@ -67,7 +68,8 @@ fn of_role(role: &str) -> Value {
 }
 
 impl Rig {
-    /// `name` is that of the namespace, and the beginning of those of the nodes, of which there is one for each letter.
+    /// `name` is the name of the namespace, and the prefix of the names of the nodes, of which there is one for each
+    /// letter.
     fn new(name: &str, letters: &[&str]) -> Option<Self> {
         let cluster = Cluster::shared(name).unwrap()?;
         let admin = cluster.admin().unwrap();
@@ -112,7 +114,7 @@ impl Rig {
         self.admin.get(&self.path(pod)).unwrap().expect(200).unwrap()
     }
 
-    /// Creates a pod on a node and attaches it, as a kubelet and its runtime do.
+    /// Creates a pod on a node and attaches it, like a kubelet and its runtime.
     fn attach(&self, name: &str, node: usize, labels: &Value, host: u8) -> Attached {
         self.attach_in(&self.namespace, name, node, labels, host)
     }
@@ -134,7 +136,7 @@ impl Rig {
         let made = self.admin.create(&object).unwrap();
         let uid = made["metadata"]["uid"].as_str().unwrap();
         let mut sandbox = Pod::new(name).unwrap();
-        // A namesake that comes later has another sandbox.
+        // A later pod of the same name has another sandbox.
         sandbox.container = uid.to_owned();
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={uid}",
@@ -158,7 +160,7 @@ impl Rig {
         self.admin.merge(path, &json!({"metadata": {"labels": labels}})).unwrap().expect(200).unwrap();
     }
 
-    /// Deletes the object of a pod. Its sandbox stays: nothing but a policy may stop it.
+    /// Deletes the object of a pod. Its sandbox stays: only a policy may stop its traffic.
     fn end(&self, pod: &Attached) {
         self.admin.delete(&pod.path).unwrap().expect(200).unwrap();
     }
@@ -188,7 +190,7 @@ impl Rig {
         Service { at, _echo: Echo::serve(&pod.sandbox.namespace, at).unwrap() }
     }
 
-    /// Has a pod send to another's link what goes to that address, whoever else answers for it.
+    /// Makes a pod send packets for that address to another's link, whichever other host answers for it.
     fn pin_neighbour(&self, of: &Attached, to: &Attached, host: u8) {
         let mac = Network::of(&to.sandbox.namespace).unwrap().links["net1"].mac.unwrap();
         let (address, mac) = (self.at(host).to_string(), mac.to_string());
@@ -259,8 +261,8 @@ fn a_policy_follows_the_pods_of_another_node() {
     }
 }
 
-/// Rules that select namespaces, and rules of egress, between nodes: what Multus' agent for policies is tried with in its
-/// `ingress-ns-selector-no-pods` and `simple-v4-egress-list`, and changes of labels.
+/// Rules that select namespaces, and rules of egress, between nodes: the tests `ingress-ns-selector-no-pods` and
+/// `simple-v4-egress-list` of Multus' policy agent, and changes of labels.
 #[test]
 fn a_policy_follows_the_namespaces_of_pods_of_another_node_and_where_packets_go() {
     let Some(rig) = Rig::new("peers", &["a", "b"]) else { return };
@@ -310,14 +312,14 @@ fn a_policy_follows_the_namespaces_of_pods_of_another_node_and_where_packets_go(
     }
 }
 
-/// An address is judged by the pod that has it: one of the same name that was created anew, on whichever node, and where two
-/// pods claim it by both.
+/// An address is judged by the pod that has it: by one of the same name that was created again, on any node, and by
+/// both if two pods claim it.
 #[test]
 fn an_address_is_judged_by_who_has_it_now_and_by_all_who_claim_it() {
     let Some(rig) = Rig::new("moves", &["a", "b", "c"]) else { return };
     let server = rig.attach("server", 0, &json!({"app": "db"}), 1);
     let database = rig.serve(&server, 1);
-    // Open to the label that a pod begins with: who is let in there is known by its own claim.
+    // Open to the label that a pod begins with: the pod that is let in there is known by its own claim.
     let door_port = PORT + 1;
     let door = rig.serve_at(&server, 1, door_port);
     let rule = |role: &str, port: u16| json!({"from": [of_role(role)], "ports": [{"port": port}]});
@@ -329,7 +331,7 @@ fn an_address_is_judged_by_who_has_it_now_and_by_all_who_claim_it() {
     };
     let mut before = rig.attach("client", 1, &json!({"role": "other"}), 2);
     expect(&before, true, "its label allows it");
-    // To the server's node, back to where it came from, and to a third one.
+    // To the server's node, back to the first one, and to a third one.
     for node in [0, 1, 2] {
         rig.end(&before);
         expect(&before, false, "its pod is gone");
@@ -344,7 +346,7 @@ fn an_address_is_judged_by_who_has_it_now_and_by_all_who_claim_it() {
 
     let client = before;
     let twin = rig.attach("twin", 1, &json!({"role": "client"}), 2);
-    // What answers for the address on the link is not what this is about.
+    // This test is not about which host answers for the address on the link.
     rig.pin_neighbour(&server, &client, 2);
     expect(&client, false, "the other pod with the address may not");
     rig.relabel(&twin, "other");

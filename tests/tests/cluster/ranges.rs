@@ -1,4 +1,4 @@
-//! The network of the agent's own in a real cluster, whose controller manager gives each node its range.
+//! The agent's own network in a real cluster, whose controller manager assigns each node its range.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! Pods that started without their networks, because the runtime read another configuration: attached where they are, or
-//! evicted, as rights and budgets of a real API server allow it.
+//! Pods that started without their networks, because the runtime read another configuration: attached while they run,
+//! or evicted, as rights and budgets of a real API server permit.
 
 use std::fs;
 use std::path::Path;
@@ -36,14 +36,14 @@ impl Rig {
         assert!(reads, "{says}");
     }
 
-    /// How often the other plugin was called with that verb since the last question.
+    /// Returns how often the other plugin was called with that verb since the last query.
     fn calls_of_former(&self, verb: &str) -> usize {
         let calls = self.worker.node().take_calls().unwrap();
         let of_verb = |call: &&Value| call["plugin"] == FORMER && call["env"]["CNI_COMMAND"] == verb;
         calls.iter().filter(of_verb).count()
     }
 
-    /// The pods of the Deployment `web`, once so many are ready; they may lack their networks.
+    /// Returns the pods of the Deployment `web`, once that many are ready; they may lack their networks.
     #[track_caller]
     fn ready_pods(&self, count: usize) -> Vec<Value> {
         let mut pods = Vec::new();
@@ -56,7 +56,7 @@ impl Rig {
         pods
     }
 
-    /// Waits until `netattachctl status` says that of an object, or nothing.
+    /// Waits until `netattachctl status` reports that text about an object, or nothing.
     #[track_caller]
     fn await_trouble(&self, object: &str, text: Option<&str>) {
         let mut said = None;
@@ -121,7 +121,8 @@ fn they_are_attached_and_what_attached_them_before_takes_its_part_back(rig: &mut
     rig.restart_with("attach");
     assert_eq!(rig.status()["troubles"], json!([]));
 
-    // Their policy holds: on the first network pods of this Deployment do not reach each other, on the second they do.
+    // Their policy is in force: on the first network pods of this Deployment do not reach each other, on the second
+    // they do.
     let address = |pod: &Value, network: usize| {
         let entry = &published(pod)[network];
         let ip = entry["ips"][0].as_str().unwrap().parse().unwrap();
@@ -163,7 +164,7 @@ fn they_are_evicted_as_rights_and_budgets_allow(rig: &mut Rig) {
     rig.await_trouble(&pod, Some("not evicted: POST"));
     rig.await_trouble(&pod, Some("pods \"web-"));
 
-    // With the right, the budget decides.
+    // With the right, the disruption budget decides.
     rig.cluster.grant("evict").unwrap();
     rig.restart_with("evict");
     rig.await_trouble(access, None);

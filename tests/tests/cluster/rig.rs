@@ -1,4 +1,4 @@
-//! A cluster of one node with a kubelet and containerd, and what must hold of the pods of a Deployment there.
+//! A cluster of one node with a kubelet and containerd, and the checks of the pods of a Deployment there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 pub(crate) const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 pub(crate) const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
-/// How long the API server is away, in the short form and the nightly one: longer than what `status` is silent about.
+/// How long the API server is down, in the short form and the nightly one: longer than `status` takes to report it.
 pub(crate) const OUTAGE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(120)];
 /// How long a cluster on a busy machine may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,7 +47,7 @@ pub(crate) struct Policed {
 }
 
 impl Policed {
-    /// Asserts that the client reaches the server on the port of the policy alone, and another pod not at all.
+    /// Asserts that the client reaches the server only on the port of the policy, and another pod not at all.
     #[track_caller]
     pub(crate) fn assert_holds(&self) {
         let reached = eventually(PATIENCE, || connects(&self.client, self.server, SILENCE));
@@ -58,17 +58,17 @@ impl Policed {
     }
 }
 
-/// An attached pod of the API, and what the agent says of it.
+/// An attached pod of the API, and the agent's data about it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Running {
     pub(crate) name: String,
     pub(crate) container: String,
-    /// By network.
+    /// Addresses by network.
     pub(crate) addresses: BTreeMap<String, String>,
 }
 
 impl Rig {
-    /// A node, and nothing else. The controllers give it a range of `ranges`.
+    /// Returns a node, and nothing else. The controllers assign it a range of `ranges`.
     pub(crate) fn bare(test: &str, setup: &Setup<'_>, ranges: Option<&str>) -> Option<Self> {
         let mut cluster = Cluster::new(test).unwrap()?;
         cluster.start_controllers().unwrap();
@@ -84,8 +84,8 @@ impl Rig {
         Some(Self { worker, admin, before, random: Random::new(), cluster })
     }
 
-    /// With three networks: a routed link, a bridge and macvlans, and a policy on the first that lets clients alone reach
-    /// the pods of Deployments, on one port.
+    /// With three networks: a routed link, a bridge and macvlans, and a policy on the first that lets only clients
+    /// reach the pods of Deployments, on one port.
     pub(crate) fn new(test: &str, setup: &Setup<'_>) -> Option<Self> {
         let rig = Self::bare(test, setup, None)?;
         let Self { worker, admin, .. } = &rig;
@@ -122,7 +122,7 @@ impl Rig {
         self.admin.get(path).map_or(Value::Null, |reply| reply.body)
     }
 
-    /// `netattachctl status`, whatever its exit code says.
+    /// Returns the output of `netattachctl status`, whatever its exit code.
     pub(crate) fn status(&self) -> Value {
         let mut ctl = Command::new(executable("netattachctl").unwrap());
         ctl.arg("--socket").arg(self.worker.node().socket()).args(["status", "-o", "json"]);
@@ -195,7 +195,7 @@ impl Rig {
 
     /// Starts a rollout: all pods are replaced by others.
     pub(crate) fn restart(&self, name: &str) {
-        // Another each time.
+        // A different value each time.
         let now = std::time::UNIX_EPOCH.elapsed().unwrap();
         let annotations = json!({"restarted": now.as_nanos().to_string()});
         self.change(name, &json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}));
@@ -220,8 +220,8 @@ impl Rig {
         seen.unwrap_or_else(|why| panic!("{why}"))
     }
 
-    /// Every pod is ready and attached to four networks, in one sandbox, which the runtime has; what is published is what it
-    /// has; and nothing is held for any other pod.
+    /// Checks that every pod is ready and attached to four networks, in one sandbox, which the runtime has; the
+    /// published status shows its attachments; and nothing is held for any other pod.
     pub(crate) fn look(&self, replicas: &[(&str, usize)]) -> Result<Vec<Running>, String> {
         let pods = self.get(PODS);
         let pods = pods["items"].as_array().ok_or("no pods are listed")?;
@@ -275,7 +275,7 @@ impl Rig {
         (below("state/journal/"), below("leases/"))
     }
 
-    /// Waits until nothing is there that was not before the first pod.
+    /// Waits until nothing is left that did not exist before the first pod.
     #[track_caller]
     pub(crate) fn assert_nothing_is_left(&self) {
         let gone = eventually(PATIENCE, || self.get(PODS)["items"] == json!([]));
@@ -315,7 +315,7 @@ impl Rig {
         self.worker.namespace_of(&pod.name).unwrap()
     }
 
-    /// Servers in the first pod of the Deployment `web`, of pods that were listed by name: one client is before it.
+    /// Servers in the first pod of the Deployment `web`, of pods that are sorted by name: one client is before it.
     pub(crate) fn policed(&self, pods: &[Running]) -> Policed {
         let [client, server, other, ..] = pods else { panic!("a client and two servers: {pods:?}") };
         let [client_at, other, server_at] = [client, other, server].map(|pod| self.namespace(pod));
@@ -336,7 +336,7 @@ impl Rig {
                 Ok(_) => {}
                 Err(why) => assert!(Instant::now() < deadline, "{why}"),
             }
-            // What is not settled after twice as many gets the time that it needs.
+            // After twice as many kills, the agent is left alone until the pods are settled.
             if killed < 2 * kills {
                 self.kill_for_a_moment();
                 killed += 1;
@@ -378,7 +378,7 @@ pub(crate) fn busybox(resources: &Value) -> Value {
     })
 }
 
-/// Where a pod is on a network.
+/// Returns the address of a pod on a network.
 pub(crate) fn address(pod: &Running, network: &str, port: u16) -> SocketAddr {
     SocketAddr::new(pod.addresses[&format!("default/{network}")].parse().unwrap(), port)
 }

@@ -1,4 +1,4 @@
-//! What the agent relies on, of a real kube-apiserver (1.20, older than any that is supported).
+//! The behaviour of a real kube-apiserver that the agent relies on (1.20, older than any supported version).
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ fn a_pod_that_loses_the_label_is_deleted_for_a_watch_of_metadata() {
         all,
         [
             ("ADDED".to_owned(), "b".to_owned(), labels.clone()),
-            // As it was while it had the label.
+            // Its state while it had the label.
             ("DELETED".to_owned(), "a".to_owned(), labels.clone()),
             ("DELETED".to_owned(), "b".to_owned(), labels),
         ]
@@ -134,7 +134,7 @@ fn a_pod_that_loses_the_label_is_deleted_for_a_watch_of_metadata() {
     assert!(events.iter().all(|event| event["object"]["kind"] == "PartialObjectMetadata"), "{events:?}");
 }
 
-/// Why lists come in pages: docs/decisions/0036. The tests' own server says the same, and what later ones say.
+/// The reason why lists are paged: docs/decisions/0036. The tests' own server answers the same, and as later ones do.
 #[test]
 fn a_list_is_not_streamed_by_a_server_that_cannot() {
     let Some(rig) = Rig::new("streamed").unwrap() else { return };
@@ -161,7 +161,7 @@ fn a_list_comes_in_pages_of_one_moment() {
         let items = page["items"].as_array().unwrap();
         names.push(items.iter().map(|item| item["metadata"]["name"].clone()).collect::<Value>());
         versions.push(page["metadata"]["resourceVersion"].clone());
-        // What is deleted meanwhile is still in the pages that follow.
+        // An object that is deleted meanwhile is still in the following pages.
         let _ = rig.admin.delete(&rig.path("e"));
         match page["metadata"]["continue"].as_str() {
             Some(next) if !next.is_empty() => next.clone_into(&mut token),
@@ -172,7 +172,8 @@ fn a_list_comes_in_pages_of_one_moment() {
     assert!(versions.iter().all(|version| version == &versions[0]), "{versions:?}");
 }
 
-/// A server sends one two seconds before it ends a watch, if anything of the kind has changed since the watch began.
+/// A server sends a bookmark two seconds before it ends a watch, if anything of the kind has changed since the watch
+/// began.
 #[test]
 fn a_watch_has_a_bookmark_before_its_time_is_over() {
     let Some(rig) = Rig::new("bookmarks").unwrap() else { return };
@@ -193,7 +194,7 @@ fn a_watch_has_a_bookmark_before_its_time_is_over() {
     let number =
         |object: &Value| object["metadata"]["resourceVersion"].as_str().unwrap().parse::<u64>().unwrap();
     assert!(number(&bookmark["object"]) >= number(&made), "{bookmark}");
-    // More may follow while others change pods.
+    // More events may follow while others change pods.
     let end = loop {
         match watch.event() {
             Ok(event) => assert_eq!(event["type"], "BOOKMARK", "{event}"),
@@ -213,7 +214,7 @@ fn what_is_not_served_is_not_found() {
     }
 }
 
-/// What `deploy/base/rbac.yaml` gives, and what it does not.
+/// The rights of `deploy/base/rbac.yaml`, and rights that it does not grant.
 #[test]
 fn the_agent_may_do_its_work_and_nothing_else() {
     let Some(rig) = Rig::new("rights").unwrap() else { return };
@@ -258,7 +259,7 @@ fn the_agent_may_do_its_work_and_nothing_else() {
     }
 }
 
-/// The definitions of `deploy/base/crds`: nothing of a policy is cut off, and what is no policy is refused.
+/// The definitions of `deploy/base/crds`: no field of a policy is dropped, and an invalid policy is refused.
 #[test]
 fn definitions_keep_every_key_of_a_policy() {
     let Some(rig) = Rig::new("definitions").unwrap() else { return };

@@ -1,5 +1,5 @@
-//! What a cluster does with its pods beside starting them: Services by kube-proxy, NetworkPolicies, taints, static pods,
-//! and commands in containers.
+//! Features of a cluster for its pods besides starting them: Services by kube-proxy, NetworkPolicies, taints, static
+//! pods, and commands in containers.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,8 @@ fn what_a_cluster_does_with_its_pods_works() {
     let settings = [
         ("networkPolicy", json!(true)),
         ("kubernetes", json!({"startupTaint": TAINT})),
-        // A pod that lives longer than it takes to be missed by the runtime is not collected: it asks the real one.
+        // A pod that is older than this limit and listed by the runtime is not collected: the agent queries the real
+        // runtime.
         ("collectAfterSeconds", json!(1)),
         ("runtimeSocket", json!("/run/containerd/containerd.sock")),
     ];
@@ -119,7 +120,7 @@ fn services_lead_to_pods_whose_policies_hold(rig: &mut Rig) {
             }
         })
     };
-    // Who is allowed is known by his own address, whatever the Service makes of it; the node is never kept out.
+    // An allowed client is known by its own address, whatever the Service makes of it; the node is never blocked.
     let friend_alone = json!([{"podSelector": {"matchLabels": {"app": "friend"}}}]);
     rig.admin.create(&policy(&friend_alone)).unwrap();
     table([true, false, false, false, true]);
@@ -129,7 +130,7 @@ fn services_lead_to_pods_whose_policies_hold(rig: &mut Rig) {
     rig.admin.merge(path, &json!({"spec": policy(&with_outside)["spec"]})).unwrap().expect(200).unwrap();
     table([true, false, false, true, true]);
 
-    // What a pod may reach is judged by the pod behind the Service.
+    // Traffic of a pod is judged by the pod behind the Service.
     rig.admin.delete(path).unwrap().expect(200).unwrap();
     table([true; 5]);
     let out_of = |to: &str| {

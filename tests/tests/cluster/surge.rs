@@ -1,4 +1,4 @@
-//! The next agent's pod beside the one that serves, as controllers from Kubernetes 1.22 on make it.
+//! The next agent's pod beside the one that serves, as created by controllers since Kubernetes 1.22.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,15 @@ use serde_json::{Value, json};
 
 use crate::rig::is_ready;
 
-/// The pod that stands by, which a controller would make.
+/// The pod that stands by, which a controller would create.
 const BY_HAND: &str = "netattach-by-hand";
 /// `minReadySeconds` of the DaemonSet.
 const MIN_READY: Duration = Duration::from_secs(10);
-/// What is promised is that an ADD takes 2 s longer at most, which `cargo xtask bench restart --check` checks. How long it takes
-/// by itself is up to the cluster and the tests beside it.
+/// The documented limit is 2 s more for an ADD, which `cargo xtask bench restart --check` checks. The total time
+/// depends on the cluster and on concurrent tests.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// A sandbox that is no pod's, where agents see it: ADD and DEL by what the agent has installed.
+/// A sandbox without a pod, where agents see it: ADD and DEL by the executable that the agent has installed.
 struct Sandbox {
     _namespace: Namespace,
     path: PathBuf,
@@ -66,7 +66,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// A pod of the DaemonSet's template that a controller would make, and that the DaemonSet does not take for its own.
+/// Returns a pod of the DaemonSet's template that a controller would create, and that the DaemonSet does not adopt.
 pub(crate) fn by_hand(site: &Site, name: &str) -> Value {
     let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
     let mut spec = set["spec"]["template"]["spec"].clone();
@@ -78,9 +78,9 @@ pub(crate) fn by_hand(site: &Site, name: &str) -> Value {
     })
 }
 
-/// What controllers do from Kubernetes 1.22 on, and this one does not: a second pod of the template beside the first; when it
-/// has been ready for `minReadySeconds`, the first one ends. Sandboxes come all the while. The second pod makes place for one
-/// of the DaemonSet's in the same way.
+/// Simulates controllers since Kubernetes 1.22, which this one is not: a second pod of the template beside the first;
+/// when it has been ready for `minReadySeconds`, the first one ends. Sandboxes are created all the time. The second
+/// pod is replaced by one of the DaemonSet's in the same way.
 pub(crate) fn goes_on(site: &Site) {
     let pods = "/api/v1/namespaces/kube-system/pods";
     let of_set = || {

@@ -1,4 +1,5 @@
-//! `kubectl netattach test` of an agent in a cluster: pods and policies by the rights of the one who asks, and nothing left.
+//! `kubectl netattach test` of an agent in a cluster: pods and policies with the rights of the user, and no
+//! leftovers.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::rig::PODS;
 
-/// What the API has of tests.
+/// Returns the objects of tests in the API.
 fn made(site: &Site) -> Vec<String> {
     let words = ["get", "pods,multi-networkpolicies", "--all-namespaces", "--selector=netattach.dev/test"];
     let listed = site.kubectl.run(&[&words[..], &["--output=name"]].concat()).unwrap();
@@ -51,7 +52,7 @@ pub(crate) fn policies_are_tried(site: &Site) {
     without_rights(site, &line);
 }
 
-/// With what a killed test has left.
+/// With the leftovers of a killed test.
 fn goes_when_interrupted(site: &Site, line: &str) {
     let old = json!({
         "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
@@ -76,12 +77,12 @@ fn goes_when_interrupted(site: &Site, line: &str) {
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.into_raw(), 130 << 8, "{ended:?}");
     assert_eq!(made(site), [""; 0]);
-    // The test in the agent's pod goes on to its end.
+    // The test in the agent's pod continues to its end.
     let none = || site.ctl(&["attachments"]) == json!([]);
     assert!(site.eventually(none), "{:#}", site.ctl(&["attachments"]));
 }
 
-/// Who may only look at pods and run commands in them.
+/// A user who may only read pods and run commands in them.
 fn without_rights(site: &Site, line: &str) {
     let rules = json!([{"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["get", "create"]}]);
     let role = json!({

@@ -1,5 +1,5 @@
-//! The upgrade of a cluster from the release that landed last, with its manifests and its image, and the way back. `cargo xtask
-//! setup --previous` has made both; without them `daemonset` replaces an image by itself.
+//! The upgrade of a cluster from the release that landed last, with its manifests and its image, and the way back.
+//! `cargo xtask setup --previous` has built both; without them `daemonset` replaces an image by itself.
 
 use netattach_tests::cluster::site::{Before, Site, copy};
 use netattach_tests::tools;

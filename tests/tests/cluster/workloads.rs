@@ -1,4 +1,4 @@
-//! The life of a Deployment, with nothing but what Kubernetes and the runtime do, and an agent that is killed at random.
+//! The life of a Deployment, managed only by Kubernetes and the runtime, with an agent that is killed at random.
 
 use std::time::Instant;
 
@@ -32,7 +32,7 @@ fn the_pods_of_a_deployment_live_under_an_agent_that_is_killed_at_random() {
     rig.scale("web", REPLICAS / 2);
     rig.settled_with_kills(&[("client", 1), ("web", REPLICAS / 2)], kills);
     rig.scale("web", REPLICAS);
-    // By their names they come behind those that are policed.
+    // Sorted by name, they follow those with policies.
     rig.deploy("worker", 2);
     let before = rig.settled(&[("client", 1), ("web", REPLICAS), ("worker", 2)]);
     let after = replaced_around_an_outage(&mut rig, &before);
@@ -46,8 +46,8 @@ fn the_pods_of_a_deployment_live_under_an_agent_that_is_killed_at_random() {
     rig.assert_nothing_is_left();
 }
 
-/// The server goes in the midst of a rollout, and just after a pod was deleted. Meanwhile a sandbox ends whose pod the kubelet
-/// knows, and the agent is killed at random. When the server is back, it is asked for one pod fewer.
+/// The server stops during a rollout, and just after a pod was deleted. Meanwhile a sandbox of a pod that the kubelet
+/// knows ends, and the agent is killed at random. When the server is back, one pod fewer is requested.
 fn replaced_around_an_outage(rig: &mut Rig, before: &[Running]) -> Vec<Running> {
     rig.restart("web");
     let is_new = |name: &str| before.iter().all(|pod| pod.name != name);
@@ -61,7 +61,7 @@ fn replaced_around_an_outage(rig: &mut Rig, before: &[Running]) -> Vec<Running> 
     rig.worker.containerd().cri().unwrap().stop_sandbox(&worker.container).unwrap();
     let [short, long] = OUTAGE;
     rig.kill_for(nightly(short, long).saturating_sub(stopped.elapsed()));
-    // Its DEL may have come while there was no agent: the next one has found it, without the server.
+    // Its DEL may have come while no agent ran: the next one has found it, without the server.
     let is_gone = || rig.attached().iter().all(|[_, container]| *container != worker.container);
     assert!(eventually(PATIENCE, is_gone), "{:?}", rig.attached());
     rig.cluster.start_server().unwrap();

@@ -464,7 +464,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Neither a record nor a status can be written any more: pods are refused without a trace, and those that are there end.
+/// Neither a record nor a status can be written any more: pods are refused without leftovers, and existing ones end.
 #[test]
 fn a_full_disk_refuses_pods_and_keeps_none_from_ending() {
     let mut node = unstarted(&[("late", pod("late", &json!({}), &json!("lan")))]);

@@ -62,7 +62,7 @@ fn within_memory<T>(node: &Node, what: &str, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// As a runtime adds a pod: again, where others had the memory for as long as an ADD waits (code 11).
+/// Adds a pod like a runtime: repeated if others used the memory for as long as an ADD waits (code 11).
 fn add_in_turn(node: &Node, pod: &Pod) -> Outcome {
     let mut result = add(node, pod);
     eventually(PATIENCE * 2, || {
@@ -81,7 +81,7 @@ fn bridge(node: &Node, name: &str) -> Value {
 
 #[test]
 fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
-    /// On one bridge, which has at most 1,023 ports.
+    /// Number of pods on one bridge, which has at most 1,023 ports.
     const PODS: usize = 8;
     const LARGE: usize = 8;
     let mut node = Node::new(&[]).unwrap();
@@ -171,7 +171,7 @@ fn many_yaml_pods(label: &str) -> String {
     text + "kind: List\nmetadata:\n  resourceVersion: \"\"\n"
 }
 
-/// Policies with as many names of networks as an annotation of a cluster can have.
+/// Policies with as many network names as an annotation of a cluster can have.
 fn many_networks() -> String {
     const SIZE: usize = 255 << 10;
     const EACH: usize = "n00000,".len();
@@ -194,7 +194,7 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
     let mut node = Node::new(&[]).unwrap();
     node.start().unwrap();
     let last = Pod::new(&format!("many-{}", MANIFEST.1 - 1)).unwrap();
-    // What is read takes the longer the more others take of the processors, and an ADD waits for 5 s of it.
+    // Reading takes longer if others use the processors, and an ADD waits 5 s for it.
     let attach = |pod: &Pod| assert!(eventually(PATIENCE, || add(&node, pod).exit == 0));
     let write = |text: String, name: &str| {
         fs::write(node.path("many.tmp"), text).unwrap();
@@ -233,7 +233,7 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
     fs::remove_file(node.path("source").join("e.json")).unwrap();
     within_memory(&node, "policies for very many networks", || {
         write(many_networks(), "f.json");
-        // They are in force, and what they are about is asked for.
+        // The policies are in force, and their networks are checked.
         let asked = || node.ctl(&["status"]).unwrap().to_string();
         assert!(eventually(PATIENCE, || asked().contains("is for more than 256 networks")), "{}", asked());
     });
@@ -282,7 +282,7 @@ fn the_largest_policy_is_in_force_within_64_mib() {
     for pod in &pods {
         node.add(pod).success();
     }
-    // Checked by traffic: a query about so many rules takes memory of its own.
+    // Checked by traffic: a query about that many rules would take memory of its own.
     let reaches = || ping(&pods[1].namespace, SERVER.parse().unwrap(), SILENCE).unwrap();
     assert!(eventually(PATIENCE, reaches));
     within_memory(&node, "policy", || {
@@ -410,7 +410,7 @@ fn a_bridge_that_is_made_for_an_add_that_fails_goes_with_it() {
     let call = node.call("ADD", &pattern).with("CNI_IFNAME", "%d");
     assert_refused(call.run(), 4, "interface name contains %");
     assert_eq!(bridges(), Vec::<String>::new());
-    // A bridge that was there before, or that has a port, stays.
+    // A bridge that existed before, or that has a port, stays.
     let works = wanting(&node, "works", "works");
     assert_eq!(add(&node, &works).exit, 0);
     let made = || Command::new("ip").args(["link", "add", "br9", "type", "bridge"]).status();

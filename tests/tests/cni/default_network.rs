@@ -1,4 +1,4 @@
-//! Every pod's default network: how it is chosen, and who may choose which.
+//! Every pod's default network: how it is chosen, and which pods may choose which.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! Which attachment has the pod's default routes, and which interface traffic leaves by: kernel, result, status,
+//! The attachment that has the pod's default routes, and the interface by which traffic leaves: kernel, result,
+//! status, CHECK, traffic.
 //! CHECK, traffic.
 
 use std::net::{IpAddr, SocketAddr};
@@ -12,10 +13,10 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, datagram, datag
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
-/// A node whose default network brings default routes of both families, with these pods. `flat` and `gateway` are
-/// bridges, of which `gateway` brings default routes; `routed` and `routed-gateway` are routed veths, of which the latter brings
-/// them; `foreign` and `foreign-gateway` are of
-/// an executed plugin, the latter with a default route.
+/// Returns a node whose default network brings default routes of both families, with these pods. `flat` and `gateway`
+/// are bridges, of which `gateway` brings default routes; `routed` and `routed-gateway` are routed veths, of which
+/// the latter brings them; `foreign` and `foreign-gateway` are of an executed plugin, the latter with a default
+/// route.
 fn node(pods: &[(&str, Value)]) -> Node {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -113,7 +114,7 @@ fn the_default_routes_are_where_the_pod_asks_for_them() {
             status: json!(["10.54.0.1", "fd00:54::1"]),
             result: Value::Null,
         },
-        // No gateway of its own to keep, so no other default route has to yield.
+        // It has no gateway of its own to keep, so no other default route has to be removed.
         Row {
             networks: json!([{"name": "flat", "default-route": []}]),
             routes: &[V4, V6],
@@ -283,9 +284,9 @@ fn without_a_shared_destination_there_are_no_rules() {
     assert_eq!(node.del(&pod).success(), Value::Null);
 }
 
-/// With `keepClusterRoutes`, what a pod sends to the cluster's ranges and what it answers from its first interface's
-/// addresses stays there; everything else leaves by the interface that has the default route, and so does what it
-/// answers from that one's addresses, though a range of the cluster is in its subnet.
+/// With `keepClusterRoutes`, packets of a pod to the cluster's ranges and replies from its first interface's
+/// addresses stay on that interface; everything else leaves by the interface that has the default route, and so do
+/// replies from that one's addresses, although a range of the cluster is in its subnet.
 ///
 /// Rows: RTE-keepClusterRoutes.
 #[test]
@@ -328,7 +329,7 @@ fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
             let stream = connect(&pod.namespace, to, PATIENCE).unwrap();
             assert_eq!(stream.local_addr().unwrap().ip(), from, "to {to}");
         }
-        // The node is outside of all ranges here, as a client of the pod's is that came by a NodePort.
+        // The node is outside of all ranges here, like a client of the pod that uses a NodePort.
         let echo = Echo::serve(&pod.namespace, SocketAddr::new(first[family], 7)).unwrap();
         let client = OUTSIDE[family].parse().unwrap();
         assert!(datagram_from(&node.namespace, client, echo.address(), PATIENCE).unwrap(), "{client}");

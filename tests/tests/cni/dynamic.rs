@@ -109,7 +109,7 @@ fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// Nothing is wrong with that: network bindings of virtual machines do so, and put something else in the place of it.
+/// This is legitimate: network bindings of virtual machines rename the interface, and create another one of its name.
 #[test]
 fn an_interface_that_its_pod_has_renamed_is_detached_and_what_has_its_name_is_not() {
     let mut node = node();
@@ -344,7 +344,7 @@ fn an_agent_killed_at_any_point_leaves_the_attachment_whole_or_not_at_all() {
 fn what_a_pod_is_given_while_it_lives_counts_among_what_it_may_have() {
     const HALF: u32 = MAX_ATTACHMENTS / 2;
     let mut node = node();
-    // One less than that, besides the default network.
+    // One less than that, in addition to the default network.
     let selected = vec!["lan"; HALF as usize - 2].join(",");
     node.write("a", &pod("a", &json!({}), &json!(selected))).unwrap();
     node.start().unwrap();

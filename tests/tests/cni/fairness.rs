@@ -1,5 +1,5 @@
-//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and queries have capacity of their own. What nobody
-//! waits for any more is not begun.
+//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and queries have capacity of their own.
+//! Work whose caller has hung up is not begun.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use netattach_tests::{Call, Node, Outcome, Pod};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-/// Pods whose ADD or DEL hangs: more than may be attached at a time (`parallelAdds`), or may stand at one resource.
+/// Pods whose ADD or DEL hangs: more than may be attached at a time (`parallelAdds`), or may wait for one resource.
 const MANY: usize = 40;
 
 /// A plugin that answers VERSION, and hangs at the verbs in `verbs`.
@@ -22,7 +22,8 @@ fn hanging(verbs: &[&str]) -> Value {
     verbs.iter().map(|verb| ((*verb).to_owned(), json!({"sleepMs": 300_000}))).collect()
 }
 
-/// A node with a network of the scripted plugin `odd`, pods that have it, and pods `a`, `b` and `c` that do not.
+/// Returns a node with a network of the scripted plugin `odd`, pods that have it, and pods `a`, `b` and `c` that do
+/// not.
 fn node(script: &Value) -> (Node, Vec<Pod>) {
     let mut node = Node::new(&[]).unwrap();
     node.set("maxAttachments", json!(512));
@@ -45,7 +46,7 @@ fn begin(calls: impl IntoIterator<Item = Call>) -> Vec<JoinHandle<Outcome>> {
     calls.into_iter().map(|call| spawn(move || call.run())).collect()
 }
 
-/// How often the scripted plugin was called with a verb.
+/// Returns how often the scripted plugin was called with a verb.
 fn called(node: &Node, verb: &str) -> usize {
     let text = fs::read_to_string(node.path("calls")).unwrap_or_default();
     text.matches(&format!("\"CNI_COMMAND\":\"{verb}\"")).count()
@@ -152,7 +153,7 @@ fn a_pool_that_somebody_keeps_locked_holds_up_no_pod_of_another() {
     }
 }
 
-/// The kernel takes a second or two for each of them, of which the node has nothing to do.
+/// The kernel takes a second or two for each of them, during which the node has no work with them.
 #[test]
 fn pods_whose_addresses_are_looked_for_elsewhere_hold_up_no_pod_of_another_network() {
     let (mut node, pods) = node(&json!({}));
@@ -236,7 +237,7 @@ fn an_add_whose_client_hangs_up_while_it_waits_attaches_nothing_nor_does_a_reque
     let (mut node, pods) = node(&hanging(&["ADD"]));
     node.start().unwrap();
     let pod = &pods[0];
-    // It has the turn of the container.
+    // It has the container's turn.
     let first = begin([node.call("ADD", pod)]);
     assert!(eventually(PATIENCE, || called(&node, "ADD") == 1));
     let Call { env, stdin } = node.call("ADD", pod);
@@ -246,7 +247,7 @@ fn an_add_whose_client_hangs_up_while_it_waits_attaches_nothing_nor_does_a_reque
     for first in first {
         first.join().unwrap().failure();
     }
-    // In its turn behind the other ADD.
+    // It waits for its turn after the other ADD.
     assert_eq!(node.check(pod).failure().0, 3);
     assert_eq!((called(&node, "ADD"), node.ctl(&["attachments"]).unwrap()), (1, json!([])));
 

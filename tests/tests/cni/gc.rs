@@ -167,7 +167,7 @@ fn networks_that_disable_it_or_are_too_old_for_it_are_not_asked() {
     node.start().unwrap();
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
-    // The record of the attachment has the key too, when the definition is gone.
+    // The record of the attachment has the key too, if the definition is deleted.
     node.remove("odd").unwrap();
     node.take_calls().unwrap();
     gc(&node, &[&a]).success();

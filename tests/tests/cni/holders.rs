@@ -1,5 +1,5 @@
-//! An ADD that cannot have what a container still holds which is being detached, or whose DEL has failed, says so, and keeps no
-//! other waiting.
+//! An ADD that needs a resource of a container that is being detached, or whose DEL has failed, reports that, and
+//! does not delay others.
 
 use std::thread::spawn;
 
@@ -63,7 +63,7 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     assert!(seconds >= 9, "it has waited: {message}");
     assert!(eventually(PATIENCE, || !rows().iter().any(is_told)), "nobody waits any more: {:#?}", rows());
 
-    // The DEL fails, so nobody is detaching it; it is not waited for.
+    // The DEL fails, so the container is not being detached; it is not waited for.
     kill_process(last_call(&node).unwrap(), Signal::KILL).unwrap();
     assert_ne!(del.join().unwrap().exit, 0);
     let (_, message) = node.call("ADD", &heir).run().failure();
@@ -86,7 +86,7 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     assert!(is_refused && !message.contains("held by"), "{message}");
 }
 
-/// A pool knows only what it has given itself.
+/// A pool knows only addresses that it has leased itself.
 #[test]
 fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_else() {
     let mut node = Node::new(&[]).unwrap();
@@ -95,7 +95,7 @@ fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_el
     for (name, config) in [("free", bridge(json!({"type": "static"}))), ("pool", pool)] {
         node.write(name, &network(NAMESPACE, name, &config)).unwrap();
     }
-    // The first that the pool gives, behind its gateway.
+    // The first one that the pool leases, after its gateway.
     let asks = json!([{"name": "free", "ips": ["10.71.0.2/24"]}]);
     node.write("chooser", &pod("chooser", &json!({}), &asks)).unwrap();
     node.write("next", &pod("next", &json!({}), &json!("pool"))).unwrap();

@@ -68,7 +68,7 @@ fn del_has_the_configuration_of_the_add_which_the_cache_shows() {
     node.del(&a).success();
     let mut calls = node.take_calls().unwrap();
     assert_eq!(verbs(&calls), ["DEL scripted net1"]);
-    // Each plugin got the result as it was at that time.
+    // Each plugin got the result at that time.
     let mut deleted = calls.remove(0)["stdin"].take();
     for stdin in [&mut added, &mut deleted] {
         assert!(stdin.as_object_mut().unwrap().remove("prevResult").is_some());

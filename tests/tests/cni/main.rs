@@ -6,7 +6,7 @@
 //! | `selection`, `default_network`, `default_route` | the network selection of a pod |
 //! | `repeated_add`, `journal_add`, `dynamic` | a second ADD; the record of an ADD; networks added to a live pod |
 //! | `gc`, `status` | the other verbs |
-//! | `holders` | who has what an ADD fails for |
+//! | `holders` | the holders of resources that an ADD lacks |
 //! | `bad_input`, `budgets`, `fairness` | requests that cannot be served, that are large, or that hang |
 //! | `translation` | masquerade, and ports of the node that lead to pods |
 //! | `shim` | the CNI executable without an agent, and with a bad one |

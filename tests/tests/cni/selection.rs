@@ -203,7 +203,7 @@ fn what_is_tolerated_is_said_in_the_status() {
     assert_eq!(status[0].get("dev.netattach.warnings"), None);
 }
 
-/// It may be misspelt. Letter case is none of it.
+/// The key may be misspelt. A different letter case is not reported.
 #[test]
 fn a_key_that_no_plugin_of_ours_has_is_said_in_the_status() {
     let mut node = Node::new(&[pod("a", &json!({}), &json!("odd"))]).unwrap();

@@ -17,7 +17,7 @@ use netattach::rpc::pending;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// More than a call without waiting takes on a busy machine.
+/// More than a call that does not wait takes on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// The outcome of one run of the executable.

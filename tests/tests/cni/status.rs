@@ -301,7 +301,7 @@ fn the_answer_is_there_in_time_whatever_hangs() {
     assert_eq!(status(&node).failure().0, 50);
 }
 
-/// A plugin that does not answer in time is asked once more before the node is said to be broken.
+/// A plugin that does not answer in time is called once more before the node is reported as broken.
 ///
 /// Rows: STA-06.
 #[test]
@@ -316,12 +316,12 @@ fn one_slow_answer_of_a_plugin_is_no_broken_node() {
     node.plugin("slow", &json!({"STATUS": {"sleepMs": 60_000}})).unwrap();
     let mut process = PathBuf::new();
     let is_asked = eventually(PATIENCE, || {
-        // Has the plugin asked.
+        // Makes the agent call the plugin.
         status(&node).success();
         let calls = node.take_calls().unwrap();
         let Some(call) = calls.last() else { return false };
         process = format!("/proc/{}", call["pid"]).into();
-        // One that was asked just before is not slow, and has ended by then.
+        // A check that was requested just before is not slow, and has ended by then.
         std::thread::sleep(Duration::from_millis(500));
         process.exists()
     });
@@ -335,8 +335,8 @@ fn one_slow_answer_of_a_plugin_is_no_broken_node() {
     assert!(!process.exists(), "it was too slow");
 }
 
-/// A node with very much to do gives the agent its processor late, and is no broken node: if it were called one, its pods
-/// would be evicted.
+/// A very busy node schedules the agent late, and is no broken node: if it were reported as one, its pods would be
+/// evicted.
 ///
 /// Rows: STA-06.
 #[test]

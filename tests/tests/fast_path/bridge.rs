@@ -141,7 +141,7 @@ fn traffic_of_both_families_takes_the_fast_path_and_arrives_whole() {
         assert_eq!(scene.exchange(family), ALL_FAST);
     }
     scene.assert_transfers_whole();
-    // The bridge keeps its entries of them for good, although it sees none of these frames.
+    // The bridge keeps its entries of them permanently, although it sees none of these frames.
     let entries = scene.node.namespace.run(|| Command::new("bridge").args(["fdb", "show"]).output()).unwrap();
     let entries = String::from_utf8(entries.stdout).unwrap();
     for port in &scene.ports {
@@ -151,7 +151,7 @@ fn traffic_of_both_families_takes_the_fast_path_and_arrives_whole() {
     scene.end();
 }
 
-/// Packets are in the programs all the while the pod goes that they are for.
+/// Packets are in the programs while the pod that they are for is removed.
 #[test]
 fn what_comes_while_a_pod_goes_is_counted_for_nobody_that_comes_after_it() {
     let scene = Scene::new(&[]);
@@ -165,7 +165,7 @@ fn what_comes_while_a_pod_goes_is_counted_for_nobody_that_comes_after_it() {
             let _ending = Ending(&is_over);
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    // Refused once nobody is there.
+                    // Refused once no pod has the address.
                     let _ = socket.send_to(&[0; 64], address);
                 }
             });
@@ -252,7 +252,7 @@ fn whatever_makes_a_bridge_more_than_a_switch_keeps_its_pods_off_until_it_is_gon
     };
     for Obstacle { name, set, reset, passes } in OBSTACLES {
         scene.await_on();
-        // After a change the bridge may have to learn the pods anew.
+        // After a change the bridge may have to learn the pods again.
         assert!(datagram(&scene.client.namespace, scene.addresses[0], PATIENCE).unwrap(), "before {name}");
         assert_eq!(scene.exchange(0), ALL_FAST, "before {name}");
         here(&set);

@@ -1,5 +1,5 @@
-//! Pods of one bridge that VLANs or port isolation keep apart: no frame passes between them, neither by the bridge nor by
-//! the fast path, whatever the pods send.
+//! Pods of one bridge that VLANs or port isolation separate: no frame passes between them, neither by the bridge nor
+//! by the fast path, whatever the pods send.
 
 use std::net::IpAddr;
 
@@ -19,8 +19,8 @@ const DEVICE: &str = "net1";
 /// Bytes at the end of a frame by which it is known.
 const TAIL: usize = 12;
 
-/// A node on which the fast path is taken wherever it would not be wrong, with these networks on bridges and a pod on
-/// each of them that is named: name of the pod, and its network.
+/// Returns a node that uses the fast path wherever that is correct, with these networks on bridges and one pod for
+/// each pair: name of the pod, and its network.
 fn node(networks: &[(&str, Value)], pods: &[(&str, &str)]) -> (Node, Vec<Pod>) {
     let mut node = Node::new(&[]).unwrap();
     node.set("fastPath", json!("on"));
@@ -28,7 +28,7 @@ fn node(networks: &[(&str, Value)], pods: &[(&str, &str)]) -> (Node, Vec<Pod>) {
         let mut config = json!({"cniVersion": "1.0.0", "type": "bridge", "preserveDefaultVlan": false});
         config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         if let Some(first) = keys.get("ipam") {
-            // Each network has its own addresses of the one subnet: whatever leaks is answered.
+            // Each network has its own addresses of the one subnet: any packet that leaks is answered.
             config["ipam"] = node.host_local(&["10.60.0.0/24"]);
             config["ipam"]["ranges"][0][0]["rangeStart"] = first.clone();
         }
@@ -47,7 +47,7 @@ fn node(networks: &[(&str, Value)], pods: &[(&str, &str)]) -> (Node, Vec<Pod>) {
     (node, pods)
 }
 
-/// Checks who reaches what.
+/// Checks which pods reach which.
 fn assert_reach(table: &[(&Pod, &str, bool)]) {
     let reaches = |(from, to, expected): &(&Pod, &str, bool)| {
         let patience = if *expected { PATIENCE } else { SILENCE };
@@ -72,7 +72,7 @@ fn assert_off(node: &Node, pods: &[Pod], reason: &str) {
     for pod in pods {
         node.check(pod).success();
         let mut told = (Value::Null, Value::Null);
-        // The first look at it may come later.
+        // The first check of it may be later.
         eventually(PATIENCE, || {
             let mut row = row(node, pod);
             told = (row["fast_path"]["state"].take(), row["enforcement"].take());
@@ -82,7 +82,7 @@ fn assert_off(node: &Node, pods: &[Pod], reason: &str) {
     }
 }
 
-/// What others change is put back; the port is down until it is what it was.
+/// Changes by others are reverted; the port is down until then.
 fn assert_put_back(node: &Node, pod: &Pod) {
     let row = row(node, pod);
     let port = row["host_interface"].as_str().unwrap();

@@ -1,6 +1,7 @@
 //! The fast path: traffic takes it, and conditions that prevent it are noticed.
 //!
-//! `bridge` tests pods of one bridge, `kept_apart` those that VLANs and isolation keep apart, `uplink` pods and peers behind a device of the node.
+//! `bridge` tests pods of one bridge, `kept_apart` those that VLANs and isolation separate, `uplink` pods and peers
+//! behind a device of the node.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod bridge;

@@ -1,6 +1,6 @@
-//! What a node lacks: one line of the log, a condition where an agent runs, and a finding of `doctor`, each with what to do,
-//! while the pods that are there go on. Missing capabilities are in `capabilities`, a file in front of netattach's in
-//! `primaries`, records of other versions in `older_state`; of the cluster `api::told`.
+//! Requirements that a node lacks: one line of the log, a condition if an agent runs, and a finding of `doctor`, each
+//! with the remedy, while existing pods keep working. Missing capabilities are in `capabilities`, a file before
+//! netattach's in `primaries`, records of other versions in `older_state`; problems of the cluster in `api::told`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::inspect::settings_of_doctor;
 
-/// What `doctor` says of a check, with these settings.
+/// Returns the result of `doctor` for a check, with these settings.
 fn doctor(node: &Node, settings: &str, check: &str) -> Vec<Value> {
     let mut ctl = Command::new(executable("netattachctl").unwrap());
     ctl.arg("--socket").arg(node.socket()).args(["doctor", "-o", "json", "--config", settings]);
@@ -36,7 +36,7 @@ fn left_alone() -> (Node, Pod) {
     (node, a)
 }
 
-/// The pod goes on without an agent, and ends with the next one.
+/// Checks that the pod keeps working without an agent, and is detached by the next one.
 fn goes_on(node: &mut Node, a: &Pod) {
     assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
     node.start().unwrap();
@@ -53,7 +53,7 @@ fn refused(node: &Node, mut command: Command) -> String {
     line.split_once("netattach::agent::run: ").unwrap().1.to_owned()
 }
 
-/// In a cluster the agent's line is what `kubectl describe` shows of its container.
+/// In a cluster, `kubectl describe` shows the agent's line for its container.
 #[test]
 fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted_and_pods_that_are_there_go_on() {
     let (mut node, a) = left_alone();
@@ -76,7 +76,7 @@ fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted_and_pods_tha
     goes_on(&mut node, &a);
 }
 
-/// As that of a machine that was started again with an older kernel by mistake: the agent leaves everything as it is.
+/// As on a machine that was started with an older kernel by mistake: the agent changes nothing.
 #[test]
 fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that_are_there_go_on() {
     let (mut node, a) = left_alone();
@@ -96,12 +96,12 @@ fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that
     goes_on(&mut node, &a);
 }
 
-/// All that the programs are made of.
+/// All kernel features that the programs use.
 const WITHOUT_BPF: &str = "program type sched_cls, program type socket_filter, program type xdp, helper fib_lookup, \
      helper redirect_neigh, helper redirect_peer, helper skb_change_type, helper jiffies64, helper ktime_get_coarse_ns, \
      map lru_hash, map lpm_trie, map ringbuf";
 
-/// `capabilities` has what an agent says of each.
+/// `capabilities` has the agent's message for each.
 #[test]
 fn a_capability_that_is_missing_is_named_by_doctor_too_and_pods_that_are_there_go_on() {
     let (mut node, a) = left_alone();
@@ -122,8 +122,8 @@ fn a_capability_that_is_missing_is_named_by_doctor_too_and_pods_that_are_there_g
     goes_on(&mut node, &a);
 }
 
-/// Values of the chart that contradict one another are refused when it is rendered (`cluster::chart`); here settings are that a
-/// person has written.
+/// Contradicting values of the chart are refused when it is rendered (`cluster::chart`); here a person has written
+/// the settings.
 #[test]
 fn settings_that_contradict_one_another_are_named_by_agent_and_doctor_and_pods_that_are_there_go_on() {
     let (mut node, a) = left_alone();
@@ -165,7 +165,7 @@ fn settings_that_contradict_one_another_are_named_by_agent_and_doctor_and_pods_t
     goes_on(&mut node, &a);
 }
 
-/// What may be wrong with a file system.
+/// Faults of a file system.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Spoiled {
     Full,
@@ -175,7 +175,7 @@ pub(crate) enum Spoiled {
 impl Spoiled {
     const ALL: [Self; 2] = [Self::Full, Self::ReadOnly];
 
-    /// What the kernel says to a writer.
+    /// Returns the kernel's error for a writer.
     fn error(self) -> &'static str {
         match self {
             Self::Full => "No space left on device (os error 28)",
@@ -183,7 +183,7 @@ impl Spoiled {
         }
     }
 
-    /// What `doctor` says of the check `disk`, with the directory of this key there.
+    /// Returns the result of `doctor` for the check `disk`, with the directory of this key there.
     fn found(self, directory: &Path, key: &str) -> Value {
         let how = match self {
             Self::Full => "full",
@@ -196,7 +196,7 @@ impl Spoiled {
     }
 }
 
-/// A small file system of its own, until dropped.
+/// A small separate file system, until dropped.
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
@@ -206,7 +206,7 @@ impl Disk {
         Self(at.to_owned())
     }
 
-    /// Fills it; or covers it with itself, read-only: those who have files open may go on.
+    /// Fills it; or mounts it over itself, read-only: open files can still be written.
     pub(crate) fn spoil(&self, how: Spoiled) {
         match how {
             Spoiled::Full => {
@@ -230,8 +230,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Nobody may be left with it but the agent, which ends too.
-        // What covers it, and itself.
+        // Only the agent may still use it, which ends too. Unmounts the covering mount, and the file system.
         while unmount(&self.0, UnmountFlags::DETACH).is_ok() {}
     }
 }
@@ -243,7 +242,7 @@ fn unmet(node: &Node) -> Vec<String> {
     unmet.map(|it| it["detail"].as_str().unwrap().to_owned()).collect()
 }
 
-/// What `doctor` says of them.
+/// Returns the findings of `doctor` about them.
 fn not_ready(node: &Node, settings: &str) -> Vec<Value> {
     let found = doctor(node, settings, "readiness").into_iter();
     found.filter(|it| it["state"] == "failed").collect()
@@ -276,7 +275,7 @@ fn a_full_or_read_only_state_directory_is_told_and_pods_that_are_there_go_on() {
         });
         assert_eq!(not_ready(&node, &settings), [expected], "{how:?}");
 
-        // The new pod is refused with the reason, the other goes on.
+        // The new pod is refused with the reason, the other one keeps working.
         let (_, message) = node.call("ADD", &b).run().failure();
         assert!(message.contains(&format!(": {MAKE_ROOM}: {error}")), "{how:?}: {message}");
         assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{how:?}");
@@ -293,7 +292,7 @@ fn a_full_or_read_only_state_directory_is_told_and_pods_that_are_there_go_on() {
     drop(disk);
 }
 
-/// What is to be done about both.
+/// The remedy for both.
 const MAKE_ROOM: &str = "make room there, or mount it writable";
 
 #[test]
@@ -313,7 +312,7 @@ fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_t
     let pool = leases.join("@kube-system/default");
     for how in Spoiled::ALL {
         let error = how.error();
-        // Only a file that is to be written is missed.
+        // Only a file that has to be written is missed.
         runtimes.spoil(how);
         node.start().unwrap();
         let problem = format!("write {}: {MAKE_ROOM}: {error}", conf.display());
@@ -330,7 +329,7 @@ fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_t
         assert!(eventually(PATIENCE, || unmet(&node).is_empty()), "{how:?}, mended: {:#?}", unmet(&node));
         assert!(conf.exists(), "{how:?}");
 
-        // The agent keeps directories of pools open, past what covers them.
+        // The agent keeps directories of pools open, below the covering mount.
         node.stop().unwrap();
         pools.spoil(how);
         node.start().unwrap();
@@ -378,7 +377,8 @@ fn a_del_that_no_agent_takes_and_no_file_keeps_is_told_with_what_to_do() {
 
 const DEVICE: &str = "0000:03:02.1";
 
-/// A network of an executed plugin that is told of a device, and what the device's own plugin has said of it on the node.
+/// Defines a network of an executed plugin that gets a device, and the device information of the device's plugin on
+/// the node.
 fn with_device(node: &Node) {
     let capabilities = json!({"CNIDeviceInfoFile": true});
     let config = json!({"cniVersion": "1.0.0", "name": "odd", "type": "odd", "capabilities": capabilities});
@@ -392,7 +392,7 @@ fn with_device(node: &Node) {
     fs::write(file, described.to_string()).unwrap();
 }
 
-/// What the agent writes for others to read, so at places that are theirs.
+/// Files that the agent writes for others to read, so in directories of others.
 #[test]
 fn a_full_or_read_only_directory_of_libcni_or_of_device_plugins_is_told_with_what_to_do() {
     let selection = json!([{"name": "odd", "deviceID": DEVICE}]);
@@ -425,7 +425,7 @@ fn a_full_or_read_only_directory_of_libcni_or_of_device_plugins_is_told_with_wha
             assert_eq!(doctor(&node, &settings, "disk"), [how.found(place, key)]);
             assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{key}, {how:?}");
             disk.mend(how);
-            // What could not be removed there goes now.
+            // Files that could not be removed there are removed now.
             node.del(&b).success();
         }
     }
@@ -448,7 +448,7 @@ fn a_full_or_read_only_directory_of_the_socket_is_told_with_what_to_do_and_pods_
     node.start().unwrap();
     let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
     node.add(&a).success();
-    // The agent that serves goes on to do so, and has no place for what it publishes.
+    // The running agent continues to serve, and cannot write published statuses.
     let published = run.join("network-status").join(NAMESPACE).join("b.json");
     for how in Spoiled::ALL {
         disk.spoil(how);
@@ -464,7 +464,7 @@ fn a_full_or_read_only_directory_of_the_socket_is_told_with_what_to_do_and_pods_
     }
     node.stop().unwrap();
 
-    // One that starts cannot.
+    // An agent that starts cannot serve.
     let socket = node.socket();
     fs::remove_file(socket.with_extension("sock.lock")).unwrap();
     disk.spoil(Spoiled::ReadOnly);

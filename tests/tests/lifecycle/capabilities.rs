@@ -1,5 +1,5 @@
-//! The capabilities that `deploy` gives the agent: each is needed, which is seen by what fails without it, and together they
-//! are enough, for networks of the built-in plugins alone and for executed plugins.
+//! The agent's capabilities in `deploy`: each is needed, which is shown by what fails without it, and together they
+//! are sufficient, for networks with only built-in plugins and for executed plugins.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use rustix::thread::CapabilitySet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Every capability that a manifest names, and what fails without it.
+/// Every capability that a manifest names, and the failure without it.
 const KNOWN: [(&str, CapabilitySet, &str); 4] = [
     ("NET_ADMIN", CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN (to make links, addresses, routes and filters)"),
     (
@@ -39,14 +39,14 @@ pub(crate) fn deploy(file: &str) -> Value {
     Value::deserialize(serde_norway::Deserializer::from_str(&text)).unwrap()
 }
 
-/// What the base gives.
+/// Returns the capabilities of the base.
 pub(crate) fn for_built_in_plugins() -> Vec<String> {
     let set = deploy("base/daemonset.yaml");
     let added = &set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
     serde_json::from_value(added.clone()).unwrap()
 }
 
-/// What the component gives besides.
+/// Returns the additional capabilities of the component.
 pub(crate) fn for_executed_plugins() -> Vec<String> {
     let component = deploy("components/executed-plugins/kustomization.yaml");
     let patch = component["patches"][0]["patch"].as_str().unwrap();
@@ -70,7 +70,7 @@ fn refused(mut command: Command) -> String {
     line.split_once("netattach::agent::run: ").unwrap().1.to_owned()
 }
 
-/// Without each of these in turn, an agent with the others says what it lacks.
+/// Checks for each of these that an agent with only the others names the missing one.
 fn each_is_named(node: &Node, names: &[String]) {
     let agent = executable("netattachd").unwrap();
     let all = set(names);
@@ -87,15 +87,15 @@ fn each_is_named(node: &Node, names: &[String]) {
     }
 }
 
-/// Networks of the built-in plugins beside the default one, which is a bridge: each kind of link, and whatever is chained
-/// behind one.
+/// Defines networks of the built-in plugins besides the default one, which is a bridge: each kind of link, and all
+/// chained plugins.
 fn built_in(node: &Node) {
     let list = |name: &str, plugins: Value| {
         let list = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
         node.write(name, &network(NAMESPACE, name, &list)).unwrap();
     };
     list("routed", json!([{"type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])}]));
-    // The node and who is outside have the first ones.
+    // The node and the outside host have the first ones.
     let range = json!([{"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.20"}]);
     let ipam = json!({"type": "host-local", "dataDir": node.path("leases"), "ranges": [range]});
     list("lan", json!([{"type": "macvlan", "master": WIRE, "hostAccess": true, "ipam": ipam}]));
@@ -118,7 +118,7 @@ fn built_in(node: &Node) {
     node.write("only", &policy("only", "routed, lan, web", &rules)).unwrap();
 }
 
-/// A pod that is there goes on while an agent that lacks one does not start.
+/// An existing pod keeps working while an agent that lacks one does not start.
 #[test]
 fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     let given = for_built_in_plugins();
@@ -157,8 +157,9 @@ fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
 }
 
-/// `bridge`, `host-local` and `portmap` of the reference plugins, which have a loader, start iptables and ask for their own
-/// namespace by their process: in a root directory like the node's, whose `/proc` is another one, and which alone has them.
+/// `bridge`, `host-local` and `portmap` of the reference plugins, which need a loader, start iptables and open their
+/// own namespace by their process: in a root directory like the node's, which has a separate `/proc` and is the only
+/// one with them.
 #[test]
 fn executed_plugins_need_what_the_component_gives_and_no_more() {
     const TEST: &str = "executed_plugins_need_what_the_component_gives_and_no_more";

@@ -14,7 +14,7 @@ use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Several looks, of one second each.
+/// Several checks, one a second.
 const LOOKS: Duration = Duration::from_secs(5);
 
 /// A node with the pods `a` and `b` on the default network and a macvlan one, whose agent collects after a second.
@@ -71,7 +71,8 @@ fn without_path(node: &Node) -> Pod {
     a
 }
 
-/// Removes the node's end of the pod's link, and the pod's with it: what it has left shows nothing on the node.
+/// Removes the node's end of the pod's link, and the pod's with it: its remaining objects are not visible on the
+/// node.
 fn cut_off(node: &Node) {
     let rows = node.ctl(&["attachments"]).unwrap();
     let device = rows.as_array().unwrap().iter().find_map(|row| row["host_interface"].as_str()).unwrap();
@@ -101,7 +102,8 @@ fn a_sandbox_whose_path_is_gone_lives_on_while_a_link_or_a_process_is_in_it() {
     }
 }
 
-/// The kernel gives the number of a namespace that has ended to another one: a process in that one holds nothing up.
+/// The kernel reuses the number of a deleted namespace: a process in the other namespace does not delay the
+/// collection.
 #[test]
 fn a_sandbox_that_has_ended_is_detached_although_another_namespace_has_its_number() {
     let mut node = node();
@@ -150,7 +152,7 @@ fn a_sandbox_that_is_half_detached_and_gone_is_detached_as_soon_as_it_can_be() {
     assert_eq!(log.matches("not detached; it is tried again").count(), 1, "{log}");
 }
 
-/// It was attached while its sandbox was live, and could not be detached with it: no runtime knows it by itself.
+/// It was attached while its sandbox was live, and could not be detached with it: no runtime knows it separately.
 #[test]
 fn an_interface_that_outlives_its_sandbox_is_detached_as_soon_as_it_can_be() {
     let mut node = node();
@@ -171,7 +173,7 @@ fn an_interface_that_outlives_its_sandbox_is_detached_as_soon_as_it_can_be() {
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// In whose namespace a process is can be told without its record.
+/// The namespace of a process can be determined without its record.
 #[test]
 fn a_record_that_was_damaged_keeps_no_other_sandbox_from_being_looked_for() {
     let mut node = node();
@@ -196,7 +198,7 @@ fn a_record_that_was_damaged_keeps_no_other_sandbox_from_being_looked_for() {
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// What the agent's status says of the container of pod `a`; empty if nothing.
+/// Returns the agent's condition about the container of pod `a`; empty if there is none.
 fn problem(node: &Node) -> String {
     let status = node.ctl(&["status"]).unwrap();
     let troubles = status["troubles"].as_array().unwrap().clone();
@@ -229,7 +231,7 @@ fn a_sandbox_that_ended_while_no_agent_ran_is_detached_and_one_that_cannot_be_is
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// The socket of another runtime, or of one that has lost all it had: a pod in which processes are is not cut off.
+/// The socket of another runtime, or of one that has lost its state: a pod with processes is not detached.
 #[test]
 fn a_runtime_that_lists_no_attached_pod_is_not_believed_while_processes_are_in_the_sandbox() {
     let mut node = node();

@@ -1,5 +1,5 @@
-//! `kill -9` of the agent at every point of ADD, DEL, GC, a rollback and a recovery, and journals cut off at every
-//! byte. And a panic, which ends it as a kill does.
+//! `kill -9` of the agent at every point of ADD, DEL, GC, a rollback and a recovery, and journals truncated at every
+//! byte. And a panic, which ends it like a kill.
 //!
 //! There is a point after each write to the journal, each change requested from the kernel, each lease file, map entry,
 //! status file and start of a plugin. The agent with crash points is the executable `crash-agent` of this crate.
@@ -27,11 +27,12 @@ const PLUGINS: [&str; 2] = ["other", "tail"];
 /// The device that the device plugin assigned to the last attachment.
 const DEVICE: &str = "0000:03:02.1";
 
-/// The device of the node that the pod takes, and its other end, which stays.
+/// The device of the node that the pod gets, and its other end, which stays.
 const CARD: [&str; 2] = ["card0", "card1"];
 
-/// A node whose pod `a` has five attachments: bridge, routed veth with a port of the node and tables by source, macvlan with
-/// the pod's default route that the node reaches, a device of the node that is tuned, and one of a list of two external plugins for a device; the second and the last are under a policy.
+/// Returns a node whose pod `a` has five attachments: bridge, routed veth with a port of the node and tables by
+/// source, macvlan with the pod's default route and with host access, a tuned device of the node, and one of a list
+/// of two external plugins for a device; the second and the last are under a policy.
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -148,8 +149,8 @@ impl Scene {
         self.node.disarm().unwrap();
     }
 
-    /// Lets the agent die at that point of the operation; returns the point's name and the caller's answer. `None`: the
-    /// operation has no such point, and is complete.
+    /// Makes the agent die at that point of the operation; returns the point's name and the caller's answer. `None`:
+    /// the operation has no such point, and is complete.
     fn dies_at(&mut self, point: usize, operation: impl Fn(&Self) -> Outcome) -> Option<(String, Outcome)> {
         let scene = &*self;
         let outcome = scene.node.comes_to(point, &scene.a, || operation(scene))?;
@@ -160,7 +161,7 @@ impl Scene {
         Snapshot::take(&self.node, &[&self.a, &self.bystander]).unwrap()
     }
 
-    /// Nothing of `a` is left, the bystander is untouched, and the plugins that got an ADD got a DEL.
+    /// Checks that nothing of `a` is left, the bystander is unaffected, and the plugins that got an ADD got a DEL.
     fn assert_as_before(&self, what: &str) {
         let (after, before) = (self.look(), &self.before);
         assert_eq!(after.node, before.node, "{what}");
@@ -173,8 +174,8 @@ impl Scene {
         self.assert_calls(what);
     }
 
-    /// Each plugin that got an ADD got a DEL after it, the last plugin first; at most one got a DEL that had not got
-    /// its ADD yet, the next of the list; and all calls were about the one attachment.
+    /// Checks that each plugin that got an ADD got a DEL after it, the last plugin first; at most one, the next of
+    /// the list, got a DEL without an ADD; and all calls were for the one attachment.
     fn assert_calls(&self, what: &str) {
         let mut calls = self.node.take_calls().unwrap();
         calls.retain(|call| call["env"]["CNI_COMMAND"] != "GC");
@@ -197,7 +198,7 @@ impl Scene {
         }
     }
 
-    /// The bystander was never affected, and nothing stays when it is removed as well.
+    /// Checks that the bystander was never affected, and that nothing is left when it is removed as well.
     fn end(mut self) {
         self.node.check(&self.bystander).success();
         assert!(ping(&self.bystander.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
@@ -298,7 +299,7 @@ fn an_agent_killed_at_any_point_of_del_carries_it_out_when_it_is_back() {
     scene.end();
 }
 
-/// Attaches the pod with a record in whose last page there is no room for the line that begins a removal.
+/// Attaches the pod with a record whose last page has no room for the line that begins a removal.
 fn add_with_a_full_page(node: &Node, pod: &Pod, record: &Path) {
     let (page, line) = (rustix::param::page_size(), "[\"01234567\",\"removing\"]\n".len());
     let mut padding = 0;
@@ -318,7 +319,7 @@ fn add_with_a_full_page(node: &Node, pod: &Pod, record: &Path) {
     panic!("records of the same pod are of different lengths");
 }
 
-/// A removal begins with a line in the record, and there is no room for it.
+/// A removal begins with a line in the record, for which there is no room.
 #[test]
 fn an_agent_killed_at_any_point_of_a_del_on_a_full_disk_leaves_what_the_next_goes_on_with() {
     let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
@@ -327,7 +328,7 @@ fn an_agent_killed_at_any_point_of_a_del_on_a_full_disk_leaves_what_the_next_goe
     let a = Pod::new("a").unwrap();
     let record = node.path("state/journal/c-a@eth0.jsonl");
     let left = |node: &Node| Snapshot::take(node, &[&a]).unwrap();
-    // Nor is there any for the request.
+    // There is no room for the request either.
     let mut config = node.cni_config("1.0.0");
     config["agentWaitSeconds"] = json!(0);
     let (mut point, mut unfinished) = (0, 0);
@@ -340,7 +341,7 @@ fn an_agent_killed_at_any_point_of_a_del_on_a_full_disk_leaves_what_the_next_goe
             break;
         }
         let what = node.was_killed_at(point);
-        // Between the two writes that make it unfinished nothing has been taken back yet.
+        // Between the two writes that mark it as unfinished, nothing has been rolled back yet.
         let says_unfinished = fs::read_to_string(&record)
             .is_ok_and(|text| text.contains("\"state\":\"applying\"") && !text.contains("\",{\"attached\":"));
         node.start_with_points(&crashing_agent()).unwrap();
@@ -392,7 +393,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
     let all_done = scene.node.points().iter().rposition(|point| point.starts_with("applied:")).unwrap();
     scene.disarm();
     scene.node.del(&scene.a).success();
-    // A request as the executable leaves it when no agent runs.
+    // A request as recorded by the executable when no agent runs.
     scene.node.stop().unwrap();
     scene.node.del(&scene.a).success();
     let waiting = fs::read_dir(scene.node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
@@ -400,7 +401,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
     scene.start().unwrap();
     scene.assert_as_before("no crash");
     for point in 0.. {
-        // Everything is made, nothing is answered; and the runtime's DEL is waiting already.
+        // All steps are done, nothing is answered; and the runtime's DEL is waiting already.
         scene.dies_at(all_done, |scene| scene.node.call("ADD", &scene.a).run()).unwrap();
         fs::write(&waiting, &request).unwrap();
         scene.arm(point);
@@ -446,13 +447,13 @@ fn node_with(list: &Value) -> Node {
     node
 }
 
-/// Whether a point is one of the network of [`node_with`], or of what is done with all links of a pod.
+/// Whether a point belongs to the network of [`node_with`], or to the work on all links of a pod.
 fn is_of_few(point: &str) -> bool {
     point.contains("StepRef(1, ") || ["netlink", "ioctl", "nft"].iter().any(|kind| point.starts_with(kind))
 }
 
-/// Kills the agent at each point of ADD that is about the network, from the one that `first` finds among all of them, and at
-/// each of DEL.
+/// Kills the agent at each point of ADD that concerns the network, from the one on that `first` selects among all of
+/// them, and at each of DEL.
 fn survives_with(list: &Value, first: impl Fn(&[String]) -> usize) {
     let mut scene = Scene::of(node_with(list));
     scene.arm(usize::MAX);
@@ -516,7 +517,7 @@ fn an_agent_killed_while_a_vrf_is_joined_or_left_leaves_nothing() {
     let list = json!({"cniVersion": "1.0.0", "plugins": [
         {"type": "veth", "isDefaultGateway": true, "ipam": ipam}, {"type": "vrf", "vrfname": "blue"}
     ]});
-    // The points before are those of any veth. Joining is the last step of the network that changes something.
+    // The earlier points are those of any veth. Joining is the last step of the network that changes something.
     survives_with(&list, |points| {
         let changes = |at: &usize| {
             points[*at].starts_with("apply:StepRef(1, ") && points[*at + 1].starts_with("netlink")
@@ -597,7 +598,7 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
     let lengths: Vec<usize> = (0..=earlier.len()).collect();
     for lengths in lengths.chunks(AT_ONCE) {
         for (number, length) in lengths.iter().enumerate() {
-            // A sandbox of its own, with a lease in each pool.
+            // A separate sandbox, with a lease in each pool.
             let container = format!("c-{length}");
             let record = &earlier.as_bytes()[..*length];
             let record = String::from_utf8_lossy(record).replace("\"c-a\"", &format!("\"{container}\""));

@@ -23,7 +23,7 @@ fn attached() -> (Node, Pod) {
     with_a(node)
 }
 
-/// A started node, and a pod `a` that is attached and has a macvlan `net1` beside its default network.
+/// Returns a started node, and a pod `a` that is attached and has a macvlan `net1` besides its default network.
 fn with_macvlan() -> (Node, Pod) {
     let node = Node::new(&[pod("a", &json!({}), &json!("lan"))]).unwrap();
     node.add_wire().unwrap();
@@ -118,7 +118,7 @@ fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
     assert_eq!((look.files, look.dataplane), Default::default());
 }
 
-/// Its addresses stay taken: the record says to the next agent that they are in use.
+/// Its addresses stay taken: the record tells the next agent that they are in use.
 #[test]
 fn a_del_on_a_read_only_state_directory_takes_back_all_but_addresses_and_says_what_is_left() {
     let (node, a) = attached();

@@ -1,4 +1,4 @@
-//! What others change of what attachments have on the node: it is put back. What is in the pod is not.
+//! Changes by others to attachments on the node are reverted. Changes in the pod are not.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 /// The shortest pause between two CHECKs that wait for something.
 const BETWEEN_CHECKS: Duration = Duration::from_secs(1);
 
-/// How long the agent may take to look at all leases and records: every half minute, or up to three minutes where that is much
-/// work, which a look of an agent built without optimization is soon.
+/// How long the agent may take to check all leases and records: half a minute, or up to three minutes if a check is
+/// much work, as it is for an agent built without optimization.
 const FOUND_BY_LOOKING: Duration = Duration::from_secs(200);
 
 /// A node with the pod `a` on the default network, a bridge with hairpin, and a routed link.
@@ -44,8 +44,8 @@ fn end(node: &Node, ifname: &str) -> String {
     row["host_interface"].as_str().unwrap().to_owned()
 }
 
-/// Waits until CHECK finds all as it was, after it has found a difference. Nothing is put back in the turn of a CHECK, and on a
-/// busy machine one CHECK could follow the other whenever the agent looks: most of the time there is none.
+/// Waits until CHECK succeeds, after it has found a difference. Nothing is restored during a CHECK, and on a busy
+/// machine CHECKs without pauses would always keep the agent from it: most of the time there is none.
 fn is_put_back(node: &Node, pod: &Pod, what: &str) {
     let mut said = None;
     let is_whole = eventually(PATIENCE * 2, || {
@@ -98,7 +98,7 @@ fn what_is_changed_in_a_pod_is_found_by_check_and_left_alone() {
     let (mut node, a) = scene();
     ip(&a.namespace, &["link", "set", "net1", "down"]).unwrap();
     ip(&a.namespace, &["link", "set", "net1", "name", "bound"]).unwrap();
-    // A difference on the node is put back meanwhile.
+    // A difference on the node is restored meanwhile.
     ip(&node.namespace, &["link", "set", &end(&node, "net2"), "mtu", "1300"]).unwrap();
     let status = || ip(&node.namespace, &["-o", "link", "show", &end(&node, "net2")]);
     assert!(status().is_ok());
@@ -125,7 +125,7 @@ fn what_is_changed_in_a_pod_is_reported_until_it_is_put_back_there_or_detached()
     };
     let await_rows = |expected: &[Value]| {
         let mut told = Value::Null;
-        // Each pod has its turn, after pauses of up to half a minute.
+        // The pods are checked one after the other, after pauses of up to half a minute.
         let is_told = eventually(PATIENCE * 4, || {
             told = node.whole_status().unwrap()["troubles"].clone();
             told.as_array().unwrap() == expected
@@ -172,7 +172,7 @@ fn a_bridge_that_is_removed_beneath_its_pods_is_made_again_as_it_was() {
         assert!(ping(&a.namespace, gateway, PATIENCE).unwrap(), "{what}");
     };
     assert!(ping(&a.namespace, gateway, PATIENCE).unwrap());
-    // One has the pods' gateway, the other none.
+    // One has the pods' gateway, the other has none.
     for bridge in ["br0", "br7"] {
         ip(&node.namespace, &["link", "del", bridge]).unwrap();
     }
@@ -189,7 +189,7 @@ fn a_bridge_that_is_removed_beneath_its_pods_is_made_again_as_it_was() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// Its record tells, also to the next agent: the bridge, which bears the mark, is gone.
+/// Its record shows that the bridge was closed, also to the next agent: the bridge, which has the mark, is gone.
 #[test]
 fn a_bridge_without_a_gateway_whose_maker_has_ended_is_made_again() {
     let (mut node, a) = scene();
@@ -267,7 +267,7 @@ fn leases_records_and_the_published_status_are_written_again() {
         };
         files(node.path("leases")).into_iter().filter(is_lease).collect::<Vec<_>>()
     };
-    // A byte of another record is changed: it is reported, and left to its DEL.
+    // A byte of another record is changed: it is reported, and left for its DEL.
     let edited = node.path("state/journal/c-edited@eth0.jsonl");
     node.write("edited", &pod("edited", &json!({}), &json!([]))).unwrap();
     let other = Pod::new("edited").unwrap();
@@ -310,7 +310,7 @@ fn leases_records_and_the_published_status_are_written_again() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// A look writes it anew, which may come minutes later.
+/// A check rewrites the record, which may come minutes later.
 #[test]
 fn a_record_that_was_removed_is_there_again_for_the_operation_that_needs_it() {
     let (mut node, a) = scene();
@@ -326,7 +326,7 @@ fn a_record_that_was_removed_is_there_again_for_the_operation_that_needs_it() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// On one of ours it is switched on again; another's is its administrator's to change, and is reported.
+/// On a bridge of ours it is enabled again; another bridge is the administrator's, and is reported.
 #[test]
 fn a_bridge_that_is_told_not_to_filter_by_vlan_filters_again_or_is_reported() {
     let name = "a_bridge_that_is_told_not_to_filter_by_vlan_filters_again_or_is_reported";

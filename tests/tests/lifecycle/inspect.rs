@@ -1,4 +1,5 @@
-//! What an operator asks a node: lists, pools, flows with names, pictures, checks, an archive. The real executables.
+//! Queries of an operator to a node: lists, pools, flows with names, pictures, checks, an archive. The real
+//! executables.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -23,7 +24,7 @@ fn asked(node: &Node, words: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
 
-/// `shop/a` and `shop/b` on `storage`, `shop/b` isolated but for port 80.
+/// `shop/a` and `shop/b` on `storage`, `shop/b` isolated except for port 80.
 fn scene() -> (Node, [Pod; 2]) {
     let mut node = Node::new(&[]).unwrap();
     let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24"])});
@@ -154,7 +155,7 @@ fn pictures_checks_and_an_archive_are_made_of_what_is_there() {
     }
 }
 
-/// A file with the settings that `doctor` goes by.
+/// Writes a file with the settings for `doctor`.
 pub(crate) fn settings_of_doctor(node: &Node) -> String {
     let settings = node.path("doctor.yaml");
     let text = format!(
@@ -168,7 +169,7 @@ pub(crate) fn settings_of_doctor(node: &Node) -> String {
     settings.to_str().unwrap().to_owned()
 }
 
-/// The two ends of a terminal: what is written to it can be read from the first.
+/// The two ends of a terminal: the first reads what is written to the second.
 fn terminal() -> (File, OwnedFd) {
     let (mut outer, mut inner) = (-1, -1);
     let none = std::ptr::null_mut();
@@ -236,7 +237,7 @@ fn top_goes_on_in_a_terminal_until_it_is_interrupted() {
 #[test]
 fn status_waits_for_an_agent_that_is_still_to_come_and_no_longer_than_it_may() {
     let mut node = Node::new(&[]).unwrap();
-    // Nobody answers: nobody comes.
+    // No agent answers, and none starts.
     let began = Instant::now();
     assert_eq!(asked(&node, &["status", "--wait", "--timeout", "1s"]), (4, String::new()));
     assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
@@ -252,7 +253,7 @@ fn status_waits_for_an_agent_that_is_still_to_come_and_no_longer_than_it_may() {
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{text}");
     assert!(text.starts_with("netattachd ") && text.lines().next().unwrap().contains(": ready, "), "{text}");
 
-    // One that answers and does not get ready.
+    // An agent that answers and does not become ready.
     node.remove("default").unwrap();
     let unready = || asked(&node, &["status"]).0 == 1;
     assert!(eventually(PATIENCE, unready));
@@ -260,7 +261,8 @@ fn status_waits_for_an_agent_that_is_still_to_come_and_no_longer_than_it_may() {
     assert_eq!((code, text.contains(": not ready, ")), (1, true), "{text}");
 }
 
-/// `doctor` on the node, in a mount namespace with the node's `/sys`: its findings of these names, with their remedies.
+/// Runs `doctor` on the node, in a mount namespace with the node's `/sys`: returns its findings of these names, with
+/// their remedies.
 fn found_on_the_node(node: &Node, settings: &str, names: &[&str]) -> Vec<Value> {
     const SCRIPT: &str = "mount -t sysfs sysfs /sys && exec \"$@\"";
     let mut command = Command::new("unshare");
@@ -289,7 +291,7 @@ fn the_doctor_finds_what_is_left_over() {
     let rows = node.ctl(&["attachments", "--pod", "shop/b"]).unwrap();
     let host_end = |row: &Value| row["host_interface"].as_str().unwrap().to_owned();
     let of_b: Vec<String> = rows.as_array().unwrap().iter().map(host_end).collect();
-    // What an agent left, and what somebody else has under its names. No agent that would put it right.
+    // Leftovers of an agent, and objects of others with its names. No agent runs that would correct them.
     node.kill().unwrap();
     let lease = pool.join(ADDRESS);
     fs::write(&lease, "gone\r\neth0").unwrap();
@@ -365,7 +367,7 @@ fn the_doctor_finds_what_is_left_over() {
     );
     assert_eq!(found(&node), [ok(2), gone.clone(), stray, lease_of_gone.clone()]);
 
-    // As the remedies say.
+    // As the remedies describe.
     ip(&node.namespace, &["link", "delete", LINK]).unwrap();
     fs::remove_file(&lease).unwrap();
     node.set("collectAfterSeconds", json!(1));

@@ -1,4 +1,4 @@
-//! An agent in a container where `/var/run` is no link to `/run`, and only one of the two has the pods' namespaces.
+//! An agent in a container where `/var/run` is no link to `/run`, and only one of both has the pods' namespaces.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

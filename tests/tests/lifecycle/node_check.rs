@@ -1,4 +1,5 @@
-//! `netattachd --check` on this machine: what an agent needs is there, and is missed without the rights to it.
+//! `netattachd --check` on this machine: the features that an agent needs exist, and are reported as missing without
+//! the rights to them.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -29,7 +30,7 @@ fn links(node: &Node) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Names of what is there and of what is not, among what is needed.
+/// Returns the names of existing and of missing features, among the needed ones.
 fn needed(report: &Value) -> (Vec<&str>, Vec<&str>) {
     let rows = report["checks"].as_array().unwrap().iter().filter(|row| row["needed"] == true);
     let (there, lacking): (Vec<_>, Vec<_>) = rows.partition(|row| row["state"] == "ok");
@@ -44,7 +45,7 @@ fn names<'r>(rows: &[&'r Value]) -> Vec<&'r str> {
 fn a_node_that_will_do_is_told_so_and_nothing_is_left_on_it() {
     let node = Node::new(&[]).unwrap();
     let before = links(&node);
-    // Those that docs/install.md gives it.
+    // The capabilities in docs/install.md.
     let kept = CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN;
     let (exit, report, pins) = checked(&node, kept, &["--default-network", "builtin"]);
     let (there, lacking) = needed(&report);
@@ -72,7 +73,7 @@ fn without_its_rights_an_agent_would_lack_what_they_give() {
     assert!(!privileges["remedy"].as_str().unwrap().is_empty());
 }
 
-/// What the first container of the agent's pod runs on each node.
+/// The command of the first container of the agent's pod on each node.
 #[test]
 fn a_bpf_file_system_is_mounted_where_there_is_none() {
     let directory = tempfile::tempdir().unwrap();
@@ -82,7 +83,7 @@ fn a_bpf_file_system_is_mounted_where_there_is_none() {
         let output = Command::new(&daemon).arg("--mount-bpffs").arg(path).output().unwrap();
         (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
     };
-    // Mounts of a thread of its own, so that nothing is left on this machine whatever happens.
+    // On a thread with its own mount namespace, so that nothing is left on this machine whatever happens.
     let run = || {
         // SAFETY: neither memory nor descriptors are unshared.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();

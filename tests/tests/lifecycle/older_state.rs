@@ -1,4 +1,4 @@
-//! An older agent's state: journal and pins of versions that are read upward, or that no agent reads any more.
+//! An older agent's state: journal and pins of versions that are converted, or that no agent reads any more.
 
 use std::fs;
 use std::process::Command;
@@ -31,7 +31,7 @@ fn node() -> Node {
     node
 }
 
-/// What `doctor` says of a check.
+/// Returns the result of `doctor` for a check.
 fn doctor(node: &Node, check: &str) -> Vec<Value> {
     let settings = settings_of_doctor(node);
     let mut ctl = Command::new(executable("netattachctl").unwrap());
@@ -46,8 +46,8 @@ fn troubles(node: &Node) -> Vec<Value> {
     node.whole_status().unwrap()["troubles"].as_array().unwrap().iter().filter(of_record).cloned().collect()
 }
 
-/// The first version of records is read; one before it has never been, and is named wherever an operator looks. Either way the
-/// pods go on under their policies.
+/// The first version of records is read; one before it never existed, and is named wherever an operator looks. In
+/// both cases the pods keep working under their policies.
 #[test]
 fn an_older_agents_state_from_two_versions_ago_is_taken_over_or_named_with_the_remedy() {
     let mut node = node();
@@ -113,7 +113,7 @@ fn an_older_agents_state_from_two_versions_ago_is_taken_over_or_named_with_the_r
                    (docs/upgrade.md)"
     });
     assert_eq!(doctor(&node, "journal"), std::slice::from_ref(&expected));
-    // The node serves, its pods go on, and so do the pins that one of them may need.
+    // The node serves, its pods keep working, and the pins that one of them may need stay.
     judged("taken over");
     assert!(older.exists());
     let d = Pod::new("d").unwrap();
@@ -136,7 +136,7 @@ fn an_older_agents_state_from_two_versions_ago_is_taken_over_or_named_with_the_r
     assert_eq!(fs::read_to_string(&of_b).unwrap(), before_the_first);
     drop((open, closed));
 
-    // Without an agent, doctor says the same.
+    // Without an agent, doctor reports the same.
     node.stop().unwrap();
     assert_eq!(doctor(&node, "journal"), [expected]);
     // The way out: the agent that wrote it, here this one with the record as it was.
@@ -150,7 +150,7 @@ fn an_older_agents_state_from_two_versions_ago_is_taken_over_or_named_with_the_r
     Snapshot::take(&node, &[&a, &b, &c, &d]).unwrap().assert_nothing_is_left();
 }
 
-/// The other way out: the record goes with its container, and no longer counts as soon as it is gone.
+/// The other way out: the record is removed with its container, and is no longer reported as soon as it is gone.
 #[test]
 fn a_record_that_no_agent_reads_is_removed_with_its_container_and_ceases_to_be_a_trouble() {
     let mut node = node();

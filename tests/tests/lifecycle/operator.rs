@@ -135,7 +135,8 @@ fn a_drop_has_one_time_whenever_it_is_asked_for() {
     }
 }
 
-/// What `uninstall` removes, and what it says that stays, but for settings of the machine that the tests run on.
+/// Returns what `uninstall` removes, and what it reports as kept, except settings of the machine that the tests run
+/// on.
 fn found(node: &Node, words: &[&str]) -> (Value, Vec<Value>) {
     let mut found = node.ctl(words).unwrap();
     let stays = found.as_object_mut().unwrap().remove("stays").unwrap();
@@ -183,7 +184,7 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     node.start().unwrap();
     node.del(&b).success();
     node.stop().unwrap();
-    // The tests' own namespace has nothing of netattach.
+    // The tests' own namespace has no objects of netattach.
     let outcome = |removed: bool, forced: bool, state: &[PathBuf]| {
         json!({
             "bpffs": bpffs, "removed": removed, "forced": forced, "dry_run": false, "configurations": [],
@@ -267,7 +268,7 @@ fn refused_to_start(mut command: Command) -> String {
 
 #[test]
 fn an_agent_without_the_capabilities_that_it_needs_names_them_in_a_line() {
-    // That those of the manifests are enough is proved by `capabilities`.
+    // `capabilities` proves that those of the manifests are sufficient.
     let node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
     // A container's root has not all of them.
     let all = rustix::thread::capabilities(None).unwrap().permitted;
@@ -390,7 +391,7 @@ fn sighup_names_changed_settings_and_says_why_broken_ones_cannot_be_used() {
         &changed,
         "these settings have changed and need a restart of netattachd, which attachments survive: parallelAdds from 8 to 9",
     );
-    // What an agent says that is started with them.
+    // The message of an agent that is started with them.
     let broken = used.replace("\"parallelAdds\":8", "\"parallelAdds\":\"many\"");
     fs::write(&config, &broken).unwrap();
     let refused =
@@ -403,7 +404,7 @@ fn sighup_names_changed_settings_and_says_why_broken_ones_cannot_be_used() {
         &format!("the changed settings cannot be used, and netattachd would not start with them: {why}"),
     );
     says(&used, "the settings have not changed");
-    // It goes on with those that it has.
+    // The agent continues with its present settings.
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     node.del(&a).success();

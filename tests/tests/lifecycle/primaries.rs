@@ -1,5 +1,5 @@
-//! Beside another primary network in the runtime's directory: it comes late, changes, goes; it puts netattach's file
-//! away; a file of another plugin stands in front of it.
+//! Another primary network in the runtime's directory: it is installed late, changes, is removed; it renames
+//! netattach's file; a file of another plugin is before it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,12 +19,12 @@ const OWN: &str = "00-netattach.conflist";
 const CONF: &str = "CNI configuration";
 const DEFAULT: &str = "default network";
 
-/// A node whose runtime has one directory of configurations, `net.d`, which is not there yet.
+/// Returns a node whose runtime has one directory of configurations, `net.d`, which does not exist yet.
 fn node() -> Node {
     let mut node = Node::new(&[pod("a", &json!({}), &json!(null))]).unwrap();
     node.set("defaultNetwork", json!(node.path("net.d")));
     node.set("cniConf", json!({"dir": node.path("net.d")}));
-    // What the agent would carry out itself is not called.
+    // A plugin that the agent implements itself would not be called.
     node.set("delegation", json!({"exec": ["portmap"]}));
     for plugin in ["flannel", "portmap", "cilium-cni"] {
         node.plugin(plugin, &json!({"ADD": {"result": {"cniVersion": "0.3.1"}}})).unwrap();
@@ -36,7 +36,7 @@ fn at(node: &Node, file: &str) -> PathBuf {
     node.path("net.d").join(file)
 }
 
-/// Writes the file of a primary network, as the products do: beside it, and then renamed.
+/// Writes the file of a primary network, like the products: under another name, and then renamed.
 fn install(node: &Node, network: &str) -> PathBuf {
     let primary = Primary::named(network);
     fs::create_dir_all(node.path("net.d")).unwrap();
@@ -128,7 +128,7 @@ fn a_primary_network_that_comes_late_is_taken_when_it_comes_and_pods_outlive_its
     call(&node, "ADD", &a).run().success();
     node.await_status(&a);
 
-    // Cilium takes its place, and with `cni.exclusive` puts it away.
+    // Cilium replaces it, and with `cni.exclusive` renames netattach's file.
     install(&node, "cilium");
     await_condition(&node, DEFAULT, true, "cilium");
     fs::remove_file(at(&node, "05-cilium.conflist")).unwrap();
@@ -171,7 +171,7 @@ fn a_file_that_was_put_away_is_written_again_and_who_has_it_is_left_in_peace() {
     await_row(&node, "was changed by another program; it was written again");
     assert!(eventually(PATIENCE, || fs::read(at(&node, OWN)).is_ok_and(|it| it == content)));
 
-    // Another program's file under our name is its own.
+    // Another program's file with our name is left alone.
     let theirs = r#"{"cniVersion": "1.0.0", "name": "theirs", "type": "x"}"#;
     fs::write(at(&node, OWN), theirs).unwrap();
     await_condition(&node, CONF, false, "was not written by netattach");
@@ -242,7 +242,7 @@ fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone_and_pods_th
                       its file, or give cniConf.name a name that sorts before it";
     await_condition(&node, CONF, false, in_the_way);
     await_row(&node, in_the_way);
-    // By whoever looks, each once.
+    // Each component that checks it logs it once.
     let log = node.log_so_far();
     let told = log.lines().filter(|line| line.contains(in_the_way));
     let told: Vec<&str> = told.filter_map(|line| Some(line.split_once(" WARN ")?.1)).collect();
@@ -291,7 +291,7 @@ fn netattachs_own_file_is_no_default_network_and_neither_is_multus() {
     assert_eq!(node.add(&a).failure().0, 11);
 }
 
-/// The directory as a projected volume has it, with what others may leave there.
+/// The directory has the layout of a projected volume, with files that others may leave there.
 #[test]
 fn a_directory_of_links_that_are_exchanged_and_of_files_that_block_is_read_as_it_is_now() {
     let mut node = node();

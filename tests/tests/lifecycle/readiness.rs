@@ -1,4 +1,4 @@
-//! The file that makes the container runtime call netattach: when it is written, its content, and that it stays.
+//! The file that makes the container runtime call netattach: when it is written, its content, and that it is kept.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ fn await_file(node: &Node, what: &str, holds: impl Fn(&Value) -> bool) -> Value 
     written(node).unwrap()
 }
 
-/// The configuration that a runtime makes of the file for the plugin: its first plugin, with name and newest version of
-/// the list.
+/// Returns the configuration that a runtime derives from the file for the plugin: its first plugin, with name and
+/// newest version of the list.
 fn as_called_by_a_runtime(conf: &Value) -> Value {
     let mut plugin = conf["plugins"][0].clone();
     plugin["name"] = conf["name"].clone();
@@ -59,14 +59,14 @@ fn condition(node: &Node, name: &str) -> (bool, String) {
     (found["met"].as_bool().unwrap(), found["detail"].as_str().unwrap().to_owned())
 }
 
-/// What the log has said of the node's readiness, without time and module.
+/// Returns the log's lines about the node's readiness, without time and module.
 fn told(node: &Node) -> Vec<String> {
     let log = node.log_so_far();
     let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::readiness: "));
     lines.map(|(_, told)| told.to_owned()).collect()
 }
 
-/// What the log has to say last for what `netattachctl status` shows.
+/// Returns the last line that the log must have for the output of `netattachctl status`.
 fn to_be_told(node: &Node) -> String {
     let status = node.whole_status().unwrap();
     let unmet: Vec<&Value> =
@@ -99,7 +99,7 @@ fn the_log_says_once_what_status_shows_when_it_changes() {
         assert!(eventually(PATIENCE, || told(&node) == expected), "{:#?}\n{expected:#?}", told(&node));
         assert!(eventually(PATIENCE, || to_be_told(&node) == *line), "{}", to_be_told(&node));
     }
-    // What an agent serves without it says nothing of that.
+    // Serving the socket does not depend on readiness, and is logged only once.
     assert_eq!(node.log_so_far().matches(" serving socket=").count(), 1);
 }
 
@@ -182,7 +182,7 @@ fn the_file_follows_the_default_network_on_disk() {
     write("0.4.0", "ips");
     node.start().unwrap();
     let declares = |capability: &'static str| {
-        // hostPorts are always asked for, so as to be refused where nothing opens them.
+        // hostPorts are always declared, so that they are refused if no plugin opens them.
         move |conf: &Value| {
             conf["plugins"][0]["capabilities"] == json!({capability: true, "portMappings": true})
         }
@@ -226,7 +226,7 @@ fn an_agent_that_dies_while_writing_leaves_no_half_file() {
         node.start_as(agent, &[("NETATTACH_CRASH_DIR", crash.to_str().unwrap())])
     };
     let points = |node: &Node| fs::read_to_string(node.path("crash/log")).unwrap();
-    // A second agent shows how many points come before.
+    // A second agent counts the points before that.
     start_as(&mut other, "none").unwrap();
     await_file(&other, "nobody dies", |_| true);
     let before = points(&other).lines().position(|point| point == WRITTEN).unwrap();

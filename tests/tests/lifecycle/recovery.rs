@@ -116,7 +116,7 @@ fn a_signal_is_heard_while_nothing_but_what_hangs_is_left() {
     Snapshot::take(&node, &[&pods[0]]).unwrap().assert_nothing_is_left();
 }
 
-/// Successors ask for the resources that `before` has on `lan`; `others` has none of them.
+/// Successors request the resources that `before` has on `lan`; `others` has none of them.
 fn successors() -> (Node, [Pod; 4]) {
     let (mut node, _) = node(&json!({}), 0);
     let lan = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br-lan", "capabilities": {"mac": true, "ips": true},
@@ -332,7 +332,7 @@ fn pools_that_were_used_once_keep_no_descriptors() {
             Pod::new(&name).unwrap()
         })
         .collect();
-    // As service managers start it, with a soft limit below the hard one.
+    // Started like by service managers, with a soft limit below the hard one.
     let agent = node.path("netattachd");
     let script =
         format!("#!/bin/sh\nulimit -Sn 1024\nexec {} \"$@\"\n", executable("netattachd").unwrap().display());

@@ -1,4 +1,4 @@
-//! netattach is taken off a node that goes on working: by the order of docs/remove.md.
+//! netattach is removed from a node that keeps working: in the order of docs/remove.md.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use netattach_tests::{Node, Pod};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
-/// What the Job of deploy/uninstall has.
+/// The capabilities of the Job of deploy/uninstall.
 const CAPABILITIES: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::SYS_ADMIN);
 
 /// A node whose agent writes its configuration for the runtime beside that of another plugin, with its executables installed
@@ -77,7 +77,7 @@ fn the_runtime_goes_back_to_the_other_plugin_pods_end_and_nothing_but_what_is_na
     node.add(&a).success();
     node.add(&b).success();
 
-    // New pods are the other plugin's, and the agent goes on for those that are attached.
+    // The other plugin attaches new pods, and the agent keeps serving the attached ones.
     node.stop().unwrap();
     node.set("cniConf", json!({"dir": node.path("net.d"), "remove": true}));
     node.start().unwrap();
@@ -90,11 +90,11 @@ fn the_runtime_goes_back_to_the_other_plugin_pods_end_and_nothing_but_what_is_na
     let kept_away = format!("{} is kept away by cniConf.remove: new pods are not attached", path.display());
     assert_eq!((&condition["met"], &condition["detail"]), (&json!(true), &json!(kept_away)));
 
-    // One that somebody brings back goes again; another program's stays.
+    // A file that is restored is removed again; another program's stays.
     fs::write(&path, r#"{"netattach.dev/managed": true, "plugins": [{"type": "netattach"}]}"#).unwrap();
     assert!(eventually(PATIENCE, || configured(&node) == ["10-other.conflist"]));
 
-    // The runtime sends their DEL to the other plugin. That they are gone is enough.
+    // The runtime sends their DEL to the other plugin. It is enough that they are gone.
     drop(a);
     assert!(eventually(PATIENCE, || node.ctl(&["attachments"]).unwrap().as_array().unwrap().len() == 2));
     node.stop().unwrap();
@@ -146,7 +146,7 @@ fn the_runtime_goes_back_to_the_other_plugin_pods_end_and_nothing_but_what_is_na
     }
 }
 
-/// Forced, it takes the runtime's file first, and keeps what an agent needs that is installed again.
+/// With `--force`, it removes the runtime's file first, and keeps the files that a reinstalled agent needs.
 #[test]
 fn under_attached_pods_it_keeps_their_records_and_a_new_agent_detaches_them() {
     let mut node = node();
@@ -154,7 +154,7 @@ fn under_attached_pods_it_keeps_their_records_and_a_new_agent_detaches_them() {
     assert!(eventually(PATIENCE, || configured(&node).len() == 2));
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
-    // Another program's agent, or one that serves another socket: whoever holds the state.
+    // Another program's agent, or one with another socket: any holder of the state's lock.
     let state = fs::File::open(node.path("state")).unwrap();
     node.stop().unwrap();
     rustix::fs::flock(&state, rustix::fs::FlockOperation::LockExclusive).unwrap();
@@ -176,7 +176,8 @@ fn under_attached_pods_it_keeps_their_records_and_a_new_agent_detaches_them() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// A parent outlasts its macvlans: programs that nobody maintains would drop the frames of macvlans that others make there.
+/// A parent outlasts its macvlans: programs that no agent maintains would drop the frames of later macvlans of
+/// others.
 #[test]
 fn under_attached_macvlans_it_takes_the_programs_off_their_parent() {
     let mut node = node();

@@ -214,7 +214,7 @@ fn a_socket_that_is_removed_is_there_again() {
     assert!(!node.socket().exists());
 }
 
-/// A runtime reuses ids: the DEL was meant for the previous container.
+/// A runtime reuses ids: the DEL was for the previous container.
 #[test]
 fn a_waiting_del_that_is_older_than_its_attachment_is_dropped_whatever_the_clock_says() {
     let mut node = node();
@@ -402,7 +402,7 @@ fn a_connection_outlives_a_restart_and_a_lost_table_whichever_end_sends_first() 
         }
         let deadlines = deadlines(&node);
         if upgrade {
-            // The existing attachments, and none of them for longer than a minute.
+            // The existing attachments, and for at most a minute.
             let rows = node.ctl(&["attachments"]).unwrap();
             assert_eq!(deadlines.len(), rows.as_array().unwrap().len());
             assert!(deadlines.iter().all(|until| *until <= now() + Share::GRACE), "{deadlines:?}");

@@ -1,4 +1,4 @@
-//! Restart and upgrade of an agent with many attachments: all are adopted, none is attached anew, and no packet is
+//! Restart and upgrade of an agent with many attachments: all are adopted, none is attached again, and no packet is
 //! lost.
 //!
 //! How long it takes is printed:

@@ -1,5 +1,5 @@
-//! The next agent is started while the one of before serves, stands by, and takes its place: pods are attached all the time,
-//! and none of them waits long.
+//! The next agent is started while the previous one serves, stands by, and replaces it: pods are attached all the
+//! time, and none of them waits long.
 //!
 //! The longest wait is printed: `cargo test -p netattach-tests --test lifecycle -- stand_by --nocapture`.
 
@@ -21,11 +21,11 @@ use serde_json::json;
 
 use crate::restart_many::{self, attachments, links};
 
-/// Pods that come and go while the agents change.
+/// Pods that are created and deleted while the agents change.
 const COMING: usize = 3;
 /// ADDs of these before and after a change.
 pub(crate) const AROUND: usize = 2 * COMING;
-/// What is promised is 2 s, which `cargo xtask bench restart --check` checks; a machine that runs tests is busy.
+/// The documented limit is 2 s, which `cargo xtask bench restart --check` checks; a machine that runs tests is busy.
 const BOUND: Duration = Duration::from_secs(20);
 
 fn comers(node: &Node) -> Vec<Pod> {
@@ -38,7 +38,7 @@ fn comers(node: &Node) -> Vec<Pod> {
         .collect()
 }
 
-/// They come and go, called by that executable.
+/// Starts their ADDs and DELs by that executable.
 pub(crate) fn coming(node: &Node, executable: &Path, comers: &[Pod]) -> Coming {
     let calls = comers.iter().map(|pod| (node.call("ADD", pod), node.call("DEL", pod)));
     Coming::start(executable, calls.collect())
@@ -62,7 +62,7 @@ fn agents_change_while_pods_come_and_none_of_these_fails_or_waits_long() {
         let came = coming.end();
         println!("{count} attachments: {} ADDs, the longest took {} ms", came.adds, came.longest.as_millis());
         assert!(came.longest < BOUND, "{round}: {came:?}");
-        // A DEL that came when nobody listened is carried out by the next.
+        // The next agent carries out a DEL that came while no agent listened.
         let done = eventually(BOUND, || links(&node) == before);
         assert!(done, "{round}: {:?}", links(&node));
     }
@@ -116,7 +116,7 @@ fn an_agent_that_stands_by_changes_nothing_and_a_signal_ends_it() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// What an agent that is to stand by says when it does not. `bpffs`: its directory of pins.
+/// Returns the output of an agent that fails to stand by. `bpffs`: its directory of pins.
 fn refused(node: &Node, seconds: u64, bpffs: &Path) -> String {
     let first = node.agent_command(&executable("netattachd").unwrap()).unwrap();
     let mut words: Vec<OsString> = first.get_args().map(ToOwned::to_owned).collect();
@@ -140,7 +140,7 @@ fn an_agent_that_could_not_serve_does_not_stand_by_and_two_of_them_are_noticed()
     let expected =
         "stood by for 1 s, but the other agent goes on; is netattach set up twice on this node?: socket ";
     assert!(said.contains(" standing by until ") && said.contains(expected), "{said}");
-    // Another number of attachments than that of the maps.
+    // A number of attachments that differs from that of the maps.
     node.set("maxAttachments", json!(128));
     let said = refused(&node, 60, node.bpffs());
     assert!(

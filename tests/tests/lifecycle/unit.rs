@@ -1,5 +1,5 @@
-//! The unit for systemd in `deploy/systemd`: no test runs it, as that takes a machine that systemd has started. It is read, and
-//! compared with what the manifests give an agent.
+//! The unit for systemd in `deploy/systemd`: no test runs it, as that needs a machine that systemd has started. It is
+//! parsed, and compared with the manifests of an agent.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,10 +14,10 @@ use crate::capabilities::{for_built_in_plugins, for_executed_plugins};
 const UNIT: &str = include_str!("../../../deploy/systemd/netattach.service");
 const PROGRAM: &str = "/usr/local/bin/netattachd";
 
-/// What the manifests give and the unit does not.
+/// Settings of the manifests that the unit lacks.
 const ONLY_IN_PODS: [(&str, &str); 1] =
     [("SYS_CHROOT", "on the node itself plugins are in the root directory that they belong to")];
-/// What the unit gives and the manifests do not.
+/// Settings of the unit that the manifests lack.
 const ONLY_IN_THE_UNIT: [(&str, &str); 3] = [
     (
         "SYS_PTRACE",
@@ -33,7 +33,7 @@ const ONLY_IN_THE_UNIT: [(&str, &str); 3] = [
         "iptables, which executed plugins start, loads modules itself; a pod has no modules to load",
     ),
 ];
-/// What the unit must not set, and why.
+/// Settings that the unit must not have, with the reasons.
 const NOT_SET: [(&str, &str); 5] = [
     ("ProtectKernelTunables", "the agent sets net.*"),
     ("ProtectKernelModules", "making a link loads its module"),
@@ -45,7 +45,7 @@ const NOT_SET: [(&str, &str); 5] = [
     ("PrivateUsers", "a namespace of a pod belongs to the node's users"),
 ];
 
-/// What the unit says of a key. Lists that go on elsewhere are not in it.
+/// Returns the unit's value of a key. Does not handle lists that continue on another line.
 fn value(key: &str) -> Option<&'static str> {
     let mut found = UNIT.lines().filter_map(|line| line.split_once('=')).filter(|(name, _)| *name == key);
     let value = found.next().map(|(_, value)| value);
@@ -74,7 +74,7 @@ fn the_unit_sets_nothing_that_an_agent_cannot_live_with() {
     assert_eq!(value("RestrictNamespaces"), Some("net"));
 }
 
-/// systemd's own look at it: keys that it does not know, values that it cannot read, programs that are not there.
+/// systemd's own check of it: unknown keys, unreadable values, missing programs.
 #[test]
 fn systemd_finds_nothing_wrong_with_the_unit() {
     let directory = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn systemd_finds_nothing_wrong_with_the_unit() {
     };
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!((output.status.success(), said.as_str()), (true, ""));
-    // It does look.
+    // The check is effective.
     let wrong =
         UNIT.replace("LockPersonality=yes", "LockPersonality=perhaps").replace(PROGRAM, "/nonexistent");
     fs::write(&unit, wrong).unwrap();

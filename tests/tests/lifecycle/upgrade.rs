@@ -1,5 +1,5 @@
-//! Upgrade from the agent that landed last to this one, and the way back: journals, pins, and requests that the executable of
-//! the one makes of the other. The executables of that agent are those of `cargo xtask setup --previous`.
+//! Upgrade from the agent that landed last to this one, and the way back: journals, pins, and requests of one's
+//! executable to the other's agent. The executables of that agent are those of `cargo xtask setup --previous`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::stand_by::{AROUND, coming};
 /// Pods, each with its interfaces: 200 attachments.
 const PODS: usize = 50;
 const INTERFACES: usize = 4;
-/// Pods that stay while agents change and others come.
+/// Pods that stay while agents change and others are created.
 const STAYING: usize = 4;
 
 /// The two sorts of executables.
@@ -48,7 +48,8 @@ impl Versions {
     }
 }
 
-/// A node whose pods each have a port of a bridge, two routed links and a macvlan. Those with an odd number are isolated.
+/// Returns a node whose pods each have a port of a bridge, two routed links and a macvlan. Pods with an odd number
+/// are isolated.
 fn node() -> Node {
     let mut node = Node::new(&[]).unwrap();
     node.set("maxAttachments", json!(1024));
@@ -83,7 +84,7 @@ fn new_pod(node: &Node, number: usize) -> Pod {
     Pod::new(&name).unwrap()
 }
 
-/// What is shown of each attachment, by pod and interface.
+/// Returns the row of each attachment, by pod and interface.
 fn attached(node: &Node) -> BTreeMap<(String, String), Value> {
     let rows = node.ctl(&["attachments"]).unwrap();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -91,7 +92,7 @@ fn attached(node: &Node) -> BTreeMap<(String, String), Value> {
     shown
         .map(|row| {
             let keys = ["network", "kind", "addresses", "mac", "host_interface", "state"];
-            // What pods can get past is another version's knowledge: that it is judged is the same.
+            // The ways in which pods can bypass the programs differ by version; that packets are judged does not.
             let is_judged = json!(row["enforcement"] != "none");
             let told = keys.iter().map(|key| row[*key].clone()).chain([is_judged]).collect();
             ((text(&row["pod"]["name"]), text(&row["ifname"])), Value::Array(told))
@@ -99,8 +100,8 @@ fn attached(node: &Node) -> BTreeMap<(String, String), Value> {
         .collect()
 }
 
-/// Both ways with traffic on each kind of link that never pauses: nothing is lost, each agent goes on with what the other
-/// made, and in the end, when both have detached pods of either, nothing is left.
+/// Both ways with traffic on each kind of link that never pauses: nothing is lost, each agent continues with the
+/// other's state, and in the end, when both have detached pods of either, nothing is left.
 #[test]
 fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_detaches_what_the_other_made()
 {
@@ -137,7 +138,7 @@ fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_
     open(0, true, "before");
     open(1, false, "before");
 
-    // There, back by a kill, there again: each agent finds what the other has left.
+    // Up, down after a kill, up again: each agent adopts the other's state.
     let mut gone: Vec<Pod> = Vec::new();
     for (round, upgrade) in [true, false, true].into_iter().enumerate() {
         let what = format!("round {round}");
@@ -146,7 +147,7 @@ fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_
         } else {
             node.stop().unwrap()
         };
-        // A DEL that comes meanwhile waits for whichever agent is next.
+        // A DEL that comes meanwhile waits for the next agent, whichever it is.
         let waiting = pods.pop().unwrap();
         let shim = if upgrade { versions.shim() } else { executable_here() };
         node.call("DEL", &waiting).run_by(&shim).success();
@@ -172,7 +173,7 @@ fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_
         node.write("only", &only(to)).unwrap();
         open(1, upgrade, &what);
         open(0, !upgrade, &what);
-        // One of the oldest, from behind those that talk, and the newest.
+        // One of the oldest, after those with traffic, and the newest.
         for one in [pods.remove(4), pods.pop().unwrap()] {
             node.del(&one).success();
             gone.push(one);
@@ -202,7 +203,7 @@ fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_
     for (_, one) in &by_previous {
         node.call("DEL", one).run_by(&versions.shim()).success();
     }
-    // Looked at while the pins are those of this agent: the test's own look has its programs.
+    // Taken while the pins are those of this agent: the test reads them with this agent's programs.
     node.stop().unwrap();
     node.start().unwrap();
     let all = by_this.iter().chain(&by_previous).map(|(_, pod)| pod).chain(&gone);
@@ -214,9 +215,9 @@ fn executable_here() -> PathBuf {
     executable("netattach").unwrap()
 }
 
-/// As a rollout does it by default: the next agent stands by before the one that serves is ended, both ways. Pods come all the
-/// while, by the executable that belongs to the next agent, as that is installed first: none fails, and what is attached
-/// stays as it is.
+/// Like a rollout by default: the next agent stands by before the running one is ended, both ways. Pods are created
+/// all the time, by the executable that belongs to the next agent, as that is installed first: none fails, and
+/// existing attachments stay unchanged.
 #[test]
 fn the_agent_that_landed_last_and_this_one_stand_by_for_each_other_while_pods_come_and_none_fails() {
     let test =
@@ -245,7 +246,7 @@ fn the_agent_that_landed_last_and_this_one_stand_by_for_each_other_while_pods_co
         node.hand_over(Node::stop).unwrap();
         coming.go_on(AROUND);
         coming.end();
-        // A DEL that came when nobody listened is carried out by the next.
+        // The next agent carries out a DEL that came while no agent listened.
         let same = eventually(PATIENCE, || attached(&node) == before);
         assert!(same, "round {round}: {:#?}, and before {before:#?}", attached(&node));
         pods.iter().for_each(|one| drop(node.check(one).success()));
@@ -258,7 +259,7 @@ fn the_agent_that_landed_last_and_this_one_stand_by_for_each_other_while_pods_co
     Snapshot::take(&node, &all.collect::<Vec<_>>()).unwrap().assert_nothing_is_left();
 }
 
-/// A record that only a later agent can read: an agent says which, and how to go on, and touches nothing of it.
+/// A record that only a later agent can read: an agent names it with the remedy, and does not change it.
 #[test]
 fn the_previous_agent_names_a_record_of_a_later_version_and_the_way_out() {
     let test = "the_previous_agent_names_a_record_of_a_later_version_and_the_way_out";
@@ -273,7 +274,7 @@ fn the_previous_agent_names_a_record_of_a_later_version_and_the_way_out() {
     let later = text.replacen("\"version\":2", "\"version\":99", 1);
     assert_ne!(later, text);
     fs::write(&record, &later).unwrap();
-    // The page has a command that lists such records before anybody goes back.
+    // The page has a command that lists such records before a downgrade.
     let other = record.with_file_name("c-other@eth0.jsonl");
     fs::write(&other, &text).unwrap();
     let state = node.path("state").display().to_string();

@@ -1,4 +1,4 @@
-//! Both ends of a flow on one node, each under its own policy, and others that its packets come to.
+//! Both ends of a flow on one node, each under its own policy, and other attachments that its packets reach.
 
 use netattach_common::entry::Entry;
 use netattach_common::flow::state::{OPENER_AT_END, REPLIED, RESPONDER_AT_END};
@@ -7,7 +7,7 @@ use super::*;
 
 /// The attachment with the peer's addresses.
 const SERVER: u32 = 8;
-/// A third one, where a test attaches it.
+/// A third attachment, in tests that attach it.
 const THIRD: u32 = 9;
 const THIRD_V4: &str = "10.0.0.3";
 const THIRD_V6: &str = "fd00::3";
@@ -60,8 +60,8 @@ impl Ends {
 
 const REFUSED_IN: Outcome = Err(DropReason::IngressPeer);
 
-/// A datagram each way between the two: by UDP with one port at both ends, read in one go and question by question, and
-/// of a protocol without ports.
+/// Datagrams in both directions between the two: by UDP with one port at both ends, read in one pass and field by
+/// field, and of a protocol without ports.
 fn datagrams() -> Vec<(Packet, Packet)> {
     let kinds: [fn(Packet) -> Packet; 3] = [
         |packet| packet.udp(5, 5),
@@ -96,7 +96,7 @@ fn a_refused_datagram_keeps_its_receiver_from_nothing() {
 fn who_refuses_a_datagram_sends_what_its_own_policy_allows() {
     let ends = Ends::new(checked());
     let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
-    // Neither takes anything from the other.
+    // The packets of one flow do not affect the other.
     let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
     ends.isolate(POD, none, all);
     ends.isolate(SERVER, none, all);
@@ -106,7 +106,7 @@ fn who_refuses_a_datagram_sends_what_its_own_policy_allows() {
         assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
         assert_eq!(ends.at(SERVER, ToPod, &out), REFUSED_IN);
     }
-    // What may not open a flow either is dropped for what it could have answered.
+    // A flow that may not be opened either is dropped for the reason of its possible replies.
     let (out, back) = (from_pod().udp(6, 6), to_pod().udp(6, 6));
     ends.isolate(POD, none, none);
     assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
@@ -120,7 +120,7 @@ fn who_refuses_a_datagram_sends_what_its_own_policy_allows() {
     assert_eq!(ends.at(POD, FromPod, &from_pod().tcp(80, 2000, SYN)), Ok(()));
 }
 
-/// A server would otherwise open again, by what it goes on sending, what its policy has ended.
+/// A server would otherwise reopen, by continuing to send, a conversation that its policy has ended.
 ///
 /// Rows: C85.
 #[test]
@@ -131,7 +131,7 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.isolate(POD, all, all);
     ends.isolate(SERVER, 0, all);
     let both_ways = || {
-        // What is dropped where it leaves does not arrive.
+        // A packet that is dropped where it leaves does not arrive.
         let way = |from, to, packet: &Packet| {
             let left = ends.at(from, FromPod, packet);
             [left, left.and_then(|()| ends.at(to, ToPod, packet))]
@@ -148,7 +148,7 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.isolate(POD, none, all);
     assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
     assert_eq!(flow(), (0, REPLIED, Flow::REFUSED));
-    // What the other end's policies say has no part in it.
+    // The policies of the other end do not matter.
     ends.isolate(SERVER, 0, ends.0.install(&allow_all()));
     assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
     assert_eq!(flow(), (0, REPLIED, Flow::REFUSED));
@@ -156,7 +156,7 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.isolate(POD, all, all);
     assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
     assert_eq!(flow(), (0, REPLIED, all));
-    // What the other end still sends does not prolong it.
+    // Packets that the other end still sends do not prolong it.
     ends.isolate(POD, none, all);
     assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
     ends.0.age(100);
@@ -184,7 +184,7 @@ fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() 
     };
     let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
 
-    // The pod has been called, and what it says ends; then it is not isolated there, or not at all.
+    // The pod has been called, and its packets are stopped; then it is not isolated for them any more, or not at all.
     for (lifted, sent) in [
         ((0, all), &[(SERVER, FromPod, &back), (POD, ToPod, &back)][..]),
         ((0, 0), &[(SERVER, FromPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)][..]),
@@ -200,7 +200,7 @@ fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() 
         ends.0.age(200);
     }
 
-    // The pod has called, and what it is told ends. Afterwards it only listens.
+    // The pod has called, and packets to it are stopped. Afterwards it only listens.
     ends.isolate(POD, none, all);
     ends.isolate(SERVER, 0, 0);
     assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
@@ -209,7 +209,7 @@ fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() 
     assert_eq!(ends.at(POD, ToPod, &back), refused_out);
     assert_eq!(ends.0.only_flow().opener_approved_by, Flow::REFUSED);
     ends.isolate(POD, none, 0);
-    // A copy at another's device says nothing for it.
+    // A copy at another attachment's device does not count for it.
     ends.isolate(THIRD, none, 0);
     ends.0.age(1);
     assert_eq!(ends.at(THIRD, ToPod, &back), Ok(()));
@@ -217,7 +217,8 @@ fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() 
     lasts(&[(POD, ToPod, &back)], 1);
 }
 
-/// Of a pod whose policy does not fit; whether another policy had ended the conversation before or it was going on.
+/// For a pod whose policy does not fit; whether another policy had ended the conversation before or it was in
+/// progress.
 ///
 /// Rows: C94.
 #[test]
@@ -232,7 +233,7 @@ fn complete_isolation_ends_conversations_and_goes_on_with_none_that_had_ended() 
             let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
             for (out, back) in datagrams() {
                 let at = |side: Side| ends.at(POD, side, if side == FromPod { &out } else { &back });
-                // Where flows are kept, this one is of before, so that there is nothing to keep.
+                // Where flows are kept, this one is from before, so that there is no approval to keep.
                 ends.put(checked());
                 ends.isolate(POD, all, all);
                 assert_eq!([opener, answerer].map(at), [Ok(()); 2], "{out:?}");
@@ -249,7 +250,7 @@ fn complete_isolation_ends_conversations_and_goes_on_with_none_that_had_ended() 
     }
 }
 
-/// An earlier version noted a leg that does not go on by the number of complete isolation.
+/// An earlier version marked a stopped leg by the number of complete isolation.
 ///
 /// Rows: C94.
 #[test]
@@ -276,7 +277,7 @@ fn a_flow_of_an_earlier_version_does_not_go_on_under_complete_isolation() {
     }
 }
 
-/// A frame to one pod's address may carry a packet to another's, and group frames come to all.
+/// A frame to one pod's address may carry a packet to another's, and group frames reach all.
 ///
 /// Rows: C85.
 #[test]
@@ -301,7 +302,7 @@ fn where_flows_are_kept_nobody_approves_one_for_another() {
             }
         }
     }
-    // Nor by an error about it.
+    // An error about it does not approve it either.
     ends.isolate(THIRD, 0, all);
     let call = Packet::between(THIRD_V4, PEER_V4).udp(3, 3);
     assert_eq!(ends.at(THIRD, FromPod, &call), Ok(()));
@@ -343,7 +344,7 @@ fn where_flows_are_kept_each_end_keeps_its_own() {
     assert_eq!(approved(), (third, RESPONDER_AT_END));
 }
 
-/// Equal policies have one number, and of a frame that a bridge floods a copy may come first.
+/// Equal policies have one number, and a copy of a frame that a bridge floods may come first.
 ///
 /// Rows: C85.
 #[test]
@@ -376,7 +377,7 @@ fn where_flows_are_kept_an_end_notes_what_goes_on_there_once_a_second() {
         };
         ends.isolate(POD, all, 0);
         ends.isolate(SERVER, all, 0);
-        // Of the other's device, or from before flows were kept.
+        // At the other attachment's device, or from before flows were kept.
         assert_eq!(ends.at(if copy_first { SERVER } else { POD }, ToPod, &call), Ok(()));
         assert_eq!(approved(), (all, 0));
         ends.put(keeping());

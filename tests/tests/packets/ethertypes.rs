@@ -87,7 +87,7 @@ fn a_network_lets_ethertypes_pass_that_it_names() {
     assert_eq!(rig.run(FromPod, &other_ethertype(EXPERIMENT)), Err(DropReason::Ethertype), "taken away");
 }
 
-/// What such frames carry has addresses, which nobody checks.
+/// The payload of such frames has addresses, which no program checks.
 #[test]
 fn carriers_of_packets_pass_where_a_network_names_them_or_addresses_are_not_checked() {
     let rig = Rig::new();
@@ -125,8 +125,8 @@ fn carriers_of_packets_pass_where_a_network_names_them_or_addresses_are_not_chec
     all(FromPod, &in_snap, Ok(()), "sourceCheck mac");
 }
 
-/// Nothing that says what it is is dropped where a socket has to name the protocol that its frame has. What names another needs a
-/// socket: the kernel reads the protocol of a frame that is handed to a program from the frame.
+/// A frame with the right protocol is not dropped where a socket has to name the protocol of its frame. Naming
+/// another one needs a socket: for a frame that is passed to a program, the kernel reads the protocol from the frame.
 #[test]
 fn no_frame_is_lost_where_its_protocol_has_to_be_its_ethertype() {
     let rig = Rig::new();
@@ -146,7 +146,7 @@ fn no_frame_is_lost_where_its_protocol_has_to_be_its_ethertype() {
     assert_eq!(rig.run(FromPod, &tagged), Err(DropReason::VlanTagged));
 }
 
-/// What has passed before, by a flow or without any policy, does not pass by another name either.
+/// A packet that has passed before, by a flow or without any policy, does not pass under another protocol either.
 #[test]
 fn a_packet_of_a_flow_passes_by_the_name_of_its_own_protocol_alone() {
     if !netattach::bpf::probe::has_tcx(DEVICE).unwrap() {
@@ -158,12 +158,12 @@ fn a_packet_of_a_flow_passes_by_the_name_of_its_own_protocol_alone() {
     const VLAN: u16 = libc::ETH_P_8021Q as u16;
     let rig = Rig::new();
     rig.put(Checks { source_mac: true, source_address: true, one_protocol: true, ..Checks::default() });
-    // At the egress of a device the protocol is still what the socket has named.
+    // At the egress of a device the protocol is still the one that the socket has named.
     let namespace = Namespace::new().unwrap();
     namespace.loopback_up().unwrap();
     let program = sys::open_pin(&rig.pin("prog/na_from_pod")).unwrap();
     let _link = attach_tcx(&namespace, DEVICE, false, &program).unwrap();
-    // How many have passed, and how many were dropped as malformed.
+    // Returns how many have passed, and how many were dropped as malformed.
     let sent = |named, frame: &[u8]| {
         let look = || rig.dataplane.stats(POD).unwrap();
         let before = look();

@@ -104,7 +104,7 @@ fn a_segment_of_no_flow_is_judged_as_if_its_sender_opened_one() {
     let data = 0;
     assert_eq!(rig.run(FromPod, &from_pod().sctp(80, 1, data).frame()), Err(DropReason::EgressPeer));
     assert_eq!(rig.dataplane.stats(POD).unwrap().new_flows, 0);
-    // A connection that is older than the table goes on when its opener sends.
+    // A connection that is older than the table continues when its opener sends.
     assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, ACK).frame()), Ok(()));
     assert_eq!(rig.only_flow().state, 0, "one packet establishes nothing");
     assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, ACK).frame()), Ok(()));
@@ -154,8 +154,8 @@ fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
     assert!(rig.share(POD + 1).answers_until > 1);
 }
 
-/// A whole packet is judged in one go, one with options question by question: both are of the flow that the policy in
-/// force has approved, and both claims of a sender are looked at.
+/// A whole packet is judged in one pass, one with options field by field: both belong to the flow that the policy in
+/// force has approved, and both claims of a sender are checked.
 #[test]
 fn packets_are_of_one_flow_however_they_are_read() {
     use netattach_common::flow::state::{ESTABLISHED, REPLIED};

@@ -31,7 +31,7 @@ fn later_fragments_follow_the_verdict_of_the_first() {
     assert_eq!(rig.run(ToPod, &later(to_pod().identification(2), 3)), Err(DropReason::FragmentMiss));
 }
 
-/// The table is for the packets of all pods: what is refused takes no place of others.
+/// The table serves the packets of all pods: refused packets take no entries of others.
 #[test]
 fn first_fragments_that_are_refused_displace_no_other() {
     let compiled = policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, port(17, 53))]);

@@ -80,7 +80,7 @@ fn without_pickup_a_connection_begins_at_its_beginning() {
     let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
     put(&rig, Checks { strict_connections: true, ..Checks::default() }, Limits::default());
     let midstream = Err(DropReason::Midstream);
-    // Not even if the flows were lost.
+    // Even if the flows were lost.
     rig.dataplane.attachments().take_answers(POD).unwrap();
     for flags in [ACK, tcp::FIN, 0, SYN | ACK, RST] {
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, flags).frame()), midstream);

@@ -19,7 +19,7 @@ fn listener(from: &str, to: &str, kind: u8) -> Packet {
     Packet::between(from, to).hop_limit(1).extension(0, &[0, 5, 2, 0, 0, 1, 0]).icmp(kind, &[0; 20])
 }
 
-/// A version 2 report that says it has so many records, with these bytes behind its head.
+/// A version 2 report that claims that many records, with these bytes after its header.
 fn report(to: &str, records: u8, behind: &[u8]) -> Vec<u8> {
     Packet::between(LINK_LOCAL, to).hop_limit(1).icmp(143, &[&[0, 0, 0, records], behind].concat()).frame()
 }

@@ -1,4 +1,4 @@
-//! Whose frames leave by a parent of macvlans, by the namespace of the socket that sent them.
+//! The sender of frames that leave by a parent of macvlans, by the namespace of the sending socket.
 
 use std::os::fd::AsRawFd;
 
@@ -18,8 +18,8 @@ const OTHER: u32 = 9;
 /// The address of [`BESIDE`].
 const BESIDE_MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x08]);
 
-/// A program that gives a packet a tag beside its bytes, as the device of a VLAN does, and hands it on to the one for what
-/// leaves by a parent.
+/// Returns a program that gives a packet a tag outside of its bytes, like the device of a VLAN, and calls the one for
+/// packets that leave by a parent.
 fn below_a_vlan(rig: &Rig, vlan: u16) -> SchedClassifier {
     /// `BPF_FUNC_skb_vlan_push` and `BPF_FUNC_tail_call`.
     const PUSH: i32 = 18;
@@ -41,7 +41,7 @@ fn below_a_vlan(rig: &Rig, vlan: u16) -> SchedClassifier {
         with(0, 0, 0),
         set(3, 0),
         call(TAIL_CALL),
-        // Drops what nobody judges.
+        // Drops packets that no other attachment judges.
         set(0, 2),
         with(0x95, 0, 0),
     ];
@@ -49,7 +49,7 @@ fn below_a_vlan(rig: &Rig, vlan: u16) -> SchedClassifier {
     let path = rig.root.join(format!("below_{vlan}"));
     sys::pin(program.as_fd(), &path).unwrap();
     let program = SchedClassifier::from_pin(&path).unwrap();
-    // It is no pin of netattach's, whose directory goes as a whole.
+    // It is no pin of netattach, whose directory is removed as a whole.
     std::fs::remove_file(path).unwrap();
     program
 }
@@ -87,7 +87,7 @@ fn what_was_judged_on_a_vlan_of_a_parent_passes_there_for_whom_nothing_else_lead
     std::thread::scope(|scope| scope.spawn(from_elsewhere).join()).unwrap();
 }
 
-/// As a pod whose namespace has that cookie.
+/// Judges as a pod whose namespace has that cookie.
 fn judge_beneath(rig: &Rig, cookie: u64) {
     let (attachments, parents) = (rig.dataplane.attachments(), rig.dataplane.parents());
     let node = Parent { netns_cookie: cookie + 1, card: true, strangers: false, own_clsact: false };

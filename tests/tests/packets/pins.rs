@@ -35,8 +35,8 @@ fn a_successor_adopts_everything_and_disturbs_nothing() {
     assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()), "the flow lives");
 }
 
-/// A verifier of an older kernel may take ten times as many instructions as this one, and none accepts more than a
-/// million. So there has to be headroom.
+/// A verifier of an older kernel may process ten times as many instructions as this one, and none accepts more than a
+/// million. So there must be headroom.
 #[test]
 fn the_verifier_goes_through_little_of_each_program() {
     const MOST: u32 = 60_000;
@@ -144,8 +144,8 @@ fn removing_an_attachment_leaves_no_trace_of_it() {
     assert_eq!(successor.stats(POD).unwrap(), Stats::default());
 }
 
-/// Adds to what is counted for the attachment under test on the last processor, as a packet there that was on its way
-/// when the attachment went.
+/// Adds to the counters of the attachment under test on the last processor, like a packet that was still in progress
+/// there when the attachment was removed.
 fn count_late<T: Pod>(rig: &Rig, map: &str, add: impl FnOnce(&mut T)) {
     let data = MapData::from_pin(rig.pin(map)).unwrap();
     let mut counters: PerCpuArray<_, T> = Map::from_map_data(data).unwrap().try_into().unwrap();
@@ -154,7 +154,7 @@ fn count_late<T: Pod>(rig: &Rig, map: &str, add: impl FnOnce(&mut T)) {
     counters.set(POD, PerCpuValues::try_from(each).unwrap(), 0).unwrap();
 }
 
-/// The agent that has removed it may have ended by then.
+/// The agent that has removed it may have ended in the meantime.
 #[test]
 fn what_packets_on_their_way_count_for_an_attachment_that_is_gone_goes_before_its_number_is_free() {
     let rig = Rig::isolated(None, Some(&allow_all()));

@@ -109,7 +109,7 @@ fn icmp_errors_pass_for_known_flows_only() {
     assert_eq!(rig.run(ToPod, &stray.frame()), Ok(()), "rules without ports cover it");
 }
 
-/// What a pod says about packets that it has not received is no answer to them, whoever's flow they are of.
+/// An ICMP error of a pod about packets that it has not received is no reply to them, whatever their flow.
 ///
 /// Rows: C79.
 #[test]
@@ -134,13 +134,13 @@ fn a_pod_sends_icmp_errors_about_its_own_flows_only() {
         assert_eq!(at(POD, ToPod, &our_call), Ok(()));
         assert_eq!(at(POD, FromPod, &about(&our_call)), Ok(()));
     }
-    // A router's are about what it sends on.
+    // A router's errors are about packets that it forwards.
     rig.put(Checks { source_mac: true, ..Checks::default() });
     let call = Packet::between("10.0.0.3", PEER_V4).udp(1000, 443);
     assert_eq!(at(POD, FromPod, &Packet::between(POD_V4, "10.0.0.3").unreachable(&call)), Ok(()));
 }
 
-/// Those who get an error look at what it quotes, whether or not a policy isolates its sender.
+/// Receivers of an error use the quoted packet, whether a policy isolates the error's sender or not.
 ///
 /// Rows: C79.
 #[test]
@@ -161,7 +161,7 @@ fn a_pod_that_nobody_isolates_sends_icmp_errors_about_what_it_was_sent() {
             assert_eq!(forged, Err(DropReason::IcmpUnrelated), "{kind}");
             assert_eq!(rig.run(ToPod, &of_kind(about(theirs))), Ok(()), "{kind} from others");
         }
-        // Where what it quotes comes later, or is nothing that the receiver reads.
+        // The quoted packet comes in a later fragment, or is of a kind that receivers do not read.
         let header = || Packet::between(ours, caller).icmp(kinds[0], &[0; 4]);
         let cut = rig.run(FromPod, &header().fragment(0, true).frame());
         assert_eq!(cut, Err(DropReason::Malformed), "in another fragment");
@@ -172,7 +172,7 @@ fn a_pod_that_nobody_isolates_sends_icmp_errors_about_what_it_was_sent() {
     of(POD_V4, PEER_V4, "10.0.0.3", [3, 4, 11, 12], 14 + 20);
     of(POD_V6, PEER_V6, "fd00::3", [1, 2, 3, 4], 14 + 40);
 
-    // What is sent to an address that pods share may come to any of them.
+    // Packets to an address that pods share may reach any of them.
     let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
     let addresses = vec![POD_V4.parse().unwrap()];
     let shared = vec![PEER_V4.parse().unwrap()];
@@ -183,7 +183,7 @@ fn a_pod_that_nobody_isolates_sends_icmp_errors_about_what_it_was_sent() {
     };
     assert_eq!([POD_V4, PEER_V4].map(about), [Ok(()); 2]);
     assert_eq!(about("10.0.0.9"), Err(DropReason::IcmpUnrelated));
-    // A router's are about what it sends on.
+    // A router's errors are about packets that it forwards.
     rig.put(Checks { source_mac: true, ..Checks::default() });
     assert_eq!(about("10.0.0.9"), Ok(()));
 }

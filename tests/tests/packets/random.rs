@@ -17,7 +17,7 @@ use proptest::test_runner::{Config as Cases, TestRunner};
 use super::generated::{World, any_world};
 use super::*;
 
-/// Number of worlds, each with so many packets in each direction.
+/// Number of worlds, each with that many packets in each direction.
 const WORLDS: u32 = 60;
 const PACKETS: u32 = 250;
 
@@ -60,7 +60,7 @@ impl Dice {
         items[self.below(items.len())]
     }
 
-    /// True one time in so many.
+    /// True one time in `times`.
     fn rarely(&self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -342,8 +342,8 @@ fn is_honest(packet: &Reading, length: usize) -> bool {
     packet.names_only(POD_MAC.0, options)
 }
 
-/// Whether a datagram to servers of DHCP is of the pod as a client, or too short for a message with all that follows it in a frame
-/// of that length.
+/// Whether a datagram to DHCP servers is the pod's own as a client, or too short for a message with all following
+/// fields in a frame of that length.
 fn is_own_dhcp(packet: &Reading, length: usize) -> bool {
     let Some(message) = packet.payload.get(8..42) else {
         return !packet.first && length < 14 + 20 + packet.options.len() + 42;
@@ -484,7 +484,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
         for number in 0..2 * PACKETS {
             let side = [FromPod, ToPod][number as usize % 2];
             let frame = any_packet(&dice, side);
-            // The kernel takes no IP packet without its header for a test.
+            // For a test run, the kernel accepts no IP packet without its header.
             let least = if frame[12..14] == [0x86, 0xdd] { 54 } else { 34 };
             if [[8, 0], [0x86, 0xdd]].contains(&[frame[12], frame[13]]) && frame.len() < least {
                 continue;

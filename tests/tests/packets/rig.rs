@@ -144,7 +144,7 @@ impl Rig {
         program.test_run(options).expect("run the program")
     }
 
-    /// Frees the numbers of attachments that are gone, as the agent does: once no packet is on its way.
+    /// Frees the numbers of removed attachments like the agent: once no packet is in progress.
     pub(super) fn free_numbers(&self) {
         let now = Instant::now();
         self.dataplane.wait_for_readers().unwrap();

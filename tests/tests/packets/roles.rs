@@ -1,10 +1,10 @@
-//! What a host has no reason to say: protocols among routers, and DHCPv6 of servers and relays.
+//! Messages that a host has no reason to send: protocols among routers, and DHCPv6 of servers and relays.
 
 use super::*;
 
 const PADDING: [u8; 7] = [0, 1, 4, 0, 0, 0, 0];
 
-/// Packets of protocols in which routers agree on ways, and on who has an address.
+/// Packets of protocols by which routers agree on routes, and on the holder of an address.
 fn among_routers() -> Vec<(&'static str, Packet)> {
     let four = |group| Packet::between(POD_V4, group).hop_limit(255);
     let six = |group| Packet::between(POD_V6, group).hop_limit(255);
@@ -40,7 +40,7 @@ fn only_a_pod_with_virtual_addresses_or_a_router_speaks_to_routers() {
         }
     };
     all(FromPod, Err(DropReason::RouterMessage), "a host");
-    // To one host these are ports like any other, of which clients have some.
+    // For a host these are ordinary ports, which clients may use.
     for port in [1985, 2029, 3222] {
         assert_eq!(rig.run(FromPod, &from_pod().udp(53, port).frame()), Ok(()), "{port}");
         assert_eq!(rig.run(FromPod, &from_pod6().udp(53, port).frame()), Ok(()), "{port}");

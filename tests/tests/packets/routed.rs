@@ -1,4 +1,4 @@
-//! What devices leave to the node's packet filter, which judges behind the node's translation.
+//! Packets that devices leave to the node's packet filter, which judges after the node's translation.
 
 use netattach::bpf::Gate;
 
@@ -6,7 +6,7 @@ use super::*;
 
 /// Where the node receives frames for its routing.
 const GATEWAY: Mac = Mac([0x02, 0, 0, 0, 0, 0x09]);
-/// The address of `lo`, the device of test runs: what is sent to it comes from the node's stack.
+/// The Ethernet address of `lo`, the device of test runs: packets to it come from the node's stack.
 const STACK: Mac = Mac([0; 6]);
 /// Addresses that other pods may send from as well.
 const SHARED: [&str; 2] = ["10.0.0.9", "fd00::9"];
@@ -17,8 +17,8 @@ fn addresses(texts: &[&str]) -> Vec<IpAddr> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// The verdicts on datagrams, in each family: from the pod to the node's routing by its own address and by the shared one,
-/// and from the node's stack to them.
+/// Returns the verdicts on datagrams, in each family: from the pod to the node's routing by its own address and by
+/// the shared one, and from the node's stack to them.
 fn verdicts(rig: &Rig) -> [[Outcome; 4]; 2] {
     let datagram = |source: &str, destination: &str, to: Mac| {
         let mut frame = Packet::between(source, destination).udp(1, 2).frame();
@@ -49,7 +49,7 @@ fn what_the_node_routes_is_left_to_it_by_the_addresses_that_lead_to_the_pod_ther
     routed.set_gate(POD, Gate::new(netattach_common::Mac { octets: GATEWAY.0 }, false, false)).unwrap();
     assert_eq!(verdicts(&rig), [[Ok(()), sent, Ok(()), received]; 2]);
 
-    // Of another network whose addresses are the same: nobody takes them.
+    // An attachment of another network with the same addresses: neither gets them.
     routed.guard(OTHER, &own).unwrap();
     assert_eq!(verdicts(&rig), [[Ok(()), sent, Ok(()), received]; 2], "they lead to the pod still");
     routed.guard(POD, &[]).unwrap();
@@ -58,8 +58,9 @@ fn what_the_node_routes_is_left_to_it_by_the_addresses_that_lead_to_the_pod_ther
     assert_eq!(verdicts(&rig), [[sent, sent, received, received]; 2], "they lead to nobody");
 }
 
-/// What a pod sends to its node may go elsewhere behind the node's translation. It is excepted from its policy where it is judged
-/// there as well, and so is what comes back; not by an address that leads to no attachment there.
+/// The node's translation may redirect packets that a pod sends to its node. Such packets are exempt from the policy
+/// at the device only if they are judged after the translation too, and so are the replies; not by an address that
+/// leads to no attachment there.
 ///
 /// Rows: SVC-shared, SVC-node-ports.
 #[test]
@@ -73,7 +74,7 @@ fn the_node_is_excepted_for_what_it_judges_again() {
     let flags = Checks { source_mac: true, source_address: true, ..Checks::default() };
     let attachment = Attachment { addresses: own.clone(), shared: addresses(&SHARED), flags, ..bare() };
     rig.dataplane.attachments().put(POD, &attachment).unwrap();
-    // By the own address, the shared one and, by IPv6, the link-local one.
+    // By the own address, the shared one and, for IPv6, the link-local one.
     let sent = |port: u16| {
         let to = |source: &str, node: &str| {
             let mut frame = Packet::between(source, node).udp(1, port).frame();
@@ -92,7 +93,7 @@ fn the_node_is_excepted_for_what_it_judges_again() {
     routed.guard(POD, &own).unwrap();
     let by_own = [Ok(()), refused, Ok(()), refused, refused];
     assert_eq!(sent(30081), by_own, "judged here and there");
-    // What comes back of a flow whose policy has been replaced is asked about as well.
+    // Replies of a flow whose policy has been replaced are checked as well.
     rig.enforce(None, Some(&egress));
     let back = |node: &str, to: &str| rig.run(ToPod, &Packet::between(node, to).udp(30081, 1).frame());
     assert_eq!([back(PEER_V4, POD_V4), back(PEER_V6, POD_V6)], [Ok(()); 2]);

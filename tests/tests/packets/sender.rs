@@ -212,7 +212,7 @@ fn a_pod_speaks_only_for_itself() {
     }
 }
 
-/// A server goes by what a message says of its client, whoever has sent it.
+/// A server trusts a message's data about its client, whichever host has sent it.
 ///
 /// Rows: SRC-dhcp.
 #[test]
@@ -252,14 +252,14 @@ fn a_pod_speaks_to_servers_of_dhcp_as_itself_alone() {
     for (length, more, expected) in ends {
         assert_eq!(rig.run(FromPod, &reaching(length, more)), expected, "{length} {more}");
     }
-    // What a first fragment lacks comes in another one.
+    // The rest of a first fragment would come in another one.
     let first = |length: usize| from_pod().fragment(0, true).payload(17, &asks[..length]).frame();
     assert_eq!(rig.run(FromPod, &first(40)), Err(DropReason::Malformed));
     assert_eq!(rig.run(FromPod, &first(48)), Ok(()));
-    // By IPv6 that port is anybody's.
+    // By IPv6, any process may use that port.
     let foreign = dhcp(request, nobody, nobody, other);
     assert_eq!(rig.run(FromPod, &from_pod6().payload(17, &foreign).frame()), Ok(()));
-    // What comes to the pod is its sender's business.
+    // Packets to the pod are the responsibility of their sender.
     assert_eq!(rig.run(ToPod, &to_pod().payload(17, &foreign).frame()), Ok(()));
 
     // `sourceCheck` mac and off.
@@ -516,7 +516,7 @@ fn a_device_that_was_being_taken_away_when_the_agent_died_is_nobodys() {
     assert_eq!(rig.run(ToPod, &frame), Ok(()));
 }
 
-/// A filter in a pod that is ending, or an entry of a map, may still give the number of an attachment that is gone.
+/// A filter in a pod that is ending, or an entry of a map, may still have the number of a removed attachment.
 #[test]
 fn packets_of_a_number_without_a_record_are_nobodys() {
     let rig = Rig::new();

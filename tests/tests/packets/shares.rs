@@ -138,8 +138,8 @@ fn finished(rig: &Rig, port: u16) {
     }
 }
 
-/// A connection that both ends have finished gives its place to the first flow that comes by, without a look at others;
-/// in its first second only if all are like it.
+/// A connection that both ends have finished gives its entry to the first new flow, without a search for others; in
+/// its first second only if all are like it.
 #[test]
 fn a_connection_that_is_over_makes_room_at_once() {
     let rig = two();
@@ -162,8 +162,8 @@ fn a_connection_that_is_over_makes_room_at_once() {
     assert_eq!((stats.new_flows, stats.flows_displaced), (9, 5));
 }
 
-/// Where a look at others has found only connections that have ended, they are not compared again in that second; a
-/// flow that goes on keeps its place all the same.
+/// If a search has found only connections that have ended, they are not compared again in that second; an active flow
+/// keeps its entry all the same.
 #[test]
 fn connections_that_have_only_just_ended_are_compared_once_a_second() {
     let rig = two();
@@ -178,7 +178,7 @@ fn connections_that_have_only_just_ended_are_compared_once_a_second() {
     };
     let looks: Vec<u64> = (1004..1034).map(looked).collect();
     assert_eq!(looks[0], u64::from(Share::TRIED));
-    // One place more where the flow that goes on has its turn. A second may begin meanwhile.
+    // One more entry when the active flow is examined. A second may begin meanwhile.
     let few = looks.iter().filter(|looks| **looks <= 2).count();
     assert!(few >= looks.len() - 3, "{looks:?}");
     let flows = flows_of(&rig, POD);
@@ -193,10 +193,10 @@ fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
     let packet = Packet::between(POD_V4, PEER_V4).udp(1, 2);
     at(&rig, POD, FromPod, &packet);
     rig.age(40);
-    // It has expired; the neighbour is called anew, by a side where the caller is not judged.
+    // It has expired; the neighbour is called again, by a side where the caller is not judged.
     at(&rig, NEIGHBOUR, ToPod, &packet);
     assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (0, 1));
-    // The only place of the first attachment is free, though the flow that it names goes on.
+    // The only entry of the first attachment is free, although the flow of that entry continues.
     at(&rig, POD, FromPod, &from_pod().udp(3, 4));
     assert_eq!((flows_of(&rig, POD).len(), flows_of(&rig, NEIGHBOUR).len()), (1, 1));
     assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 0);

@@ -68,7 +68,7 @@ fn known_connections_do_without_the_second_program() {
     assert_eq!(drops[DropReason::IngressPort as usize], 1);
 }
 
-/// Everything that packets leave behind, but for times.
+/// All state that packets change, except times.
 type World = (Stats, Stats, [FastStats; 2], BTreeMap<FlowKey<Ip4>, Flow>);
 
 fn world(rig: &FastRig) -> World {
@@ -118,7 +118,8 @@ fn frames() -> Vec<(bool, Vec<u8>)> {
     frames
 }
 
-/// One node takes the shortcut where it can and one never does; both see the same packets under the same policies.
+/// One node takes the shortcut wherever possible and one never does; both see the same packets under the same
+/// policies.
 #[test]
 fn the_shortcut_answers_as_the_two_programs_do() {
     let rigs = [FastRig::new(), FastRig::new()];
@@ -134,7 +135,8 @@ fn the_shortcut_answers_as_the_two_programs_do() {
     for flags in [Checks::default(), checked, strict, kept] {
         for rig in &rigs {
             put(rig, flags);
-            // What is from before flows were kept is noted in a later second, which need not begin for both at one packet.
+            // An entry from before flows were kept is updated in a later second, which need not begin at the same
+            // packet for both.
             let dataplane = &rig.rig.dataplane;
             let hosts = dataplane.attachments().hosts(&[POD, PEER].into()).unwrap();
             dataplane.flows().unwrap().purge(hosts).unwrap();

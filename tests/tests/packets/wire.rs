@@ -220,7 +220,7 @@ fn a_receiver_that_is_not_ready_is_left_to_the_stack() {
     assert_eq!(rig.receive(&frame), left(None), "no uplink");
 }
 
-/// An executed plugin may put a port into a bridge that is taken for an uplink before it is entered.
+/// An executed plugin may add a port to a bridge that is taken for an uplink before it is entered.
 #[test]
 fn what_comes_by_an_attachments_device_is_for_its_own_program() {
     let rig = WireRig::known();

@@ -93,7 +93,7 @@ fn what_claims_to_be_an_attachment_is_dropped() {
     assert_eq!(rig.receive_frame(&outside().udp(1, 2).frame()[..20]), None);
 }
 
-/// Whoever has its address next is another attachment, and until then nobody has it.
+/// The next holder of its address is another attachment, and until then there is none.
 #[test]
 fn an_attachment_that_goes_has_no_address_that_uplinks_know() {
     for (segment, drops) in

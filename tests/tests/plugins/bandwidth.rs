@@ -1,5 +1,5 @@
-//! Limits by the chained plugin `bandwidth` behind the reference's bridge, in an agent: its programs hold them, and no
-//! executable of that name is needed.
+//! Limits by the chained plugin `bandwidth` after the reference's bridge, in an agent: its programs enforce them, and
+//! no executable of that name is needed.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -43,7 +43,7 @@ fn limited(test: &str, extra: &Value) -> Option<Node> {
     Some(node)
 }
 
-/// How long it takes until all bytes have come from one namespace to another.
+/// Returns how long it takes until all bytes have arrived from one namespace in another.
 fn transfer(from: &Namespace, to: &Namespace, address: &str) -> Duration {
     let address: SocketAddr = address.parse().unwrap();
     let listener = to.run(|| TcpListener::bind(address).unwrap());

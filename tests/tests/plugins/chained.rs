@@ -1,4 +1,4 @@
-//! netattach as a chained plugin of a network: its dataplane behind an interface that another plugin makes.
+//! netattach as a chained plugin of a network: its dataplane for an interface that another plugin creates.
 
 use std::net::IpAddr;
 
@@ -50,7 +50,7 @@ fn dropped(node: &Node, pod: &str, reason: &str) -> u64 {
     row["dropped"][reason].as_u64().unwrap_or_default()
 }
 
-/// Without netattach behind it nothing is checked on such an interface before a policy selects it.
+/// Without netattach after it, packets of such an interface are not checked before a policy selects it.
 ///
 /// Rows: CHN-keys, CHN-policy.
 #[test]
@@ -75,7 +75,7 @@ fn programs_run_from_the_add_on_and_a_policy_holds() {
         assert_eq!(shown, (&json!(level), None), "{kind}: {found:#}");
         let waits = row(&node, &alone.name);
         assert_eq!(waits["programs_wait"], true, "{waits:#}");
-        // What the pod sends in another's name.
+        // Packets of the pod with a foreign source address.
         for of in [&pod, &alone] {
             let mac = Handle::open_in(of.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap();
             let frame =
@@ -92,7 +92,7 @@ fn programs_run_from_the_add_on_and_a_policy_holds() {
             let nothing = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
             node.write("nothing", &policy("nothing", kind, &nothing)).unwrap();
             assert!(eventually(PATIENCE, || !reaches()), "{kind}");
-            // The next agent goes on with it.
+            // The next agent continues with it.
             node.kill().unwrap();
             node.start().unwrap();
             assert!(!reaches(), "{kind}");
@@ -107,8 +107,8 @@ fn programs_run_from_the_add_on_and_a_policy_holds() {
     }
 }
 
-/// A plugin may give its interface addresses and attribute none to it, or those of another sandbox's interface. One without any
-/// address gets it from the pod, and the level says that nothing is checked.
+/// A plugin may set addresses on its interface and attribute none to it, or those of another sandbox's interface. An
+/// interface without any address gets one from the pod, and the level reports that addresses are not checked.
 ///
 /// Rows: CHN-addresses.
 #[test]
@@ -142,7 +142,7 @@ fn where_no_result_has_an_address_of_the_interface_the_kernels_are_its_own() {
         send(pod);
         let forged = |node: &Node| dropped(node, &pod.name, "source-ipv4");
         assert!(eventually(PATIENCE, || forged(&node) >= checked), "{}", pod.name);
-        // The next agent goes on with what was found.
+        // The next agent continues with the addresses that were found.
         node.kill().unwrap();
         node.start().unwrap();
         assert_eq!(node.check(pod).success(), Value::Null, "{}", pod.name);
@@ -197,7 +197,7 @@ fn tagged_frames_pass_where_netattach_or_a_permission_names_their_vlan() {
         frame[..6].copy_from_slice(&mac(b).0);
         out.send(&frame).unwrap();
     };
-    // To `b` VLAN 100 is closed only while a policy isolates it.
+    // For `b`, VLAN 100 is blocked only while a policy isolates it.
     for (tags, text) in [(&[5][..], "five"), (&[6], "six"), (&[100], "hundred"), (&[], "the last one")] {
         send(tags, text);
     }
@@ -229,7 +229,7 @@ fn tagged_frames_pass_where_netattach_or_a_permission_names_their_vlan() {
 fn what_cannot_hold_is_refused_by_name() {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
-    // One that leaves the pod a device to drive itself, and one that makes an interface.
+    // A plugin that leaves the pod a device to drive itself, and one that creates an interface.
     let info =
         json!({"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/x", "mode": "ip"}});
     node.plugin("user", &json!({"deviceInfo": info})).unwrap();
@@ -309,7 +309,7 @@ fn what_cannot_hold_is_refused_by_name() {
     }
     let itself = (7, "network shop/first: plugin type netattach is netattach itself".to_owned());
     assert_eq!(node.add(&Pod::new("first").unwrap()).failure(), itself);
-    // Its DEL was called for what had run.
+    // DEL was called for the plugins that had run.
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 
     let pod = Pod::new("own").unwrap();

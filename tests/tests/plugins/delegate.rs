@@ -339,7 +339,7 @@ fn a_child_that_holds_the_pipes_does_not_delay_the_answer() {
     let started = Instant::now();
     let outcome = rig.delegate.add(&call(Command::Add), Version::V1_0_0);
     let elapsed = started.elapsed();
-    // It may be a daemon that the plugin meant to leave: it lives on.
+    // It may be a daemon that the plugin started on purpose: it keeps running.
     let held = rig.held();
     assert!(is_alive(held));
     rustix::process::kill_process(

@@ -219,7 +219,7 @@ fn del_runs_every_plugin_and_names_all_that_failed() {
     Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
 }
 
-/// From then on it is another pod's, on whichever node its plugin serves.
+/// From then on the address belongs to another pod, on whichever node its plugin assigns it.
 #[test]
 fn an_address_of_another_plugin_is_given_back_once_its_interface_is_gone() {
     let mut node = Node::new(&[]).unwrap();
@@ -270,7 +270,7 @@ fn a_plugin_that_wants_a_device_that_is_gone_keeps_no_pod_from_ending() {
         let call = |plugin: &str, netns| (plugin.to_owned(), netns);
         taken();
         if !ends {
-            // As long as the interface exists the plugin's refusal stands.
+            // As long as the interface exists, the plugin's refusal is returned.
             let (_, message) = node.del(&x).failure();
             assert!(message.contains("no such device"), "{message}");
             assert_eq!(taken(), [call("one", true)]);
@@ -555,8 +555,8 @@ fn networks_of_one_name_in_two_namespaces_have_pools_of_their_own() {
     }
 }
 
-/// A `name` that is added to a definition names another pool, which knows nothing of the addresses of live pods: those
-/// of the first pool would be given again, on the same bridge. Executed plugins find the same pool.
+/// A `name` that is added to a definition names another pool, which does not know the addresses of live pods: those
+/// of the first pool would be assigned again, on the same bridge. Executed plugins find the same pool.
 #[test]
 fn a_definition_that_changes_under_live_pods_does_not_change_their_pool() {
     let pods = ["x", "y", "z"].map(|name| pod(name, &json!({}), &json!("net,odd")));

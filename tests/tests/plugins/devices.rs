@@ -1,4 +1,4 @@
-//! Devices that the kubelet gave to a pod: asking it, and what plugins, record and status get.
+//! Devices that the kubelet assigned to a pod: the query, and the data for plugins, record and status.
 
 use std::fs;
 use std::path::PathBuf;
@@ -104,14 +104,14 @@ async fn twenty_who_wait_share_a_list_that_begins_after_they_came() {
     let calls = paths(&kubelet);
     assert!((1..=2).contains(&calls.len()) && calls.iter().all(|path| path == LIST), "{calls:?}");
 
-    // Who comes while a list is under way is answered by the next.
+    // A request during a query is answered by the next query.
     let client = Arc::clone(&rig.client);
     let early =
         tokio::spawn(async move { client.of_pod(&ObjectName::new("shop", "new"), None).await.unwrap() });
     while kubelet.answers().pods.len() == pods().len() && paths(&kubelet).is_empty() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // The answer under way is taken from what the kubelet has now, before the pod is there.
+    // The running query reads the kubelet's present state, before the pod exists.
     tokio::time::sleep(Duration::from_millis(20)).await;
     kubelet.answers().pods.push(kubelet_pod("shop", "new", &[("main", VF, &["7"])]));
     assert_eq!(rig.of("new", None).await.unwrap(), [row("main", &["7"])]);
@@ -134,7 +134,7 @@ async fn calls_are_spaced() {
     let calls: Vec<Instant> = kubelet.take_calls().into_iter().map(|(_, at)| at).collect();
     assert_eq!(calls.len(), CALLS);
     let took = calls[CALLS - 1].duration_since(calls[0]);
-    // 50 a second, but for the moment that the first took to arrive.
+    // 50 a second, except for the first one's arrival.
     assert!(took >= Duration::from_millis(20) * (CALLS as u32 - 2), "{took:?}");
 }
 
@@ -207,7 +207,7 @@ fn node(selections: &Value) -> Node {
     node
 }
 
-/// Verb, interface and device of each call, by each of the ways in which a plugin is told.
+/// Returns verb, interface and device of each call, by each of the ways in which a plugin gets the device.
 fn told(node: &Node) -> Vec<[Value; 5]> {
     let calls = node.take_calls().unwrap();
     let row = |call: &Value| {
@@ -241,7 +241,7 @@ fn each_network_of_a_resource_gets_a_device_of_its_own_which_record_and_status_k
     assert_eq!(devices, [&Value::Null, &device(first, "main"), &Value::Null, &device(second, "side")]);
     assert_eq!((&status[1]["device-info"], &status[3]["device-info"]), (&Value::Null, &described));
 
-    // From here on nothing is asked: the record knows.
+    // From here on the kubelet is not queried: the record has the device.
     drop(kubelet);
     node.kill().unwrap();
     fs::remove_dir_all(node.path("run/network-status")).unwrap();
@@ -281,7 +281,7 @@ fn a_pod_that_was_not_given_what_its_networks_need_is_refused_with_what_it_was_g
     let (code, late) = node.add(&a).failure();
     assert!(code == 11 && late.ends_with("did not answer within 2 s"), "{code} {late}");
     assert_eq!(told(&node), Vec::<[Value; 5]>::new());
-    // The device that the selection names is left to it.
+    // A device that the selection names is left to the selection.
     *kubelet.answers() = answers(&["0000:03:02.7", "0000:03:02.1"]);
     node.add(&a).success();
     let devices: Vec<Value> = told(&node).into_iter().map(|[_, _, id, ..]| id).collect();

@@ -23,7 +23,7 @@ const SERVER: &str = "10.77.0.1";
 const DEVICE: &str = "wire1";
 /// The Ethernet address of a pod that asks for it.
 const FIXED: &str = "02:00:00:00:77:07";
-/// How long a lease is watched that is extended every two seconds.
+/// How long a lease that is extended every two seconds is watched.
 const WHILE: Duration = Duration::from_secs(30);
 
 const USUAL: [&str; 8] = [
@@ -37,7 +37,7 @@ const USUAL: [&str; 8] = [
     "opt lease 3600",
 ];
 
-/// As usual, with leases that last so many seconds.
+/// Returns the usual configuration, with leases of that many seconds.
 fn lasting(seconds: u32) -> Vec<String> {
     let lease = format!("opt lease {seconds}");
     USUAL[..7].iter().map(|line| (*line).to_owned()).chain([lease]).collect()
@@ -88,7 +88,7 @@ impl Scene {
         Heard::open(&self.beyond, DEVICE).unwrap()
     }
 
-    /// Attaches pod `a`. Returns it, and the address that it is given.
+    /// Attaches pod `a`. Returns it, and its address.
     fn leased(&self, heard: &mut Heard) -> (Pod, Ipv4Addr) {
         let pod = Pod::new("a").unwrap();
         self.node.add(&pod).success();
@@ -97,7 +97,7 @@ impl Scene {
 
     /// The records of leases.
     fn records(&self) -> Vec<Value> {
-        // There is none before the first lease.
+        // The directory does not exist before the first lease.
         let Ok(files) = std::fs::read_dir(self.node.path("state/dhcp")) else { return Vec::new() };
         let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         files.map(|file| read(file.unwrap().path())).collect()
@@ -125,7 +125,7 @@ fn on_net1(pod: &Pod) -> (Vec<String>, BTreeSet<String>) {
     (addresses.map(|address| address.to_string()).collect(), routes.collect())
 }
 
-/// Two pods have two leases, with all that comes with them, and give them back.
+/// Two pods have two leases, with all options, and release them.
 ///
 /// Rows: DHCP-lease, DHCP-client, DHCP-request, DHCP-provide, DHCP-dns, DHCP-release.
 #[test]
@@ -169,14 +169,14 @@ fn a_pod_has_its_lease_from_add_to_del() {
         scene.node.gc("pods", Some(&[])).success();
         assert_eq!(heard.await_number(Release, 2, PATIENCE).unwrap().message.ciaddr, other, "{kind}");
         assert_eq!(scene.records(), [] as [Value; 0], "{kind}");
-        // The namespaces are gone by then, or are not: nothing is sent twice.
+        // Whether the namespaces still exist or not, no message is sent twice.
         scene.node.del(&b).success();
         assert_eq!(heard.count(Release), 2, "{kind}");
     }
 }
 
-/// The agent asks the server itself, half of the time before a lease ends, and goes on after a kill. A policy that lets
-/// nothing through does not keep it from that.
+/// The agent renews with the server itself, at half of the lease time, and continues after a kill. A policy that
+/// allows nothing does not prevent that.
 ///
 /// Rows: C84, DHCP-renew, DHCP-restart.
 #[test]
@@ -206,7 +206,7 @@ fn a_lease_is_extended_while_the_pod_lives_and_across_a_kill() {
     }
 }
 
-/// An agent that comes back after the end of a lease asks for it again, and the pod keeps it.
+/// An agent that starts after the end of a lease requests it again, and the pod keeps it.
 ///
 /// Rows: DHCP-restart.
 #[test]
@@ -229,7 +229,7 @@ fn a_lease_that_ended_without_an_agent_is_asked_for_again() {
     scene.node.del(&pod).success();
 }
 
-/// ADD says what it heard, and nothing stays behind.
+/// ADD reports the messages that it received, and nothing is left.
 ///
 /// Rows: DHCP-timeout.
 #[test]
@@ -252,7 +252,7 @@ fn without_an_answer_add_fails_in_time_and_leaves_nothing() {
     scene.node.del(&pod).success();
 }
 
-/// A live pod's interface is up while its address is asked for, and its processes are there: what they send is judged.
+/// A live pod's interface is up while its address is requested, and its processes run: their packets are judged.
 ///
 /// Rows: DHCP-judged.
 #[test]
@@ -266,11 +266,11 @@ fn a_live_pod_that_waits_for_its_lease_sends_in_no_other_name() {
     let outside = RawSocket::open(&scene.beyond, DEVICE).unwrap();
     let frame = Packet::between("10.77.0.9", SERVER).udp(1000, 81).frame();
     std::thread::scope(|scope| {
-        // Nobody answers.
+        // No server answers.
         let attaching = scope.spawn(|| scene.node.ctl(&["attach", "shop/late", "leased"]));
         heard.await_number(Discover, 1, PATIENCE).unwrap();
         RawSocket::open(&pod.namespace, "net1").unwrap().send(&frame).unwrap();
-        // What is sent by the same way later arrives later.
+        // Messages on the same path keep their order.
         heard.await_number(Discover, 2, PATIENCE).unwrap();
         assert!(!outside.frames().unwrap().contains(&frame));
         let said = attaching.join().unwrap().unwrap_err().to_string();
@@ -282,8 +282,8 @@ fn a_live_pod_that_waits_for_its_lease_sends_in_no_other_name() {
     scene.node.del(&pod).success();
 }
 
-/// A server that knows nothing of the lease refuses it: the pod must not use the address any more (RFC 2131, section 3.1). This
-/// one is silent where a lease that lasts is to be extended, and refuses one that has ended.
+/// A server that does not know the lease refuses it: the pod must not use the address any more (RFC 2131, section
+/// 3.1). This server is silent when a running lease should be extended, and refuses one that has ended.
 ///
 /// Rows: DHCP-lost.
 #[test]
@@ -328,7 +328,7 @@ fn a_refused_lease_is_taken_from_the_pod_and_reported() {
     assert_eq!(scene.records(), [] as [Value; 0]);
 }
 
-/// Nobody extends it: it ends, and so does its use.
+/// No server extends the lease: it ends, and the pod stops using the address.
 ///
 /// Rows: DHCP-renew, DHCP-lost.
 #[test]
@@ -352,7 +352,7 @@ fn a_lease_that_nobody_extends_ends_on_the_pods_interface() {
     scene.node.del(&pod).success();
 }
 
-/// What passes the node for an address is taken back with it.
+/// Permissions of an address on the node are removed with the address.
 ///
 /// Rows: DHCP-lost.
 #[test]
@@ -371,14 +371,14 @@ fn nothing_passes_for_an_address_whose_lease_is_lost() {
     drop(server);
     assert!(eventually(WHILE, || on_net1(&pod).0.is_empty()), "{:?}", on_net1(&pod));
     assert!(eventually(PATIENCE, || passing(&scene).is_empty()), "{:?}", passing(&scene));
-    // The next agent has it from the record of the lease.
+    // The next agent reads it from the record of the lease.
     scene.node.kill().unwrap();
     scene.node.start().unwrap();
     assert!(eventually(PATIENCE, || passing(&scene).is_empty()), "{:?}", passing(&scene));
     scene.node.del(&pod).success();
 }
 
-/// The reference's daemon serves where its socket is named: the plugin of that name is executed.
+/// The reference's daemon serves if its socket is named: the plugin of that name is executed.
 ///
 /// Rows: DHCP-daemonSocketPath.
 #[test]
@@ -398,8 +398,8 @@ fn a_configuration_that_names_the_daemons_socket_is_executed() {
     assert_eq!(scene.records(), [] as [Value; 0]);
 }
 
-/// The server does not see who has the first addresses of its range, as it is that host itself; the pod sees it, and gets one that
-/// is free. With a server that has no other, the ADD ends.
+/// The server does not notice that the first addresses of its range are in use, as it is that host itself; the pod
+/// notices, and gets a free one. With a server that has no other, the ADD fails.
 ///
 /// Rows: DHCP-probe.
 #[test]
@@ -436,13 +436,14 @@ fn an_address_that_another_host_has_is_declined() {
         let said =
             format!("no lease by DHCP within 10 s: {}, which {SERVER} gives, is in use by {host}", busy[0]);
         assert_eq!((code, told.ends_with(&said)), (11, true), "{kind}: {told}");
-        // It is not given back either: another host has it.
+        // It is not released either: another host has it.
         assert_eq!((heard.count(Decline) - before, heard.count(Release)), (3, 1), "{kind}");
         assert_eq!(scene.records(), [] as [Value; 0], "{kind}");
     }
 }
 
-/// A router that answers ARP for all addresses would have each declined, and the tries of one pod the server's whole range.
+/// A router that answers ARP for all addresses would make the client decline each, and one pod's tries would use up
+/// the server's whole range.
 ///
 /// Rows: DHCP-proxy, DHCP-unprobed.
 #[test]
@@ -465,7 +466,7 @@ fn a_host_that_answers_for_every_address_is_named_and_costs_the_server_three_of_
     let mut heard = scene.hear();
     let host = Handle::open_in(scene.beyond.netns()).unwrap().link(DEVICE).unwrap().mac.unwrap();
     let pod = Pod::new("a").unwrap();
-    // Who tries again is not told anything else, and gives the address back that it does not use.
+    // A retry gets the same error, and releases the address that it does not use.
     for given_back in 0..3 {
         let (code, told) = scene.node.add(&pod).failure();
         assert_eq!(code, 7, "{told}");
@@ -484,18 +485,18 @@ fn a_host_that_answers_for_every_address_is_named_and_costs_the_server_three_of_
     assert_eq!((heard.count(Decline), heard.count(Release)), (3, 3));
 }
 
-/// A record that cannot be read is named with what to do, until it is gone, and so is its pod. So is one whose record is not
-/// there.
+/// A record that cannot be read is reported with the remedy, until it is gone, and so is its pod. The same holds for
+/// a missing record.
 ///
 /// Rows: DHCP-unreadable.
 #[test]
 fn a_lease_that_cannot_be_read_is_a_condition() {
     let test = "a_lease_that_cannot_be_read_is_a_condition";
     let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
-    // The server is not told that its addresses are free.
+    // The server does not learn that its addresses are free.
     let many = USUAL.map(|line| if line.starts_with("end ") { "end 10.77.0.40" } else { line });
     let _server = scene.serve(&many);
-    // Of another form, cut off, empty, gone.
+    // In another format, truncated, empty, missing.
     for left in [Some("{}"), Some("{\"version\":1,"), Some(""), None] {
         let mut heard = scene.hear();
         let (pod, _) = scene.leased(&mut heard);

@@ -1,5 +1,5 @@
-//! The same configurations through the reference plugins and through ours: result, kernel (links, addresses, routes, rules,
-//! sysctls) and lease files agree, except where a row gives the difference and its reason, which `deviations` has.
+//! The same configurations with the reference plugins and with ours: result, kernel (links, addresses, routes, rules,
+//! sysctls) and lease files agree, except where a row of `deviations` has the difference and its reason.
 //!
 //! The reference plugins are those of containernetworking/plugins in the directory that
 //! `NETATTACH_REFERENCE_PLUGINS` names.
@@ -164,7 +164,7 @@ fn tap_agrees_with_the_reference() {
     );
 }
 
-/// Links that not every kernel has a driver for. Runs where the kernel has all of them.
+/// Links without a driver in many kernels. Runs if the kernel has all drivers.
 ///
 /// Rows: VLN-keys, DMY-keys, IVL-keys, IVL-chained, BRG-vlan, BRG-vlanTrunk, BRG-preserveDefaultVlan, BRG-vlan-gateway.
 /// Rows: SYS-rules, SYS-sysctls.
@@ -176,7 +176,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
     }
     let usual = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV4][..];
     let port = &[MTU_OF_BRIDGE, PORT_HAS_NO_ADDRESS, DETECTION_BY_ADDRESS, CLOSED_BRIDGE][..];
-    // The bridge itself has none: they are on the device of the VLAN.
+    // The bridge itself has no addresses: they are on the device of the VLAN.
     let gateway = &[
         CLOSED_BRIDGE,
         MTU_OF_BRIDGE,
@@ -464,7 +464,7 @@ impl Rig {
             pod: Namespace::new().unwrap(),
             dir: tempfile::tempdir().unwrap(),
         };
-        // Those of the machine's first namespace otherwise, which may be what one side sets.
+        // Otherwise those of the machine's first namespace apply, which one side may set.
         let default = |setting: &str| format!("/proc/sys/net/ipv4/conf/default/{setting}");
         let set = |setting: &str| rig.runtime.node.run(|| fs::write(default(setting), "0")).unwrap();
         ["arp_ignore", "rp_filter"].into_iter().for_each(set);
@@ -512,7 +512,7 @@ impl Rig {
         let call = self.call(args);
         let added = self.runtime.run("ADD", call, &config).unwrap();
         let attached = self.snapshot();
-        // A runtime has no result to pass on where ADD failed.
+        // A runtime has no result to pass on if ADD failed.
         let later = match added.exit {
             Some(0) if version >= "0.4.0" => with_result(&config, &added.stdout),
             _ => config.clone(),

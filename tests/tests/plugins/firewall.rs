@@ -1,5 +1,5 @@
-//! Pods that get out past a chain FORWARD which drops, by `firewall` behind an interface: the agent's own and that of an
-//! executed plugin.
+//! Pods whose traffic passes a chain FORWARD that drops, by `firewall` after an interface: the agent's own and that
+//! of an executed plugin.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -11,7 +11,7 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
 use netattach_tests::{Node, Pod, tools};
 use serde_json::{Value, json};
 
-/// What a program of the node says.
+/// Returns the output of a program on the node.
 fn said(node: &Node, program: &str, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let output = node.namespace.run(|| Command::new(program).args(words).output().unwrap());
@@ -19,12 +19,12 @@ fn said(node: &Node, program: &str, line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// How many rules pods have in the node's table of IPv4.
+/// Returns the number of pods' rules in the node's IPv4 table.
 fn rules(node: &Node) -> usize {
     said(node, "iptables", "-S CNI-FORWARD").matches("ACCEPT").count()
 }
 
-/// A node that forwards nothing, whose pod `a` is on the network `out`, with these keys of `firewall`.
+/// Returns a node that forwards nothing, whose pod `a` is on the network `out`, with these keys of `firewall`.
 fn dropping(reference: &Path, executed: &[&str], keys: &Value) -> Node {
     let selection = json!([{"name": "out", "default-route": ["10.60.0.1"]}]);
     let mut node = Node::new(&[pod("a", &json!({}), &selection)]).unwrap();
@@ -54,12 +54,12 @@ fn gets_out(reference: &Path, executed: &[&str]) {
     node.add(&a).success();
     assert!(connects(&a.namespace, echo.address(), PATIENCE));
     node.check(&a).success();
-    // Somebody removes the rules, as a reload of others' rules does.
+    // Another process removes the rules, like a reload of other rules.
     said(&node, "iptables", "-F");
     assert!(eventually(PATIENCE, || rules(&node) == 2));
     assert!(connects(&a.namespace, echo.address(), PATIENCE));
     node.check(&a).success();
-    // The next agent has it from the record, and puts back what was removed meanwhile.
+    // The next agent reads them from the record, and restores removed ones.
     node.stop().unwrap();
     said(&node, "iptables", "-F CNI-FORWARD");
     assert!(!connects(&a.namespace, echo.address(), SILENCE));
@@ -117,7 +117,7 @@ fn firewalld_is_asked_by_the_executable_alone() {
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// An agent that was killed has left rules of a pod that is gone since, with its record.
+/// An agent that was killed has left rules of a pod that was deleted since, with its record.
 ///
 /// Rows: FWL-stray.
 #[test]
@@ -138,7 +138,7 @@ fn rules_of_nobody_go_when_the_agent_starts() {
     }
     node.stop().unwrap();
     node.start().unwrap();
-    // Those of other agents and of executables stay.
+    // Rules of other agents and of executables stay.
     assert_eq!(said(&node, "iptables", "-S CNI-FORWARD").matches("10.9.9.9").count(), 2);
     node.check(&a).success();
     node.del(&a).success();
@@ -161,7 +161,7 @@ fn a_pod_that_is_half_detached_gets_no_rules_when_the_agent_starts() {
     node.del(&b).failure();
     assert_eq!(rules(&node), 0);
     node.kill().unwrap();
-    // The next agent goes on, and is held up.
+    // The next agent continues, and is delayed by the plugin.
     node.plugin("odd", &json!({"DEL": {"sleepMs": 300_000}})).unwrap();
     node.start_serving().unwrap();
     assert_eq!(rules(&node), 0);

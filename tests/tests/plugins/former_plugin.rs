@@ -1,5 +1,5 @@
-//! Pods that another plugin attached before netattach was put on the node: their DEL is carried out from the cache of the
-//! container runtime's libcni.
+//! Pods that another plugin attached before netattach was installed on the node: their DEL is carried out from the
+//! cache of the container runtime's libcni.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use netattach_tests::manifest::pod;
 use netattach_tests::node::{DEFAULT_NETWORK, Node, Pod};
 use serde_json::{Value, json};
 
-/// A node with an executed plugin `former` and what libcni cached of its ADD for the pod `old`.
+/// Returns a node with an executed plugin `former` and libcni's cache of its ADD for the pod `old`.
 fn scene() -> (Node, Pod) {
     let mut node = Node::new(&[pod("old", &json!({}), &Value::Null)]).unwrap();
     node.plugin("former", &json!({})).unwrap();
@@ -48,7 +48,7 @@ fn former() -> Value {
 fn the_former_plugins_get_their_del_in_reverse_order_and_their_entry_goes() {
     let (node, old) = scene();
     remember(&node, "cbr0", "eth0", &former());
-    // The runtime's own: what it attached besides, and netattach's network.
+    // Entries of the runtime: of its other attachments, and of netattach's network.
     remember(&node, "cni-loopback", "lo", &former());
     remember(&node, "pods", "eth0", &json!([{"type": "netattach"}]));
     node.del(&old).success();

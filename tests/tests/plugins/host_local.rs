@@ -1,4 +1,4 @@
-//! Our `host-local` beside the Go plugin of that name, on one directory, and under `kill -9`.
+//! Our `host-local` compared with the Go plugin of that name, on one directory, and under `kill -9`.
 //!
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugin's executable. Without it those tests
 //! report themselves skipped, or fail when `CI` is `true`.
@@ -58,7 +58,7 @@ impl Shared {
             .env("CNI_CONTAINERID", &owner.container_id)
             .env("CNI_IFNAME", &owner.ifname)
             .env("CNI_NETNS", "/proc/self/ns/net")
-            // Addresses need no namespace; otherwise the plugin refuses its own namespace after it has done its work.
+            // Leasing needs no namespace; otherwise the plugin refuses its own namespace after it has done its work.
             .env("CNI_NETNS_OVERRIDE", "1")
             .env("CNI_PATH", "/nonexistent")
             .stdin(Stdio::piped())
@@ -74,7 +74,7 @@ impl Shared {
         self.start_go(verb, owner).wait_with_output().unwrap()
     }
 
-    /// The addresses that the Go plugin gives.
+    /// Returns the addresses that the Go plugin leases.
     fn go_add(&self, owner: &Owner) -> Vec<String> {
         go_addresses(&self.go("ADD", owner))
     }

@@ -1,4 +1,5 @@
-//! `netattach-cni install DIR --copy`: whatever happens meanwhile, a runtime finds the executable before or the new one, whole.
+//! `netattach-cni install DIR --copy`: whatever happens meanwhile, a runtime finds the previous executable or the new
+//! one, complete.
 
 use std::fs;
 use std::io::Write;
@@ -123,7 +124,7 @@ fn said(output: &Output) -> String {
 fn executables_and_a_configuration_are_installed_and_a_call_that_runs_meanwhile_is_not_disturbed() {
     let place = Place::new();
     let (bin, net_d) = (place.path("bin"), place.path("net.d"));
-    // An earlier one that is running, and a link of somebody to another place.
+    // An earlier one that is running, and an administrator's link to another path.
     let mut other = fs::read(executable("netattach-cni").unwrap()).unwrap();
     other.extend(b"earlier");
     fs::write(bin.join("netattach"), &other).unwrap();
@@ -165,7 +166,7 @@ fn executables_and_a_configuration_are_installed_and_a_call_that_runs_meanwhile_
 
     let again = install(&bin, &["--also=loopback", &conflist]);
     assert!(again.status.success() && !said(&again).contains("replaced"), "{}", said(&again));
-    // Whose the configuration is, is looked at.
+    // The owner of the configuration is checked.
     fs::write(&conf, "{}").unwrap();
     let refused = install(&bin, &[&conflist]);
     assert!(
@@ -176,7 +177,7 @@ fn executables_and_a_configuration_are_installed_and_a_call_that_runs_meanwhile_
     assert_eq!(install(&bin, &["--conflist"]).status.code(), Some(2));
 }
 
-/// What the doctor says of a directory of executables: state, detail and remedy.
+/// Returns the result of the doctor for a directory of executables: state, detail and remedy.
 fn doctor(place: &Place) -> [String; 3] {
     let settings = place.path("doctor.yaml");
     let (source, bin) = (place.0.path().display(), place.path("bin"));
@@ -189,7 +190,7 @@ fn doctor(place: &Place) -> [String; 3] {
     ["state", "detail", "remedy"].map(|key| check[key].as_str().unwrap_or_default().to_owned())
 }
 
-/// A remedy that is no command, or one that does something else, costs an operator more than none.
+/// A remedy that is no command, or that does something else, is worse for an operator than none.
 #[test]
 fn what_the_doctor_says_to_do_puts_the_executables_where_they_are_looked_for() {
     if Path::new("/opt/cni/bin/netattach").exists() {
@@ -211,7 +212,7 @@ fn what_the_doctor_says_to_do_puts_the_executables_where_they_are_looked_for() {
     assert_eq!(doctor(&place), ["ok".to_owned(), detail, String::new()]);
 }
 
-/// On a file system of its own: without room, read-only, and one from which nothing may be executed.
+/// On a separate file system: full, read-only, and one mounted noexec.
 #[test]
 fn a_directory_that_cannot_take_them_is_named_and_keeps_what_it_has() {
     let place = Place::new();

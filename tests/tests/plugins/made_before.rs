@@ -1,5 +1,5 @@
-//! netattach behind another plugin in the runtime's list (`defaultNetwork: chained`): the interface that this has made is the
-//! pod's default network, and stays what it made of it.
+//! netattach after another plugin in the runtime's list (`defaultNetwork: chained`): the interface of that plugin is
+//! the pod's default network, and stays unchanged.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ struct Chain {
 }
 
 impl Chain {
-    /// A node with the network `lan` beside the runtime's; `None`: the reference's plugins are not there.
+    /// Returns a node with the network `lan` besides the runtime's; `None`: the reference's plugins are missing.
     fn new(test: &str, kind: &str, version: &str) -> Option<Self> {
         let plugins = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &PLUGINS)?;
         let mut node = Node::new(&[pod("a", &json!({}), &json!("lan"))]).unwrap();
@@ -112,19 +112,19 @@ fn the_networks_of_the_annotation_are_attached_beside_what_was_made_before() {
         assert_eq!(chain.own("CHECK", &a, &made).success(), Value::Null, "after a restart");
         assert_eq!(Snapshot::take(&chain.node, &[&a]).unwrap(), attached, "{kind}");
 
-        // DEL comes to the last plugin first, and may be repeated.
+        // DEL reaches the last plugin first, and may be repeated.
         for _ in 0..2 {
             assert_eq!(chain.own("DEL", &a, &made).success(), Value::Null);
             assert_eq!(Snapshot::take(&chain.node, &[&a]).unwrap(), before, "{kind}");
         }
-        // Another ADD, which GC takes back.
+        // Another ADD, which GC removes.
         assert_eq!(chain.own("ADD", &a, &made).success(), made, "{kind}");
         let gone = chain.node.gc(LIST, Some(&[]));
         assert_eq!(gone.success(), Value::Null);
         assert!(chain.has_eth0(&a), "{kind}");
         assert_eq!(Snapshot::take(&chain.node, &[&a]).unwrap(), before, "{kind}");
 
-        // What was changed is found.
+        // A change is found.
         assert_eq!(chain.own("ADD", &a, &made).success(), made);
         chain.first("DEL", &a, Some(&made));
         let (code, told) = chain.own("CHECK", &a, &made).failure();
@@ -142,7 +142,7 @@ fn policies_hold_on_what_was_made_before() {
     };
     chain.node.set("networkPolicy", json!(true));
     chain.node.start().unwrap();
-    // A pod's own node passes whatever policies say: it is asked for another pod.
+    // A pod's own node may always connect, whatever the policies: the test uses another pod.
     let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
     let [made, of_b] = [&a, &b].map(|pod| chain.first("ADD", pod, None));
     chain.own("ADD", &a, &made).success();

@@ -1,7 +1,7 @@
 //! Pods that Multus attached are detached by netattach, from the caches of Multus and libcni.
 //!
-//! The pods are made as Multus makes them: the reference plugins of containernetworking/plugins are executed, and both
-//! caches are written.
+//! The pods are made as Multus makes them: the reference plugins of containernetworking/plugins are executed, and
+//! both caches are written.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -266,7 +266,7 @@ fn an_agent_killed_at_any_point_loses_nothing() {
     let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
     scene.node.stop().unwrap();
     scene.node.start_with_points(agent).unwrap();
-    // Those of the agent's start do not count.
+    // The points of the agent's start do not count.
     scene.node.arm(usize::MAX).unwrap();
     scene.attach();
     scene.node.del(&scene.pod).success();

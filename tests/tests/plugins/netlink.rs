@@ -53,7 +53,8 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
     Ok(())
 }
 
-/// Who administrates a pod's network makes as many routes there as there is memory for; a look into it reads so many.
+/// A pod that administrates its network can create as many routes there as fit into memory; a bounded handle reads
+/// only that many.
 #[test]
 fn a_bounded_handle_reads_no_more_than_its_bound() -> Result<()> {
     let pod = Namespace::new()?;
@@ -77,7 +78,7 @@ fn a_bounded_handle_reads_no_more_than_its_bound() -> Result<()> {
     Ok(())
 }
 
-/// Whatever their numbers, and without a list: those of one address for other tables, and of others, stay.
+/// Whatever their numbers, and without a list: rules of one address for other tables, and of other addresses, stay.
 #[test]
 fn rules_of_an_address_and_a_table_are_removed_by_these_alone() -> Result<()> {
     let pod = Namespace::new()?;
@@ -220,7 +221,7 @@ fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
         let ends = node.create_veth(&veth(&near, name), None, pod.netns().as_fd(), &mut inside)?;
         indices.push(ends.1.index);
     }
-    // One has left the group.
+    // One link has left the group.
     inside.set_group(indices[3], 0)?;
     for _ in 0..2 {
         let outcomes = inside.delete_links(Some(GROUP), &indices)?;

@@ -1,5 +1,5 @@
-//! The control group of executed plugins. Limits of memory need a machine whose memory is counted by control groups of
-//! version 2: `cargo xtask vm` runs these in one.
+//! The control group of executed plugins. Memory limits need a machine whose memory is accounted by control groups of
+//! version 2: `cargo xtask vm` runs these tests in one.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::delegate::call;
 
-/// Where control groups of version 2 are mounted.
+/// Returns the mount point of control groups of version 2.
 fn hierarchy() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     mounts.lines().find_map(|line| {
@@ -29,7 +29,7 @@ fn hierarchy() -> Option<PathBuf> {
     })
 }
 
-/// A group of this test; it goes with this value.
+/// A group of this test; removed when this is dropped.
 struct Group(PathBuf);
 
 impl Group {
@@ -46,7 +46,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // From the inside out; a killed process may be there for a moment more.
+        // From the inside out; a killed process may remain for a moment.
         let inner = ["agent", "plugins"].map(|name| self.0.join(name));
         eventually(PATIENCE, || {
             inner.iter().chain([&self.0]).for_each(|path| drop(fs::remove_dir(path)));
@@ -117,7 +117,7 @@ fn a_plugin_in_the_group_of_plugins_is_called_as_one_without_it() {
     });
     assert_eq!(errors[0], errors[1]);
 
-    // What it started ends with it when its time is over.
+    // Its child processes end with it at its timeout.
     fs::write(path("fake.json"), json!({"holdMs": 60_000, "sleepMs": 60_000}).to_string()).unwrap();
     let impatient = Delegate { timeout: Duration::from_millis(300), ..within };
     let error = impatient.run(&call(Command::Add)).unwrap_err();
@@ -167,7 +167,7 @@ fn a_plugin_in_the_nodes_root_directory_is_in_the_group_too() {
             group: Some(Arc::new(PluginGroup::existing(group.0.clone(), 64 << 20).unwrap())),
         };
         delegate.run(&call(Command::Add)).unwrap();
-        // What it calls `/mnt` is that of its root directory.
+        // Its path `/mnt` is that of its root directory.
         let record = fs::read_to_string(root.path().join("mnt/netattach-calls")).unwrap();
         let told: Value = serde_json::from_str(record.lines().last().unwrap()).unwrap();
         let name = group.0.file_name().unwrap().to_str().unwrap();

@@ -1,5 +1,5 @@
-//! Ports of the node that lead to a pod on an additional network, by `portmap` behind a bridge: the reference plugin, which
-//! programs iptables in the node's namespace, the bridge itself, and the agent behind the reference's bridge.
+//! Ports of the node that lead to a pod on an additional network, by `portmap` after a bridge: the reference plugin,
+//! which programs iptables in the node's namespace, the bridge itself, and the agent after the reference's bridge.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn behind_an_interface_of_another_plugin_a_mapped_port_needs_no_executable_of_th
     }
 }
 
-/// What only iptables can carry out is executed, and asks for an executable only where ports are asked for.
+/// Requests that only iptables can implement are executed, and need an executable only if ports are requested.
 ///
 /// Rows: PMP-executed.
 #[test]
@@ -91,7 +91,7 @@ fn reaches_the_pod(reference: &Path, executed: &[&str], keys: &Value) {
     let _echo = Echo::serve(&a.namespace, "10.60.0.2:80".parse().unwrap()).unwrap();
     assert!(connects(&outside, published, PATIENCE));
     node.check(&a).success();
-    // The next agent has it from the record.
+    // The next agent reads it from the record.
     node.stop().unwrap();
     node.start().unwrap();
     assert!(connects(&outside, published, PATIENCE));
@@ -101,14 +101,14 @@ fn reaches_the_pod(reference: &Path, executed: &[&str], keys: &Value) {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-/// How many ports of the node lead to pods, and how many rules let pass what is for them.
+/// Returns the number of the node's ports that lead to pods, and of rules that accept their packets.
 fn leading(node: &Node) -> (usize, usize) {
     let now = Snapshot::take(node, &[]).unwrap();
     let ports = now.translation.iter().filter(|element| element.set == Set::Ports4);
     (ports.count(), now.forwarding.len())
 }
 
-/// It may give the address to the next pod before the DEL has ended, which other plugins hold up.
+/// The plugin may assign the address to the next pod before the DEL has ended, which other plugins delay.
 ///
 /// Rows: PMP-before-address, FWL-before-address.
 #[test]

@@ -1,5 +1,5 @@
 //! Another primary network as the default network: each product's configuration in the runtime's directory, one after
-//! the other, and what its plugins are told.
+//! the other, and the input of its plugins.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,8 +13,8 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
 use netattach_tests::{Call, Node, Pod, tools};
 use serde_json::{Map, Value, json};
 
-/// A node whose runtime has one directory of configurations, which the default network is taken from and which the
-/// agent writes its own into.
+/// Returns a node whose runtime has one directory of configurations, from which the default network is taken and into
+/// which the agent writes its own.
 fn node(pods: &[&str]) -> Node {
     let pods: Vec<Value> = pods.iter().map(|name| pod(name, &json!({}), &json!(null))).collect();
     let mut node = Node::new(&pods).unwrap();
@@ -24,7 +24,7 @@ fn node(pods: &[&str]) -> Node {
     node
 }
 
-/// Puts a file in the place of another, as the products do: written beside and renamed.
+/// Replaces a file, like the products: written under another name and renamed.
 fn install(node: &Node, file: &str, text: &str) {
     let temporary = node.path("net.d/.tmp");
     fs::write(&temporary, text).unwrap();
@@ -71,7 +71,7 @@ fn call(node: &Node, verb: &str, pod: &Pod, conf: &Value, wishes: &Value) -> Cal
     node.call(verb, pod).stdin(plugin)
 }
 
-/// What a kubelet's runtime asks of every network; each gets what it declares.
+/// Returns the capabilities that a kubelet's runtime passes to every network; each gets those that it declares.
 fn wishes(primary: &Primary) -> Value {
     let all = json!({
         "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
@@ -82,7 +82,7 @@ fn wishes(primary: &Primary) -> Value {
     Value::Object(declared.map(|(key, value)| (key.clone(), value.clone())).collect())
 }
 
-/// What the first plugin of a network prints, in the network's version.
+/// Returns the output of the first plugin of a network, in the network's version.
 fn printed(primary: &Primary, number: usize) -> Value {
     let mut result = json!({
         "cniVersion": primary.version,
@@ -104,15 +104,15 @@ fn of_pod<'a>(calls: &'a [Value], verb: &str, pod: &Pod) -> Vec<&'a Value> {
     calls.iter().filter(is_it).map(|call| &call["stdin"]).collect()
 }
 
-/// One agent, whose primary network is another product's after each pod: the configuration of each is read, its plugins
-/// are told what they must know, the runtime gets what they print, and the pod of the one before is detached by what it
-/// was attached with.
+/// One agent, whose primary network is another product's after each pod: the configuration of each is read, its
+/// plugins get the required input, the runtime gets their output, and the pod of the previous one is detached by the
+/// plugins that attached it.
 #[test]
 fn the_network_of_each_product_is_the_default_network_and_pods_end_with_the_one_they_began_with() {
     let names: Vec<String> = (0..PRIMARIES.len()).map(|number| format!("p{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut node = node(&names);
-    // Those too that the agent would carry out itself: this is about what plugins are told.
+    // Including those that the agent would implement itself: this test is about the input of plugins.
     node.set("delegation", json!({"exec": ["portmap", "bandwidth"]}));
     for plugin in PRIMARIES.iter().flat_map(|it| it.plugins) {
         node.plugin(plugin, &json!({})).unwrap();
@@ -144,7 +144,7 @@ fn the_network_of_each_product_is_the_default_network_and_pods_end_with_the_one_
         node.await_status(&pod);
         call(&node, "CHECK", &pod, &conf, &wishes(primary)).run().success();
         let calls = node.take_calls().unwrap();
-        // Everything of the file, what it declares of the runtime's wishes, and the result of the plugin before it.
+        // Everything of the file, the capabilities that it declares, and the result of the previous plugin.
         let expected = primary.plugins.iter().enumerate().map(|(index, _)| {
             let mut config = primary.config(index);
             let declared = config["capabilities"].as_object().cloned().unwrap_or_default();
@@ -198,8 +198,8 @@ fn the_network_of_each_product_is_the_default_network_and_pods_end_with_the_one_
     assert_eq!(asked, ["GC ovn-k8s-cni-overlay ", "STATUS ovn-k8s-cni-overlay "], "only who speaks 1.1.0");
 }
 
-/// What is behind flannel and calico when it matters: bridge or routed veth, host-local, and the chained plugins, all of
-/// them the reference ones.
+/// The parts of flannel and calico that matter here: bridge or routed veth, host-local, and the chained plugins, all
+/// of them from the reference.
 #[test]
 fn a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_with_the_chained_plugins_that_they_bring() {
     leads_to_their_pods(
@@ -208,7 +208,7 @@ fn a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_with_the_chained_p
     );
 }
 
-/// The same where nobody has installed those two.
+/// The same if those two are not installed.
 ///
 /// Rows: PMP-delegated, BWD-delegated.
 #[test]
@@ -227,7 +227,7 @@ fn leads_to_their_pods(test: &str, chained: &[&str]) {
     for plugin in chained {
         symlink(reference.join(plugin), node.path("cni-bin").join(plugin)).unwrap();
     }
-    // The delegates look for their address plugin in the runtime's CNI_PATH.
+    // The delegates search their IPAM plugin in the runtime's CNI_PATH.
     symlink(reference.join("host-local"), node.path("cni-bin/host-local")).unwrap();
     let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "isDefaultGateway": true, "hairpinMode": true,

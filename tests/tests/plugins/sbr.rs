@@ -1,4 +1,4 @@
-//! The chained plugin `sbr`: beside the reference plugin, call by call, and in the chains of an agent.
+//! The chained plugin `sbr`: compared with the reference plugin, call by call, and in the chains of an agent.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ struct Side {
     pod: Namespace,
 }
 
-/// What a side shows after each call.
+/// The state of a side after each call.
 #[derive(Debug, PartialEq)]
 struct Seen {
     answers: Vec<(Option<i32>, Value)>,
@@ -34,9 +34,9 @@ struct Seen {
     detached: (Routing, Settings),
 }
 
-/// Rules as source and table, and the routes of their tables and of the main one. Only those of the source's family, as
-/// the reference puts those of the other family there too, where nothing finds them; and none of IPv6 link-local
-/// addresses, which the reference takes from the main table, where neighbours are then not found.
+/// Rules as source and table, and the routes of their tables and of the main one. Only routes of the source's family,
+/// as the reference adds those of the other family too, where no rule finds them; and none of IPv6 link-local
+/// addresses, which the reference removes from the main table, so that neighbours are not found.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Routing {
     rules: Vec<(IpAddr, u32, u32)>,
@@ -158,7 +158,7 @@ fn sbr_agrees_with_the_reference() {
         (json!({}), json!([plain, v4("10.2.0.2/24", Some("10.2.0.1"), Some(1)), v6])),
         (json!({}), json!([v4("10.9.0.1/24", None, Some(0)), plain])),
         (json!({"table": 500}), json!([plain, v6])),
-        // Nothing has an address.
+        // No interface has an address.
         (json!({}), json!([])),
     ];
     for (keys, ips) in rows {
@@ -170,7 +170,7 @@ fn sbr_agrees_with_the_reference() {
     }
 }
 
-/// The keys that later versions of the reference have, and what DEL and CHECK do that the reference does not.
+/// The keys of later versions of the reference, and differences of DEL and CHECK from the reference.
 ///
 /// Rows: SBR-gateways, SBR-hints, SBR-check, SBR-del.
 #[test]
@@ -206,7 +206,7 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
     assert_eq!(found.main, main.map(str::to_owned).into());
     let check = || side.runtime.run("CHECK", side.call(), &sbr).unwrap();
     assert_eq!(check().exit, Some(0));
-    // Each is told of before the one above it.
+    // Each is reported before the one above it.
     for (words, what) in [
         (
             ["-6", "route", "flush", "table", "101"].as_slice(),
@@ -222,17 +222,17 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
         let said = check().stdout["msg"].as_str().unwrap().to_owned();
         assert!(said.ends_with(what), "{said}");
     }
-    // The interface is gone: what its addresses were is in the result.
+    // The interface is gone: the result has its addresses.
     ip(&side.pod, &["link", "del", "eth0"]).unwrap();
     let del = || side.runtime.run("DEL", side.call(), &sbr).unwrap().exit;
     assert_eq!((del(), del()), (Some(0), Some(0)));
     assert_eq!(Network::of(&side.pod).unwrap().rules, BTreeSet::new());
-    // So is the namespace.
+    // The namespace is gone too.
     let gone = Call { netns: "/run/netns/gone".as_ref(), ..side.call() };
     assert_eq!(side.runtime.run("DEL", gone, &sbr).unwrap().exit, Some(0));
 }
 
-/// The addresses of a result may all be another interface's, and one of the node may have the name of the pod's.
+/// The addresses of a result may all belong to another interface, and one of the node may have the name of the pod's.
 ///
 /// Rows: SBR-refused.
 #[test]
@@ -290,7 +290,7 @@ fn a_pod_with_more_rules_than_are_read_loses_those_of_sbr() {
     }
 }
 
-/// The path leads to another container's namespace by now, whose interface has the name.
+/// The path now leads to another container's namespace, which has an interface of that name.
 ///
 /// Rows: SBR-late-del.
 #[test]
@@ -310,7 +310,7 @@ fn a_late_del_leaves_the_rules_alone_of_the_pod_that_has_the_namespaces_path_now
         let answer = side.runtime.run("DEL", side.call(), late).unwrap();
         assert_eq!((answer.exit, Routing::of(&side.pod)), (Some(0), attached.clone()), "{late}");
     };
-    // An address of its own, or none that is known; and that of the other one, whose link says that it is not this one's.
+    // An address of its own, or no known one; and the address of the other one, whose link is marked as another's.
     unchanged(&with_result(&sbr, &result_of("02:00:00:00:00:99", "10.1.0.2/24")));
     unchanged(&with_result(&sbr, &result_of(&mac, "10.9.0.2/24")));
     let group = link_group("c2", "eth0");
@@ -321,7 +321,8 @@ fn a_late_del_leaves_the_rules_alone_of_the_pod_that_has_the_namespaces_path_now
     assert_eq!((answer.exit, Routing::of(&side.pod).rules), (Some(0), Vec::new()));
 }
 
-/// All of an agent's links have the group of the sandbox, which goes by the name of the pod's first interface.
+/// All of an agent's links have the group of the sandbox, which is derived from the name of the pod's first
+/// interface.
 ///
 /// Rows: SBR-behind-agent.
 #[test]
@@ -424,7 +425,7 @@ fn an_agent_routes_by_source_behind_its_own_interfaces() {
         assert_eq!(node.del(&pod).success(), Value::Null);
         assert_eq!(node.del(&pod).success(), Value::Null);
         assert_eq!(Snapshot::take(&node, &[&pod]).unwrap().pods, before.pods, "{name}");
-        // An ADD that fails behind it takes its rules back.
+        // An ADD that fails after it rolls its rules back.
         let pod = Pod::new(&format!("{name}-bad")).unwrap();
         let before = Snapshot::take(&node, &[&pod]).unwrap();
         node.call("ADD", &pod).run().failure();
@@ -446,7 +447,7 @@ fn an_agent_routes_by_source_behind_an_interface_of_another_plugin() {
     for plugin in ["host-device", "static"] {
         symlink(reference.join(plugin), node.path("cni-bin").join(plugin)).unwrap();
     }
-    // The reference's CHECK looks for the subnet in the main table.
+    // The reference's CHECK searches the subnet in the main table.
     let sbr = json!({"type": "sbr", "addSourceHints": true});
     let ipam = json!({"type": "static", "addresses": [{"address": "10.79.0.2/24", "gateway": "10.79.0.1"}]});
     let plugins = json!([{"type": "host-device", "device": "dev0", "ipam": ipam}, sbr]);

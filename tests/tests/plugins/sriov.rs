@@ -1,5 +1,5 @@
-//! Settings of virtual functions (VFs) and their representors, on the kernel's simulated card (`netdevsim`): it takes every
-//! setting, and has the modes legacy and switchdev; its VFs are no devices and have no packets.
+//! Settings of virtual functions (VFs) and their representors, on the kernel's simulated card (`netdevsim`): it
+//! accepts every setting, and has the modes legacy and switchdev; its VFs are no devices and have no packets.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,7 +21,8 @@ struct Card {
 }
 
 impl Card {
-    /// A card with that number, which no other test uses, with one wire. `None`: the test is reported as skipped.
+    /// Creates a card with that number, which no other test uses, with one port. `None`: the test is reported as
+    /// skipped.
     fn make(test: &str, id: u32) -> Result<Option<Self>> {
         let new_device = PathBuf::from(ROOT).join("new_device");
         if !new_device.exists() {
@@ -79,7 +80,7 @@ impl Drop for Card {
     }
 }
 
-/// As a card has a VF before anybody has set anything.
+/// Returns the settings of a VF before any change.
 fn untouched() -> VfSettings {
     VfSettings {
         mac: Some(Mac([0; 6])),
@@ -111,7 +112,7 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
         trust: Some(true),
         link_state: Some(VfLinkState::Enable),
     };
-    // One by one, each read back beside those before it.
+    // One by one, each read back with those before it.
     let mut so_far = untouched();
     for (key, one) in wanted.each() {
         host.set_vf(physical, 1, &one)?;
@@ -128,7 +129,7 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
     assert_eq!(so_far, wanted);
     let all = [(0, untouched()), (1, wanted.clone()), (2, untouched())];
     assert_eq!(host.all_vf_settings(physical)?, all);
-    // All at once, another tag and the states that are left.
+    // All at once, with another tag and the remaining states.
     let other = VfSettings {
         mac: Some(Mac([2, 0, 0, 0, 0, 8])),
         vlan: Some(VfVlan { id: 4094, priority: 0, service: false }),
@@ -142,12 +143,12 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
     for untouched_one in [0, 2] {
         assert_eq!(host.vf_settings(physical, untouched_one)?, Some(untouched()), "VF {untouched_one}");
     }
-    // As DEL gives it back.
+    // As restored by DEL.
     host.set_vf(physical, 1, &untouched())?;
     assert_eq!(host.vf_settings(physical, 1)?, Some(untouched()));
     let too_many = host.set_vf(physical, 3, &wanted).unwrap_err();
     assert_eq!(too_many.errno(), Some(rustix::io::Errno::INVAL), "{too_many}");
-    // As ADD sets them: several in one datagram, of which each has its own answer, and the address with a look at both ends. A
+    // As set by ADD: several in one datagram, each with its own answer, and the address with a check of both ends. A
     // simulated VF has no interface: the card's stands for it.
     let each: Vec<VfSettings> = wanted.each().map(|(_, one)| one).collect();
     let taken = host.set_vf_each(physical, 1, &each)?;
@@ -195,14 +196,14 @@ fn representors_come_and_go_with_the_cards_mode() -> Result<()> {
             "it may be on, and the kernel tells"
         );
     }
-    // Another card's VFs have the same numbers.
+    // The VFs of another card have the same numbers.
     let other = Card::make("representors_come_and_go_with_the_cards_mode", 12)?.context("a second card")?;
     other.set_functions(1)?;
     other.set_mode("switchdev")?;
     let others = other.representors(&mut host, 0)?;
     assert_eq!(card.representors(&mut host, 0)?, first);
     assert!(others.len() == 1 && others != first);
-    // A representor is another one after its VF was made anew, whatever it is called.
+    // A representor is a different one after its VF was created again, whatever its name.
     card.set_functions(0)?;
     assert!(none(&mut host)?);
     card.set_functions(2)?;

@@ -1,4 +1,4 @@
-//! The chained plugin `tuning`: beside the reference plugin, call by call, and in the chains of an agent.
+//! The chained plugin `tuning`: compared with the reference plugin, call by call, and in the chains of an agent.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -25,7 +25,7 @@ struct Side {
     dir: TempDir,
 }
 
-/// What a side shows after each call.
+/// The state of a side after each call.
 #[derive(Debug, PartialEq)]
 struct Seen {
     answers: Vec<(Option<i32>, Value)>,
@@ -84,7 +84,7 @@ impl Side {
         let path = data.join("c1_eth0.json");
         let mut file =
             fs::read(&path).map_or(Value::Null, |content| serde_json::from_slice(&content).unwrap());
-        // Whose interface it was is said by ours alone.
+        // Only ours records whose interface it was.
         if let Some(members) = file.as_object_mut() {
             members.remove("netattach");
         }
@@ -133,7 +133,7 @@ fn tuning_agrees_with_the_reference() {
     }
 }
 
-/// What one has attached, the other detaches.
+/// Each implementation detaches what the other has attached.
 ///
 /// Rows: TUN-each-other.
 #[test]
@@ -184,7 +184,7 @@ fn the_plugin_that_made_an_interface_finds_it_as_it_was_tuned() {
             let answer = runtime.run("CHECK", call, &with_result(plugin, &result)).unwrap();
             answer.stdout["msg"].as_str().map(str::to_owned)
         };
-        // Without a result that has it, the plugin that has set it knows it alone.
+        // Without a result that contains it, only the plugin that has set it knows it.
         let expected = (version != "0.4.0").then_some("eth0 (net): interface eth0 has MTU 1390, not 1400");
         assert_eq!(check(&bridge).as_deref(), expected, "{version}");
         let expected = Some("eth0 (net): interface eth0 has no longer MTU 1400");
@@ -196,7 +196,7 @@ fn the_plugin_that_made_an_interface_finds_it_as_it_was_tuned() {
     }
 }
 
-/// The path leads to another container's namespace by now, whose interface has the name.
+/// The path now leads to another container's namespace, which has an interface of that name.
 ///
 /// Rows: TUN-late-del.
 #[test]
@@ -211,7 +211,7 @@ fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path
     let (others, its) = (result("02:00:00:00:00:99"), result("02:00:00:00:00:01"));
     let del =
         |result: &Value| side.runtime.run("DEL", side.call(), &with_result(&tuning, result)).unwrap().exit;
-    // The file says whose it was: the other namespace's may have its name, and its address too.
+    // The file records whose interface it was: the other namespace's may have the same name, and the same address.
     let other = Side::new(own.path().to_owned());
     ip(&other.pod, &["link", "set", "eth0", "mtu", "1400"]).unwrap();
     let of_other = other.properties();
@@ -221,7 +221,8 @@ fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path
     let answer = side.runtime.run("DEL", late, &with_result(&tuning, &its)).unwrap();
     assert_eq!((answer.exit, other.properties(), file.exists()), (Some(0), of_other, false));
     ip(&side.pod, &["link", "set", "eth0", "mtu", "1500"]).unwrap();
-    // One of the reference's does not. The interface has another address; or its link says that it is not this one's.
+    // A file of the reference does not record it. The interface has another address; or its link is marked as
+    // another's.
     let as_by_the_reference = || {
         let mut kept: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         kept.as_object_mut().unwrap().remove("netattach");
@@ -238,7 +239,7 @@ fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path
         assert_eq!((del(late), side.properties(), file.exists()), (Some(0), tuned, true), "{late} {group}");
         inside.set_mtu(index, 1500).unwrap();
     }
-    // With the group of its own it is its own whatever address it has.
+    // With its own group, it is its own whatever its address.
     let mut inside = Handle::open_in(side.pod.netns()).unwrap();
     let index = inside.link("eth0").unwrap().index;
     inside.set_group(index, link_group("c1", "eth0")).unwrap();
@@ -275,7 +276,7 @@ fn a_pod_keeps_no_property_of_its_interface_from_being_given_back() {
         change(&side, &mut inside, index);
         let answer = side.runtime.run("DEL", side.call(), &tuning).unwrap();
         let link = inside.link_by_index(index).unwrap();
-        // What `tuning` has not set stays what the pod has made of it.
+        // Properties that `tuning` has not set stay as the pod has changed them.
         let expected = Properties { mac: link.mac, ..before };
         let is_file_there = side.dir.path().join("c1_eth0.json").exists();
         let found = inside.properties(&link.name).unwrap();
@@ -283,7 +284,7 @@ fn a_pod_keeps_no_property_of_its_interface_from_being_given_back() {
     }
 }
 
-/// There is one file of what was before. A card goes home as it was.
+/// There is one file with the former properties. A card returns with them.
 ///
 /// Rows: TUN-twice.
 #[test]
@@ -310,7 +311,7 @@ fn what_several_executables_of_a_list_have_changed_is_given_back() {
             assert_eq!((answer.exit, side.properties(), file.exists()), (Some(0), before.clone(), false));
         }
     }
-    // What is left of another interface says nothing about this one.
+    // A file left from another interface does not apply to this one.
     side.runtime.add(side.call(), &first).unwrap();
     ip(&side.pod, &["link", "del", "eth0"]).unwrap();
     ip(&side.pod, &["link", "add", "eth0", "mtu", "1450", "type", "veth", "peer", "name", "far0"]).unwrap();
@@ -414,7 +415,7 @@ fn an_agent_looks_for_what_each_tuning_of_a_list_has_set() {
     assert_eq!(node.del(&pod).success(), Value::Null);
 }
 
-/// A device that goes home has its own properties there, also when the ADD fails behind `tuning`.
+/// A device that returns to the node has its own properties there, even if the ADD fails after `tuning`.
 ///
 /// Rows: TUN-home.
 #[test]
@@ -489,8 +490,8 @@ fn another_plugins_interface_gets_no_ethernet_address_of_the_node() {
     node.del(&pod).success();
 }
 
-/// Of a device's setting and that of all devices the kernel takes the larger. Who may set the device's alone gets it, as by the
-/// reference plugin.
+/// The kernel uses the larger one of a device's setting and that of all devices. A pod that may set only the device's
+/// gets that set, as by the reference plugin.
 ///
 /// Rows: TUN-overridden.
 #[test]
@@ -548,7 +549,7 @@ fn no_mtu_takes_a_pods_ipv6_addresses() {
     assert_eq!(found.mtu, Some(1279));
     node.del(&four).success();
 
-    // As plain executable too, and before anything is changed.
+    // The same by the plain executable, before any change.
     let own = tempfile::tempdir().unwrap();
     symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
     let side = Side::new(own.path().to_owned());
@@ -561,7 +562,8 @@ fn no_mtu_takes_a_pods_ipv6_addresses() {
     assert_eq!((side.properties(), Settings::of(&side.pod).unwrap()), before);
 }
 
-/// The kubelet's list of the settings that pods may ask for is not asked about `cni-args`. What the author has too is his own.
+/// The kubelet's list of settings that pods may request does not apply to `cni-args`. A setting that the author has
+/// too is the author's.
 ///
 /// Rows: TUN-asked-for.
 #[test]
@@ -587,7 +589,7 @@ fn no_pod_asks_for_a_setting_where_the_administrator_lists_none() {
     assert_eq!(found.mtu, Some(1400));
     node.del(&repeats).success();
 
-    // A runtime puts what a pod asks for there for an executable, which is not told whose it is.
+    // For an executable, a runtime passes a pod's request in the same place, without its origin.
     let own = tempfile::tempdir().unwrap();
     symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
     let side = Side::new(own.path().to_owned());

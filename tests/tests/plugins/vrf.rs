@@ -1,6 +1,6 @@
-//! The chained plugin `vrf`: beside the reference plugin, call by call, and in the chains of an agent.
+//! The chained plugin `vrf`: compared with the reference plugin, call by call, and in the chains of an agent.
 //!
-//! What needs a VRF runs where the kernel has the driver.
+//! Tests that need a VRF run if the kernel has the driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::symlink;
@@ -24,7 +24,7 @@ struct Side {
     pod: Namespace,
 }
 
-/// What a side shows after each call.
+/// The state of a side after each call.
 #[derive(Debug, PartialEq)]
 struct Seen {
     answers: Vec<(Option<i32>, Value)>,
@@ -43,7 +43,7 @@ struct Shown {
     routes: BTreeSet<String>,
 }
 
-/// Without what the kernel makes of itself: link-local addresses, and routes of addresses in the table of local ones.
+/// Returns the links without objects of the kernel: link-local addresses, and routes of addresses in the local table.
 fn shown(pod: &Namespace) -> BTreeMap<String, Shown> {
     let mut handle = Handle::open_in(pod.netns()).unwrap();
     let links = handle.links().unwrap();
@@ -173,7 +173,7 @@ fn vrf_agrees_with_the_reference() {
         (json!({"vrfname": "blue"}), join("blue")),
         (json!({"vrfname": "blue", "table": 9}), with_port("eth1")),
         (json!({"vrfname": "blue", "table": 8}), join("blue")),
-        // Another VRF has a table; the interface is in one already; the name is another link's.
+        // Another VRF has the table; the interface is in one already; the name belongs to another link.
         (json!({"vrfname": "blue"}), vec![vec!["link", "add", "red", "type", "vrf", "table", "1"]]),
         (json!({"vrfname": "blue"}), with_port("eth0")),
         (json!({"vrfname": "eth1"}), vec![]),
@@ -214,7 +214,7 @@ fn either_takes_out_of_a_vrf_what_the_other_has_put_there() {
     }
 }
 
-/// What the reference loses or fails at.
+/// Routes that the reference loses, and cases in which it fails.
 ///
 /// Rows: VRF-routes, VRF-check, VRF-del.
 #[test]
@@ -246,7 +246,7 @@ fn vrf_keeps_every_route_and_needs_no_interface_to_be_undone() {
     ];
     assert_eq!(found["eth0"].routes, wanted.map(str::to_owned).into());
     assert_eq!(found["eth0"].addresses, ["10.0.0.2/24", "fd00::2/64"].map(str::to_owned).into());
-    // The reference leaves one that is there as it is: down, so that nothing passes.
+    // The reference leaves an existing one unchanged: down, so that no packet passes.
     ip(&side.pod, &["link", "add", "red", "type", "vrf", "table", "9"]).unwrap();
     let red = with_result(&config("1.0.0", "vrf", &json!({"vrfname": "red"})), &previous("1.0.0"));
     side.runtime.add(Call { ifname: "eth1", ..side.call() }, &red).unwrap();
@@ -285,9 +285,10 @@ fn vrf_keeps_every_route_and_needs_no_interface_to_be_undone() {
     }
 }
 
-/// Refused before anything is made, so on every kernel.
+/// Refused before any change, so on every kernel.
 ///
-/// The path leads to another container's namespace by now, whose interface has the name and is in a VRF of the same name.
+/// The path now leads to another container's namespace, which has an interface of that name in a VRF of the same
+/// name.
 ///
 /// Rows: VRF-late-del.
 #[test]
@@ -315,7 +316,7 @@ fn a_late_del_leaves_the_vrf_alone_of_the_pod_that_has_the_namespaces_path_now()
         assert_eq!((answer.exit, &shown(&side.pod)), (Some(0), &attached), "{late}");
     };
     unchanged(&with_mac("02:00:00:00:00:99"));
-    // Its link says that it is not this one's.
+    // Its link is marked as another's.
     let group = link_group("c2", "eth0");
     Handle::open_in(side.pod.netns()).unwrap().set_group(eth0().index, group).unwrap();
     unchanged(&its);
@@ -407,14 +408,14 @@ fn a_kernel_without_vrfs_is_named() {
     assert_eq!((code, said.as_str()), (7, "key prevResult: missing, and vrf can only follow another plugin"));
 }
 
-/// A node with a network of each name: what its first plugin makes, its subnet, and the VRF that it ends in.
+/// Returns a node with a network of each name: the configuration of its first plugin, its subnet, and its VRF.
 fn node_with(networks: &[(&str, Value, &str, &str)]) -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     for (name, first, subnet, vrf) in networks {
         let mut first = first.clone();
         first["ipam"] = node.host_local(&[subnet]);
-        // All have a default route, which only VRFs tell apart in a pod.
+        // All have a default route, which only VRFs separate in a pod.
         first["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}]);
         let plugins = json!([first, {"type": "vrf", "vrfname": vrf}]);
         let list = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
@@ -423,8 +424,8 @@ fn node_with(networks: &[(&str, Value, &str, &str)]) -> Node {
     node
 }
 
-/// Interfaces of each kind in a VRF of their pod, two of which share one: what the node sends to them is answered, policies
-/// hold, and DEL leaves nothing.
+/// Interfaces of each kind in a VRF of their pod, two of which share one: packets of the node to them are answered,
+/// policies are in force, and DEL leaves nothing.
 ///
 /// Rows: VRF-agent, VRF-level.
 #[test]
@@ -467,7 +468,7 @@ fn an_agent_puts_its_interfaces_into_vrfs_of_their_pod() {
     let on_fast_path = || told(&rows(), &|row| row["fast_path"]["state"].clone());
     let expected = [json!("on"), json!("on"), Value::Null, json!("on")];
     assert!(eventually(PATIENCE, || on_fast_path() == expected), "{:?}", on_fast_path());
-    // The pod answers by the VRF's table, as its main table has no such route; the policy keeps the node out of `two`.
+    // The pod answers by the VRF's table, as its main table has no such route; the policy blocks the node from `two`.
     let answers =
         |address: &str, patience| ping(&node.namespace, address.parse().unwrap(), patience).unwrap();
     assert!(answers("10.71.0.2", PATIENCE));
@@ -508,12 +509,12 @@ fn a_vrf_goes_with_its_last_port() {
     node.write("pod-c", &manifest::pod("c", &json!({}), &json!("one"))).unwrap();
     node.start().unwrap();
     let [b, c] = ["b", "c"].map(|name| Pod::new(name).unwrap());
-    // An ADD that fails behind it takes the VRF back.
+    // An ADD that fails after it rolls the VRF back.
     let before = Snapshot::take(&node, &[&b]).unwrap();
     let (code, said) = node.add(&b).failure();
     assert!(code == 123 && said.contains("no more"), "{code}: {said}");
     assert_eq!(Snapshot::take(&node, &[&b]).unwrap().pods, before.pods);
-    // One that goes leaves the VRF to the other.
+    // A pod that is removed leaves the VRF to the other.
     node.add(&c).success();
     node.ctl(&["attach", &format!("{NAMESPACE}/c"), "three"]).unwrap();
     assert_eq!(shown(&c.namespace)["net2"].controller, Some("blue".into()));
@@ -524,7 +525,7 @@ fn a_vrf_goes_with_its_last_port() {
     Snapshot::take(&node, &[&b, &c]).unwrap().assert_nothing_is_left();
 }
 
-/// Up, an interface that has left would have its routes in the main table until its plugin takes it.
+/// If it stayed up after leaving, its routes would be in the main table until its plugin removes it.
 ///
 /// Rows: VRF-del.
 #[test]

@@ -69,8 +69,8 @@ impl Reading {
     }
 }
 
-/// The receive rate of the pod's `interface` while `receive` empties the socket. Counted by the kernel, so that a
-/// receiver that has to wait for its processor does not change the figure.
+/// Returns the receive rate of the pod's `interface` while `receive` empties the socket. Counted by the kernel, so
+/// that a receiver that has to wait for its processor does not change the figure.
 fn measured(
     interface: &str,
     wire: &Wire,
@@ -165,8 +165,8 @@ pub(crate) fn host_end(node: &Node, pod: &str, network: &str) -> String {
     shown[0]["host_interface"].as_str().unwrap_or_else(|| panic!("{shown:#}")).to_owned()
 }
 
-/// A node with a limited pod and an unlimited one. By annotation on a veth: the pod's receive rate; by key on a bridge:
-/// its send rate.
+/// Returns a node with a limited pod and an unlimited one. By annotation on a veth: the pod's receive rate; by key on
+/// a bridge: its send rate.
 fn limited() -> (Node, [Pod; 2]) {
     let mut node = Node::new(&[]).unwrap();
     let veth = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"bandwidth": true},
@@ -221,7 +221,8 @@ fn both_ends_are_paced_as_asked_and_the_nodes_end_is_put_right() {
     let (mut node, [slow, fast]) = limited();
     let (limited, by_key) =
         (host_end(&node, "shop/slow", "shop/limited"), host_end(&node, "shop/slow", "shop/by-key"));
-    // Beside the burst 25 ms and a packet of 64 KiB may wait; shown in microseconds, the burst in units of 64 ns.
+    // In addition to the burst, 25 ms and a packet of 64 KiB may wait; shown in microseconds, the burst in units of
+    // 64 ns.
     let waiting = 25_000 + (64 << 10) * 1_000_000 / (RATE / 8);
     let assert_paced = |namespace: &Namespace, device: &str| {
         let shown = token_bucket(namespace, device).unwrap();

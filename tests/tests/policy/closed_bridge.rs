@@ -1,4 +1,4 @@
-//! What a pod reaches of its node by a bridge that is the agent's own.
+//! Addresses of its node that a pod reaches through a bridge of the agent.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -11,11 +11,12 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::json;
 
-/// Of the node on another link, by family; somebody on the bridge whom the pod takes for its router; a gateway there.
+/// The node's addresses on another link, by family; a host on the bridge that the pod uses as its router; a gateway
+/// there.
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 const ROUTER: [&str; 2] = ["10.70.0.200", "fd00:70::200"];
 const GATEWAY: [&str; 2] = ["10.71.0.1", "fd00:71::1"];
-/// Where the node listens.
+/// The port on which the node listens.
 const PORT: u16 = 7007;
 
 /// Whether a datagram of the pod's gets to an address of the node; whether it is answered does not matter.
@@ -27,13 +28,13 @@ fn arrives(node: &Node, pod: &Pod, to: &str) -> bool {
     let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
     let sender = pod.namespace.run(|| UdpSocket::bind(any)).unwrap();
     for _ in 0..3 {
-        // An address that nobody answers for cannot be reached, as the kernel may say.
+        // An address that is not answered for cannot be reached, as the kernel may report.
         let _ = sender.send_to(b"node", to);
     }
     receiver.recv(&mut [0; 16]).is_ok()
 }
 
-/// Has the pod send to these addresses by the Ethernet address of a bridge.
+/// Makes the pod send to these addresses by the Ethernet address of a bridge.
 fn lead(pod: &Pod, to: [&str; 2], bridge: Mac) {
     for (to, router) in to.into_iter().zip(ROUTER) {
         let words = format!("neigh replace {router} lladdr {bridge} dev net1");
@@ -42,7 +43,7 @@ fn lead(pod: &Pod, to: [&str; 2], bridge: Mac) {
     }
 }
 
-/// What is different of the bridge without a gateway from one with one.
+/// Returns the settings of the bridge without a gateway, given those of one with a gateway.
 fn closed(of_gateway: &Sysctls) -> Sysctls {
     let mut closed = of_gateway.clone();
     for (setting, value) in [("ipv4.arp_ignore", "1"), ("ipv4.rp_filter", "1"), ("ipv6.disable_ipv6", "1")] {
@@ -57,7 +58,8 @@ fn the_node_is_on_no_bridge_of_its_own_but_as_a_gateway() {
     let mut node = Node::new(&[]).unwrap();
     let _outside = node.add_outside().unwrap();
     ip(&node.namespace, &["addr", "add", &format!("{}/64", NODE[1]), "dev", WIRE, "nodad"]).unwrap();
-    // The machine's own may be strict, and would keep a pod of one subnet from a gateway of the other as well.
+    // The machine's own settings may be strict, and would separate a pod of one subnet from a gateway of the other
+    // too.
     for device in ["all", "default"] {
         let setting = format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
         node.namespace.run(|| std::fs::write(setting, "0")).unwrap();
@@ -93,7 +95,7 @@ fn the_node_is_on_no_bridge_of_its_own_but_as_a_gateway() {
         })
     };
     assert_eq!(reaches_the_other(), [true; 2]);
-    // As its own neighbour, and as a router's.
+    // As its own neighbour, and through a router.
     lead(&a, NODE, made.mac.unwrap());
     assert_eq!(NODE.map(|to| arrives(&node, &a, to)), [false; 2]);
     ip(&a.namespace, &["route", "replace", NODE[0], "dev", "net1"]).unwrap();
@@ -102,13 +104,13 @@ fn the_node_is_on_no_bridge_of_its_own_but_as_a_gateway() {
     let index = inside.link("net1").unwrap().index;
     assert_eq!(inside.neighbour(index, NODE[0].parse().unwrap()).unwrap(), None, "nobody answers for it");
 
-    // One that is made again is as it was.
+    // A bridge that is recreated has the same settings.
     ip(&node.namespace, &["link", "del", "br1"]).unwrap();
     let is_again = || bridge().is_some_and(|link| link.up) && settings() == closed(&of_gateway);
     assert!(eventually(PATIENCE, is_again), "{:?}", settings());
     assert!(eventually(PATIENCE, || reaches_the_other() == [true; 2]));
 
-    // With the first gateway it is as the kernel makes one.
+    // With the first gateway it has the kernel's default settings.
     node.add(&c).success();
     assert_eq!(settings(), of_gateway);
     lead(&a, NODE, bridge().unwrap().mac.unwrap());
@@ -124,7 +126,7 @@ fn the_node_is_on_no_bridge_of_its_own_but_as_a_gateway() {
     }
 }
 
-/// As its administrator gives one, or a plugin of others that has its gateway there.
+/// The address is set by its administrator, or by another plugin with a gateway there.
 ///
 /// Rows: BRG-closed.
 #[test]

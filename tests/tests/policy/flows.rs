@@ -187,8 +187,8 @@ fn the_flows_of_a_pod_end_with_it_and_what_they_were_is_told() {
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 
-/// A node where flows are kept, with pods `receiver` and `successor` that ask for one address on `storage` and a running `sender`
-/// there, which may send to receivers alone. One of these is on another node.
+/// Returns a node where flows are kept, with pods `receiver` and `successor` that request the same address on
+/// `storage`, and a running `sender` there, which may send only to receivers. One of these is on another node.
 fn kept_scene() -> (Node, Pod) {
     let mut node = Node::new(&[]).unwrap();
     node.set("establishedOnChange", json!("keep"));
@@ -211,7 +211,7 @@ fn kept_scene() -> (Node, Pod) {
     (node, sender)
 }
 
-/// Has the sender send all the time, from one port, while something is done.
+/// Makes the sender send all the time, from one port, during `work`.
 fn while_it_sends<T>(sender: &Pod, to: SocketAddr, work: impl FnOnce() -> T) -> T {
     let socket = sender.namespace.run(|| UdpSocket::bind("10.51.0.3:4000").unwrap());
     let is_over = AtomicBool::new(false);
@@ -219,7 +219,7 @@ fn while_it_sends<T>(sender: &Pod, to: SocketAddr, work: impl FnOnce() -> T) -> 
         scope.spawn(|| {
             let began = Instant::now();
             while !is_over.load(Ordering::Relaxed) && began.elapsed() < 10 * PATIENCE {
-                // What is refused is refused.
+                // Refused packets are ignored.
                 let _ = socket.send_to(b"x", to);
             }
         });
@@ -229,7 +229,7 @@ fn while_it_sends<T>(sender: &Pod, to: SocketAddr, work: impl FnOnce() -> T) -> 
     })
 }
 
-/// Whoever goes on sending while a pod goes has no flow, kept or not, to the next pod with its address.
+/// A sender that continues while a pod is removed has no flow, kept or not, to the next pod with its address.
 #[test]
 fn a_kept_flow_does_not_outlive_the_pod_that_it_leads_to() {
     let (node, sender) = kept_scene();

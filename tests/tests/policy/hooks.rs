@@ -82,7 +82,7 @@ impl Scene {
         datagram(&self.client.namespace, at(CLOSED), SILENCE).unwrap()
     }
 
-    /// The policy is enforced: allowed traffic comes in, and no other.
+    /// Checks that the policy is enforced: allowed traffic arrives, and no other.
     fn assert_judged(&self, what: &str) {
         assert!(self.open_port_answers(), "{what}: the open port");
         assert!(!self.closed_port_answers(), "{what}: the closed port");
@@ -200,7 +200,7 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
         let (name, namespace) = (scene.device(&scene.server), &scene.node.namespace);
         let index = index_of(namespace, &name).unwrap();
         let filtered = |verdict| {
-            // The first filter makes the qdisc where ours does not need one; otherwise it exists already.
+            // The first filter creates the qdisc if ours does not need one; otherwise it exists already.
             let _ = tc(namespace, &format!("qdisc add dev {name} clsact"));
             attach_filter(namespace, &name, false, 2, verdict).unwrap();
             scene.await_fast_path("programs");
@@ -229,8 +229,8 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
         }
         scene.assert_judged(mode);
 
-        // The kernel runs tcx programs before filters, and one that returns "pass" ends the chain. Ours run by tcx then too, and
-        // come first.
+        // The kernel runs tcx programs before filters, and one that returns "pass" ends the chain. In this case ours
+        // also run by tcx, and come first.
         let link = attach_tcx(namespace, index, false, &program(Verdict::Pass).unwrap()).unwrap();
         scene.await_fast_path("programs");
         assert!(eventually(PATIENCE * 4, || scene.runs_by("tcx")), "{mode}");
@@ -244,7 +244,7 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
     }
 }
 
-/// A filter that is put before ours decides before them: ours go before it again, and it stays.
+/// A filter that is placed before ours decides first: ours are placed before it again, and it stays.
 #[test]
 fn filters_that_others_put_before_ours_come_behind_them() {
     let scene = Scene::new("clsact");
@@ -266,7 +266,7 @@ fn filters_that_others_put_before_ours_come_behind_them() {
     scene.end();
 }
 
-/// Somebody who puts his filter first as soon as ours are is not answered at every look.
+/// If another process repeatedly places its filter before ours, the agent does not react at every check.
 #[test]
 fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() {
     let scene = Scene::new("clsact");
@@ -281,7 +281,7 @@ fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() 
     let go_first = || {
         attach_filter(namespace, &name, false, 1, Verdict::Next).unwrap();
         assert!(!ours_first());
-        // The kernel tells of filters that go, and the agent looks at their device.
+        // The kernel notifies about removed filters, and the agent checks their device.
         attach_filter(namespace, &name, false, 9, Verdict::Next).unwrap();
         tc(namespace, &format!("filter del dev {name} egress pref 9")).unwrap();
     };
@@ -302,7 +302,7 @@ fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() 
     assert_eq!(scene.routed(&scene.client)["enforcement"], json!("full"), "others are as they were");
     let status = scene.node.ctl(&["status"]).unwrap().to_string();
     assert!(status.contains(&why), "{status}");
-    // Without the rival's filter nothing is lacking, but he may be back at once.
+    // Without the rival's filter no program is missing, but the rival may return soon.
     tc(namespace, &format!("filter del dev {name} egress")).unwrap();
     assert!(eventually(PATIENCE * 4, || put_back() == json!(6)));
     let detail = || scene.routed(&scene.server)["enforcement_detail"].clone();
@@ -314,8 +314,8 @@ fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() 
     scene.end();
 }
 
-/// As an agent leaves a node's end that is killed while it puts its filters before those of others; the next one may attach
-/// by either.
+/// The state of a node's end after an agent was killed while it moved its filters before those of others; the next
+/// agent may attach in either mode.
 #[test]
 fn a_filter_that_was_to_stand_in_for_ours_goes_at_the_next_start() {
     for mode in ["tcx", "clsact"] {
@@ -349,7 +349,7 @@ fn a_filter_that_was_to_stand_in_for_ours_goes_at_the_next_start() {
     }
 }
 
-/// Nothing judges without them, so they are put back as often as they are taken off.
+/// Without them packets are not judged, so they are reattached as often as they are removed.
 #[test]
 fn programs_that_somebody_takes_off_again_and_again_are_put_back_and_that_is_told() {
     let scene = Scene::new("clsact");

@@ -68,7 +68,7 @@ impl Scene {
         links.into_iter().filter(|link| link.name.starts_with("nahst")).collect()
     }
 
-    /// Which of these addresses of the first pod, and of the node's, answer the other.
+    /// Returns which of these addresses of the first pod, and of the node's, answer the other.
     fn reached(&self, of_pod: [&str; 2]) -> [bool; 4] {
         let [from_node, to_node] = [(&self.node.namespace, of_pod), (&self.pods[0].namespace, OF_NODE)]
             .map(|(from, to)| to.map(|to| ping(from, to.parse().unwrap(), PATIENCE).unwrap()));
@@ -84,13 +84,13 @@ impl Scene {
     }
 }
 
-/// What a namespace knows of its neighbours on a device.
+/// Returns the neighbours of a namespace on a device.
 fn neighbours(namespace: &Namespace, device: &str) -> String {
     let shown = namespace.run(|| Command::new("ip").args(["neigh", "show", "dev", device]).output()).unwrap();
     String::from_utf8(shown.stdout).unwrap()
 }
 
-/// What keeps node and pod apart, and does not show in links and routes.
+/// Checks conditions that separate node and pod, and do not appear in links and routes.
 fn is_missed_by_check(scene: &Scene, kind: &str, own: &LinkState) {
     let (node, pod) = (&scene.node.namespace, &scene.pods[0]);
     let missed = |expected: &str| {
@@ -117,7 +117,7 @@ fn is_missed_by_check(scene: &Scene, kind: &str, own: &LinkState) {
     if kind != "ipvlan" {
         return;
     }
-    // All ipvlans follow their parent, and the kernel forgets what was entered.
+    // All ipvlans follow their parent, and the kernel forgets the permanent entries.
     ip(node, &["link", "set", WIRE, "address", wrong]).unwrap();
     assert!(!scene.node.check(pod).failure().1.is_empty());
     ip(node, &["link", "set", WIRE, "address", &mac]).unwrap();
@@ -145,13 +145,13 @@ fn holds(kind: &str) {
     let of_node = if kind == "ipvlan" { kind } else { "macvlan" };
     assert_eq!((own.kind.as_str(), own.up, own.own), (of_node, true, true), "{kind}");
     assert_eq!(scene.reached(OF_POD), [true; 4], "{kind}");
-    // Others reach node and pods as before, and do not learn of the node's link.
+    // Other hosts reach node and pods as before, and do not learn the node's link.
     for to in OF_NODE.iter().chain(&OF_POD) {
         assert!(ping(&scene.beyond, to.parse().unwrap(), PATIENCE).unwrap(), "{kind}: {to}");
     }
     let mac = own.mac.unwrap().to_string();
     let seen = neighbours(&scene.beyond, "wire1");
-    // Ipvlans have their parent's address, by which everybody knows them.
+    // Ipvlans have their parent's address, by which all hosts know them.
     let is_shown = seen.contains(&mac) == (kind == "ipvlan");
     assert!(OF_NODE.iter().all(|it| seen.contains(it)) && is_shown, "{mac}: {seen}");
     // It lasts through a restart, stays for the other pod, and is looked at.
@@ -172,7 +172,7 @@ fn holds(kind: &str) {
         said.ends_with(&format!("link {}, by which the node reaches the pod, is gone or down", own.name)),
         "{said}"
     );
-    // The next pod brings it back, by the address that the first one knows.
+    // The next pod's ADD restores it, with the address that the first one knows.
     scene.node.add(&scene.pods[1]).success();
     let [again] = scene.host_links().try_into().unwrap();
     assert_eq!((&again.name, again.mac), (&own.name, own.mac));
@@ -218,7 +218,7 @@ fn a_node_that_would_drop_what_its_pods_on_ipvlans_send_to_it_is_told() {
     filter("all", "1");
     filter(WIRE, "2");
     scene.node.add(&scene.pods[0]).success();
-    // The pool goes on behind what the refused ADD has given back.
+    // The pool continues after the addresses that the refused ADD has released.
     assert_eq!(scene.reached(["10.52.0.21", "fd00:52::21"]), [true; 4]);
     scene.end();
 }
@@ -238,7 +238,8 @@ fn a_node_reaches_a_pod_on_an_ipvlan_as_far_as_its_policy_lets_it_and_such_a_pod
     policies_hold("ipvlan");
 }
 
-/// Who of node, pods and the host beyond connects to whom, by both families, as the policies of [`policies_hold`] say.
+/// Checks which of node, pods and the outside host connect, by both families, as the policies of [`policies_hold`]
+/// require.
 fn assert_judged(scene: &Scene) {
     let (node, [a, b]) = (&scene.node.namespace, scene.pods.each_ref().map(|pod| &pod.namespace));
     for (of_pod, of_node) in OF_POD.into_iter().zip(OF_NODE) {
@@ -282,7 +283,7 @@ fn policies_hold(kind: &str) {
     scene.node.start().unwrap();
     assert_judged(&scene);
     let b = &scene.pods[1].namespace;
-    // What the pod sends to everybody does not reach the node past its policy.
+    // Broadcasts of the pod do not bypass its policy on the way to the node.
     let [own] = scene.host_links().try_into().unwrap();
     let heard = RawSocket::open_for(&scene.node.namespace, &own.name, libc::ETH_P_IP as u16).unwrap();
     let mac = Handle::open_in(b.netns()).unwrap().link("net1").unwrap().mac.unwrap();
@@ -309,7 +310,7 @@ fn without_an_address_of_the_node_beside_the_pod_the_pod_is_refused_and_nothing_
     let (code, said) = scene.node.add(&scene.pods[0]).failure();
     let expected = format!("key hostAccess: {WIRE} has no address of the node in a subnet of the pod");
     assert_eq!((code, said.ends_with(&expected)), (7, true), "{said}");
-    // A device that others need is not in the way of itself.
+    // An existing host link is reused by further pods.
     let kinds: BTreeSet<String> = scene.host_links().into_iter().map(|link| link.kind).collect();
     assert_eq!(kinds, BTreeSet::new());
     scene.end();
@@ -342,7 +343,7 @@ fn no_pod_is_given_the_address_of_the_nodes_link_and_one_that_has_taken_it_is_to
     let is_refused = || {
         let added = scene.node.add(&greedy);
         match added.exit {
-            // The agent has not read yet what was written.
+            // The agent has not read the change yet.
             0 => drop(scene.node.del(&greedy).success()),
             _ => last = added.failure(),
         }
@@ -351,7 +352,7 @@ fn no_pod_is_given_the_address_of_the_nodes_link_and_one_that_has_taken_it_is_to
     assert!(eventually(PATIENCE, is_refused), "{told}");
     assert_eq!(last.0, 7, "{}", last.1);
 
-    // A pod that may do that takes it all the same.
+    // A pod with that permission takes it all the same.
     let quiet = Pod::new("quiet").unwrap();
     scene.node.add(&quiet).success();
     for words in ["link set net1 down", &format!("link set net1 address {mac}"), "link set net1 up"] {
@@ -370,7 +371,7 @@ fn no_pod_is_given_the_address_of_the_nodes_link_and_one_that_has_taken_it_is_to
 #[test]
 fn a_pod_that_chooses_its_addresses_takes_no_traffic_of_the_node_for_others() {
     let of_router = "10.52.0.30";
-    // The first is elsewhere, for all that the pod says of its subnet; the others are beside the node.
+    // The first has a different location, whatever subnet the pod claims; the others are beside the node.
     let wishes = [
         ("far", json!(["10.244.1.5/0"])),
         ("far6", json!(["2001:db8::5/0"])),
@@ -389,14 +390,14 @@ fn a_pod_that_chooses_its_addresses_takes_no_traffic_of_the_node_for_others() {
         .collect();
     let scene = Scene::new("macvlan", &manifests);
     let node = &scene.node.namespace;
-    // Somebody else's pods are behind another device, as behind routed veths.
+    // Pods of another plugin are behind another device, as with routed veths.
     ip(node, &["link", "add", "others", "up", "type", "veth", "peer", "name", "others1"]).unwrap();
     for victim in ["10.244.1.5", "10.52.0.77", "2001:db8::5", "fd00:52::77"] {
         ip(node, &["route", "add", victim, "dev", "others"]).unwrap();
     }
     ip(node, &["route", "add", "10.52.0.78", "dev", "others", "metric", "500"]).unwrap();
     ip(node, &["route", "add", "192.0.2.0/24", "via", of_router, "dev", WIRE]).unwrap();
-    // Those that the kernel has made come and go with the bridge of the pods' default network.
+    // Routes that the kernel creates are added and removed with the bridge of the pods' default network.
     let routes = || -> Vec<RouteState> {
         let all = Handle::open_in(node.netns()).unwrap().routes().unwrap();
         all.into_iter().filter(|route| route.protocol != libc::RTPROT_KERNEL).collect()

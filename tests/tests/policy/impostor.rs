@@ -110,7 +110,7 @@ impl Scene {
         Network::of(&self.node.namespace).unwrap().links["br0"].mac.unwrap().to_string()
     }
 
-    /// The victim resolves the address anew, and all its packets there are answered.
+    /// The victim resolves the address again, and all its packets there are answered.
     fn assert_reaches(&self, target: &str) {
         ip(&self.victim.namespace, &["neigh", "flush", "all"]).unwrap();
         let target: SocketAddr = format!("{target}:7").parse().unwrap();
@@ -202,10 +202,10 @@ fn a_routers_address_is_the_routers_before_and_after() {
     let taken = format!("MAC address {ROUTER} is taken: the bridge has seen it at port {WIRE}");
     assert_eq!(code, 11, "{message}");
     assert!(message.contains(&taken), "{message}");
-    // A router that comes after the pod, with the pod's address.
+    // A router that appears after the pod, with the pod's address.
     scene.attached(&json!({"mac": FREE}));
     scene.await_standing("impostor", "on");
-    // The pod is silent now: of two stations with one address a switch knows the last.
+    // The pod is silent now: if two stations have one address, a switch knows the last sender.
     let quiet = || std::fs::write("/proc/sys/net/ipv6/conf/eth0/disable_ipv6", "1");
     scene.impostor.namespace.run(quiet).unwrap();
     on_router(&format!("link set far0 address {FREE}"));
@@ -294,8 +294,8 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
         assert_eq!(found, code, "{message}");
         assert!(message.contains(&format!("address {address} is taken: {holder}")), "{message}");
     }
-    // On a routed link the node's routers are protected too: otherwise all that the node sends through them would go to
-    // the pod.
+    // On a routed link the node's routers are protected too: otherwise all packets that the node sends through them
+    // would go to the pod.
     ip(&node.namespace, &["route", "add", "10.99.0.0/16", "via", "10.50.0.77", "dev", "br0"]).unwrap();
     node.write("manifest-01", &pod("impostor", &json!({}), &json!("routed"))).unwrap();
     gives(&node, "10.50.0.77");
@@ -337,7 +337,7 @@ fn a_pod_chooses_no_address_of_the_node_and_none_that_the_node_reaches_elsewhere
         format!("address {address} is taken: the node has a route to 192.0.2.0/24, by {WIRE}")
     };
     let elsewhere = || "ipam.addresses names the subnets that pods may choose in".to_owned();
-    // Somebody on the wire, somebody behind a router there, and one who has a route of his own.
+    // A host on the wire, a host behind a router there, and one with a route of its own.
     let wishes = [
         ("near", "routed", "192.0.2.9/32", 7, near("192.0.2.9")),
         ("far", "routed", "10.99.0.7/32", 7, format!("the node has a route to 10.99.0.0/16, by {WIRE}")),

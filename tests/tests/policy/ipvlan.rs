@@ -95,7 +95,7 @@ fn policies_hold_in(mode: &str, expected: IpvlanMode) {
     });
     let [server, client, other] = pods.each_ref().map(|pod| &pod.namespace);
     let mut namespaces = vec![(SERVER, server), (CLIENT, client), (OTHER, other)];
-    // In mode l3 the pods' addresses are not answered for on the wire.
+    // In mode l3, addresses of pods are not resolved on the wire.
     if expected == IpvlanMode::L2 {
         namespaces.push((OUTSIDE, &outside));
     }
@@ -136,8 +136,8 @@ fn policies_hold_between_ipvlans_in_mode_l3() {
     policies_hold_in("l3", IpvlanMode::L3);
 }
 
-/// In mode l3 the driver routes what a pod sends by the protocol that its socket has named, and the programs in the pod judge it
-/// by its ethertype.
+/// In mode l3 the driver routes a packet of a pod by the protocol that its socket has named, and the programs in the
+/// pod judge it by its ethertype.
 ///
 /// Rows: IVL-protocol.
 #[test]
@@ -198,7 +198,7 @@ fn an_ipvlan_in_mode_l3s_is_refused_to_a_pod_that_a_policy_selects() {
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 
-/// The mode is the parent's: a pod that administrates its network switches the ipvlans of all others.
+/// The mode is the parent's: a pod that administrates its network switches the ipvlans of all other pods.
 ///
 /// Rows: IVL-switched.
 #[test]
@@ -247,7 +247,7 @@ fn an_ipvlan_of_another_plugin_is_none_while_another_pod_has_switched_it_to_mode
     let switch =
         |mode| ip(&client.namespace, &["link", "set", "net1", "type", "ipvlan", "mode", mode]).unwrap();
     switch("l3s");
-    // Each pod has its turn, after pauses of up to half a minute.
+    // The pods are checked one after the other, after pauses of up to half a minute.
     assert!(eventually(PATIENCE * 4, || level() == "none" && is_told()), "{:#?} {}", troubles(), level());
     let (_, told) = node.check(&server).failure();
     assert!(told.contains("interface net1 is in ipvlan mode l3s"), "{told}");

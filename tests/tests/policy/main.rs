@@ -5,13 +5,13 @@
 //! | `policy_live` | policies and anti-spoofing between attached pods |
 //! | `netkit` | policies on netkits |
 //! | `tap` | policies on taps, whose other end is a process of the pod |
-//! | `sources` | definitions that let a pod send in the name of others |
+//! | `sources` | definitions that let a pod send with other source addresses |
 //! | `services` | policies with Services, where the node translates addresses |
 //! | `macvlan`, `ipvlan`, `in_pod` | policies on macvlans, ipvlans and interfaces that other plugins make |
 //! | `host_access` | the node and pods on its parents reach each other |
 //! | `on_parent` | the policies of the tests of macvlans and ipvlans |
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
-//! | `closed_bridge` | what of the node is reached by a bridge of the agent's own |
+//! | `closed_bridge` | which addresses of the node are reached through a bridge of the agent |
 //! | `hooks` | where programs are attached, beside the programs of others |
 //! | `flows`, `bandwidth` | flow records; limits, measured by transfers |
 //! | `packet_log` | the path of a packet in the agent's log, with an object that was built for it |

@@ -1,5 +1,5 @@
-//! Policies that do not fit into the maps beside those in force: on the default maps, the smallest of which is that of
-//! IPv6 hosts.
+//! Policies that do not fit into the maps in addition to those in force: on the default maps, the smallest of which
+//! is that of IPv6 hosts.
 
 use std::net::IpAddr;
 
@@ -64,8 +64,8 @@ impl Scene {
         assert!(is_so, "{found:?} reach {to} in place of {expected:?}: {:#}", self.conditions());
     }
 
-    /// Waits until an agent with crash points has announced the pods' addresses, which it does after its start, beside all
-    /// else: these points would be among those of what comes next, in no fixed order.
+    /// Waits until an agent with crash points has announced the pods' addresses, which it does after its start,
+    /// concurrently: these points would be among those of the next operation, in no fixed order.
     fn await_announcements(&self) {
         let of = |point: &String| point.starts_with(r#"netlink:["RTM_SETLINK", "RTM_NEWNEIGH""#);
         let are_done = || self.node.points().iter().filter(|point| of(point)).count() >= PODS.len();
@@ -140,7 +140,7 @@ fn a_pod_whose_policy_cannot_be_held_is_isolated_until_there_is_room() {
         scene.conditions(),
         json!([{"object": "multi-networkpolicy shop/second", "problem": problem}])
     );
-    // Without another change to it: it takes the room that the first policy gives up.
+    // Without another change of it: it takes the room that the first policy releases.
     scene.node.remove("first").unwrap();
     scene.await_reach("other", &["client"]);
     scene.await_reach("server", &["client", "other", "stranger"]);

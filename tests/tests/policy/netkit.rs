@@ -1,4 +1,4 @@
-//! Netkits beside policies. Runs where the kernel has the driver.
+//! Netkits under policies. Runs if the kernel has the driver.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
@@ -17,7 +17,7 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Whether the kernel has the driver; a test that needs it says that it is skipped.
+/// Whether the kernel has the driver; otherwise the test is reported as skipped.
 fn has_driver(test: &str) -> bool {
     let found = ip(&Namespace::new().unwrap(), &["link", "add", "probe", "type", "netkit"]).is_ok();
     if !found {
@@ -29,8 +29,8 @@ fn has_driver(test: &str) -> bool {
 /// The pods of a node, in the order in which they are attached: the first has the address that ends in 2.
 const PODS: [&str; 3] = ["server", "client", "stranger"];
 
-/// A node whose agent makes netkits of that mode, with its pods attached. The server takes TCP to port 80 and datagrams to port
-/// 7, from the client alone.
+/// Returns a node whose agent creates netkits of that mode, with its pods attached. The server accepts TCP to port 80
+/// and datagrams to port 7, only from the client.
 fn node_that_makes(mode: &str) -> (Node, [Pod; 3]) {
     let mut node = Node::new(&[]).unwrap();
     let ipam = node.host_local(&["10.80.0.0/24", "fd00:80::/64"]);
@@ -122,8 +122,8 @@ fn a_policy_holds_on_the_agents_own_netkits_also_over_a_restart() {
     }
 }
 
-/// A socket's name for the protocol is what the node takes a packet by, and the ethertype is what the programs judge it by. They
-/// have to be the same; no frame that says what it is is lost by that.
+/// The node handles a packet by the protocol that its socket has named, and the programs judge it by its ethertype.
+/// Both must be the same; no frame with the right protocol is lost by that.
 ///
 /// Rows: NKT-protocol.
 #[test]
@@ -135,7 +135,7 @@ fn a_pod_cannot_name_another_protocol_than_its_frames_have() {
     const IPV6: u16 = libc::ETH_P_IPV6 as u16;
     const VLAN: u16 = libc::ETH_P_8021Q as u16;
     const EXPERIMENT: u16 = 0x88b5;
-    /// The end of a frame, which routers leave as it is: the whole datagram, whose ports tell the frames apart.
+    /// The end of a frame, which routers leave unchanged: the whole datagram, whose ports distinguish the frames.
     const TAIL: usize = 12;
     for mode in ["l2", "l3"] {
         let (node, pods) = node_that_makes(mode);
@@ -151,7 +151,7 @@ fn a_pod_cannot_name_another_protocol_than_its_frames_have() {
         let (to4, to6) = ("10.80.0.2", "fd00:80::2");
         let (friend4, friend6) = ("10.80.0.3", "fd00:80::3");
         let (own4, own6) = ("10.80.0.4", "fd00:80::4");
-        // What the socket names, the frame, and why it is dropped.
+        // The protocol that the socket names, the frame, and the reason of the drop.
         let frames = [
             (
                 "IPv4 of another as an experiment",
@@ -170,7 +170,7 @@ fn a_pod_cannot_name_another_protocol_than_its_frames_have() {
             ("IPv4 of another as a length", IPV4, from_stranger(friend4, to4, 1005, 46), "malformed"),
             ("an experiment as IPv4", EXPERIMENT, from_stranger(own4, to4, 1006, IPV4), "malformed"),
             ("an experiment as IPv6", EXPERIMENT, from_stranger(own6, to6, 1007, IPV6), "malformed"),
-            // The kernel takes the first bytes of the packet for a tag, and the programs see it as that.
+            // The kernel takes the first bytes of the packet for a tag, and so do the programs.
             ("a VLAN's as IPv4", VLAN, from_stranger(friend4, to4, 1008, IPV4), "vlan-tagged"),
             ("IPv4 of another", IPV4, from_stranger(friend4, to4, 1009, IPV4), "source-ipv4"),
             ("IPv6 of another", IPV6, from_stranger(friend6, to6, 1010, IPV6), "source-ipv6"),
@@ -211,7 +211,7 @@ fn macs(node: &Node, pod: &str) -> (Mac, Mac) {
     (own, next.unwrap_or(Mac([0; 6])))
 }
 
-/// Only the node's end can be told what becomes of the pair's packets, and what others do there is seen.
+/// Only the node's end can determine the policy of the pair, and changes by others there are noticed.
 ///
 /// Rows: NKT-primary.
 #[test]
@@ -235,7 +235,7 @@ fn what_others_do_at_the_nodes_end_of_a_netkit_is_seen_and_the_pod_can_do_none_o
     let mut inside = Handle::open_in(client.namespace.netns()).unwrap();
     inside.set_netkit_policies(in_pod, blocked).unwrap_err();
     node.check(client).success();
-    // Others on the node.
+    // Other processes on the node.
     let mut outside = Handle::open_in(node.namespace.netns()).unwrap();
     outside.set_netkit_policies(on_node, blocked).unwrap();
     let made = LinkMode::Netkit(NetkitWays { mode: NetkitMode::L2, ..NetkitWays::default() });
@@ -258,8 +258,8 @@ fn what_others_do_at_the_nodes_end_of_a_netkit_is_seen_and_the_pod_can_do_none_o
     end(&node, &pods);
 }
 
-/// A node whose agent executes `netkit`, and has it judged; each pod has a network of its own: their name, the mode, and the
-/// last byte of the address. `None`: the kernel has no driver.
+/// Returns a node whose agent executes `netkit`, and has it judged; each pod has its own network: their name, the
+/// mode, and the last byte of the address. `None`: the kernel has no driver.
 fn node_that_executes(test: &str, pods: &[(&str, &str, u8)]) -> Option<Node> {
     if !has_driver(test) {
         return None;
@@ -284,8 +284,8 @@ fn told(node: &Node, pod: &str) -> [Value; 2] {
     ["enforcement", "host_interface"].map(|key| row[key].clone())
 }
 
-/// What the agent does for a netkit, which it does not make itself: it has it made, judges it, and has it checked and taken
-/// away, before and after a restart.
+/// The agent's handling of a netkit that it does not create itself: it has it created, judges it, and has it checked
+/// and deleted, before and after a restart.
 ///
 /// Rows: NKT-executed.
 #[test]
@@ -321,12 +321,12 @@ fn a_policy_holds_on_a_netkit_that_is_executed_also_over_a_restart() {
     for pod in [&server, &client, &stranger] {
         node.check(pod).success();
     }
-    // By the queue: past it nothing in a pod sees what it sends.
+    // Through the queue: packets that bypass it are not seen by any program in a pod.
     let named = RawSocket::queued_as(&stranger.namespace, "net1", libc::ETH_P_IP as u16).unwrap();
     let mut frame = Packet::between("10.81.0.3", "10.81.0.2").udp(1001, 7).frame();
     frame[12..14].copy_from_slice(&0x88b5_u16.to_be_bytes());
     assert_dropped(&node, "stranger", &named, ("IPv4 as an experiment", &frame[..]), "malformed");
-    // The executable finds what ADD has made, and the agent passes on what it says.
+    // The executable checks the result of ADD, and the agent passes on its answer.
     ip(&stranger.namespace, &["link", "set", "net1", "down"]).unwrap();
     ip(&stranger.namespace, &["address", "flush", "dev", "net1"]).unwrap();
     assert_ne!(node.check(&stranger).exit, 0);

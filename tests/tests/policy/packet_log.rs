@@ -14,7 +14,7 @@ use crate::bandwidth::host_end;
 
 const OBJECT: &str = "netattach-log.bpf.o";
 
-/// What the log says of packets.
+/// Returns the log's lines about packets.
 fn said_of_packets(log: &str) -> BTreeSet<&str> {
     log.lines().filter_map(|line| Some(line.split_once("netattach::packet: ")?.1)).collect()
 }
@@ -61,14 +61,14 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
     socket.connect(open).unwrap();
     assert!(echoed(&socket, b"ping", PATIENCE));
     let said = |text: &str| node.log_so_far().contains(text);
-    // The agent looks at the node first, and the node resolves the addresses of both.
+    // The agent inspects the node first, and the node resolves the addresses of both.
     let fast = "fast path: to attachment=shop/client/net1";
     let is_fast = || echoed(&socket, b"ping", PATIENCE) && said(fast);
     assert!(eventually(PATIENCE * 4, is_fast), "{}", node.log_so_far());
     socket.connect(closed).unwrap();
     assert!(!echoed(&socket, b"ping", SILENCE));
     assert!(eventually(PATIENCE, || said("verdict: dropped, reason=ingress-port")), "{}", node.log_so_far());
-    // By the fast path a packet comes to the pod where its sender's link ends.
+    // On the fast path, a packet reaches the pod at the end of its sender's link.
     let [at_server, at_client] = ["shop/server", "shop/client"]
         .map(|name| index_of(&node.namespace, &host_end(&node, name, "storage")).unwrap());
     let log = node.stop().unwrap();
@@ -111,7 +111,7 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
     let passes = "attachment=shop/server/net1 verdict: passes";
     assert!(eventually(PATIENCE, || node.log_so_far().contains(passes)), "{}", node.log_so_far());
     let log = node.stop().unwrap();
-    // What keeps the link going is judged too.
+    // Packets that maintain the link are judged too.
     let is_verdict = |line: &&str| line.starts_with("attachment=shop/server/net1 verdict: ");
     assert!(said_of_packets(&log).iter().all(is_verdict), "verdicts alone: {log}");
 

@@ -65,8 +65,8 @@ impl Scene {
         rows[0]["dropped"].clone()
     }
 
-    /// Packets were dropped at the pod's interface for these reasons and no others. A sender may have given up before its
-    /// neighbour was resolved, and its packet comes after that.
+    /// Checks that packets were dropped at the pod's interface for these reasons and no others. A sender may have
+    /// given up before its neighbour was resolved, and its packet arrives after that.
     #[track_caller]
     fn assert_reasons(&self, pod: &str, network: &str, reasons: &[&str]) {
         let mut counted = Vec::new();

@@ -1,4 +1,4 @@
-//! `sourceCheck`, `allowedAddresses` and `vlans`: what passes in whose name and with which tag, and what does not.
+//! `sourceCheck`, `allowedAddresses` and `vlans`: which source addresses and tags pass, and which do not.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -129,12 +129,12 @@ fn pods_send_in_whose_name_they_may(kind: &str, executed: bool) {
         let shown = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/a-{name}")]).unwrap();
         let row = shown.as_array().unwrap().iter().find(|row| row["ifname"] == "net1");
         let row = row.unwrap_or_else(|| panic!("{shown:#}"));
-        // The pods may have every privilege, which matters where programs do not run on the node's end.
+        // The pods may have every privilege, which matters if programs do not run on the node's end.
         let level = if kind == "bridge" { "full" } else { "full-unless-privileged" };
         let told = row["enforcement_detail"].as_str().unwrap_or_default();
         let is_told = if kind == "bridge" { told == detail } else { told.contains(detail) };
         assert_eq!((row["enforcement"].as_str(), is_told), (Some(level), true), "{kind}, {name}: {told}");
-        // Another for each network: the reference's host-device does not give a device its own back.
+        // A different one for each network: the reference's host-device does not restore a device's own address.
         let foreign = format!("02:00:00:00:{number:02x}:77");
         ip(&a.namespace, &["link", "set", "net1", "address", &foreign]).unwrap();
         let echo = Echo::serve(&b.namespace, "10.61.0.3:7".parse().unwrap()).unwrap();
@@ -148,7 +148,7 @@ fn pods_send_in_whose_name_they_may(kind: &str, executed: bool) {
     }
 }
 
-/// What one pod asks for itself holds for that pod, where the agent's settings permit it.
+/// A request of one pod holds only for that pod, if the agent's settings permit it.
 ///
 /// Rows: SRC-allowedAddresses, SRC-pod.
 #[test]
@@ -226,8 +226,8 @@ fn mac(pod: &Pod) -> Mac {
     Handle::open_in(pod.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap()
 }
 
-/// Sends frames with these tags from one pod to another by its address, and in somebody else's name: of the first those
-/// arrive for which it says so, of the others none.
+/// Sends frames with these tags from one pod to another with its own source address, and with a foreign one: of the
+/// first, those marked arrive; of the others, none.
 fn assert_passes<const N: usize>(
     from: &Pod,
     to: &Pod,
@@ -343,7 +343,7 @@ fn frames_of_vlans_pass_with_their_tag_where_a_definition_or_a_permission_names_
     let row = shown.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap().clone();
     let detail = "frames of VLANs 5, 7 to 8, 100 pass with their tag";
     assert_eq!((&row["enforcement"], &row["enforcement_detail"]), (&json!("full"), &json!(detail)));
-    // What passes stays over a restart.
+    // The result is the same after a restart.
     node.kill().unwrap();
     node.start().unwrap();
     assert_passes(&asks, &a, (second, first), [(&[100][..], true), (&[101], false)]);
@@ -353,8 +353,8 @@ fn frames_of_vlans_pass_with_their_tag_where_a_definition_or_a_permission_names_
     Snapshot::take(&node, &[&a, &asks, &beyond]).unwrap().assert_nothing_is_left();
 }
 
-/// Otherwise the frame would be IP on the wire, from any address to any. Behind two tags its ethertype is where a packet socket
-/// can have something written on every kernel.
+/// Otherwise the frame would be IP on the wire, from any address to any. The ethertype behind two tags is at an
+/// offset that a packet socket can have overwritten on every kernel.
 ///
 /// Rows: SRC-vlans, C88.
 #[test]
@@ -377,7 +377,7 @@ fn an_ethertype_that_the_definition_names_is_not_another_later() {
     };
     send(20, b"its ethertype is written");
     assert!(eventually(PATIENCE, || dropped() > 0));
-    // Nothing is judged there.
+    // Frames are not judged there.
     let text = b"its payload is written";
     send(24, text);
     let frames = heard.frames_until(text, PATIENCE).unwrap();

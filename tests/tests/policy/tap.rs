@@ -55,7 +55,7 @@ fn policies_hold_on_a_tap_and_a_bridges_port_sends_for_others() {
         process.receive(patience, is_answer).unwrap().is_some()
     };
     assert_eq!([80, 81].map(asks), [true, false]);
-    // What the pod sends in another's name does not come out, but for a bridge's port.
+    // Packets with another source address are not sent, except at a bridge's port.
     let port = TapEnd::open(&a.namespace, "net2", false).unwrap();
     let foreign = Packet::between("10.70.0.77", "10.70.0.9").from_mac(Mac([2, 0, 0, 0, 0, 0x77]));
     let foreign = foreign.udp(80, 4000).frame();

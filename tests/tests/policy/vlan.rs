@@ -1,4 +1,4 @@
-//! Policies on VLANs of a wire, one inside another, and what a dummy is: an interface that leads nowhere.
+//! Policies on VLANs of a wire, one inside another, and the use of a dummy: an interface that leads nowhere.
 //!
 //! They run where the kernel has the drivers.
 
@@ -85,7 +85,7 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
         "{WIRE} has an interface of VLAN 5 already; macvlans or a bridge on that one serve several pods"
     );
     assert!(message.ends_with(&expected), "{message}");
-    // The parent is nobody's while it carries one, also for an agent that has not made it itself.
+    // No pod can have the parent as a device while it carries one, also for an agent that has not created it itself.
     for _ in 0..2 {
         let (code, message) = node.add(&c).failure();
         let expected = format!("device {WIRE} stays on the node: it carries interfaces of pods");
@@ -104,7 +104,8 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
 /// The host beyond the wire, on it and on two VLANs of it.
 const OUTSIDE: [&str; 3] = ["10.52.0.9", "10.53.0.9", "10.54.0.9"];
 
-/// A node with a VLAN of its wire, and networks of macvlans on both and of another VLAN; and what is beyond the wire.
+/// Returns a node with a VLAN of its wire, and networks of macvlans on both and of another VLAN; and the outside
+/// host.
 fn with_vlans() -> (Node, Namespace) {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -144,7 +145,8 @@ fn with_vlans() -> (Node, Namespace) {
     (node, outside)
 }
 
-/// Where the kernel says whose socket has sent a frame, what comes down from a VLAN is nobody's by its address on the parent.
+/// If the kernel reports the namespace of a frame's socket, a frame that comes down from a VLAN is not attributed by
+/// its address on the parent.
 ///
 /// Rows: MVL-vlan.
 #[test]
@@ -161,7 +163,7 @@ fn policies_hold_on_vlans_beside_macvlans_on_their_parent() {
         node.add(pod).success();
         node.check(pod).success();
     }
-    // Who has a macvlan on the parent as well could send what looks the same by a VLAN of its own making.
+    // A pod that has a macvlan on the parent too could send identical frames by a VLAN that it creates itself.
     let by_both = !netattach::bpf::probe::has_netns_cookie();
     let attempts = [
         (&p, at(0, 80), true),
@@ -182,7 +184,7 @@ fn policies_hold_on_vlans_beside_macvlans_on_their_parent() {
     node.kill().unwrap();
     node.start().unwrap();
     assert_eq!(surprises(), Vec::<String>::new());
-    // Without a macvlan on the parent nothing is asked there, and with the next one it is again.
+    // Without a macvlan on the parent frames are not attributed there, and with the next one they are again.
     node.del(&both).success();
     node.del(&p).success();
     assert!(connects(&t.namespace, at(1, 80), PATIENCE));

@@ -80,7 +80,7 @@ fn shown(call: &Value) -> [String; 4] {
     [of("CNI_COMMAND"), of("CNI_IFNAME"), of("CNI_NETNS"), Vec::from_iter(args).join(";")]
 }
 
-/// Interfaces, MAC addresses if requested, and addresses, as the kernel has them.
+/// Returns interfaces, MAC addresses if requested, and addresses, from the kernel.
 fn interfaces(netns: &str) -> Vec<String> {
     let netns = Netns::open(netns).unwrap();
     let links = Network::of_netns(&netns).unwrap().links;
@@ -226,7 +226,7 @@ fn containerd_2_reports_what_stands_in_the_way_and_goes_on_when_it_is_gone() {
     let expected = ["STATUS netattach ", "ADD netattach eth0", "DEL netattach eth0", "DEL netattach eth0"];
     assert_eq!(verbs(&containerd.machine.take_calls().unwrap()), expected);
 
-    // Both DELs have been recorded for it.
+    // Both DELs have been recorded for the agent.
     containerd.machine.node.start().unwrap();
     assert_eq!(cri.network_ready().unwrap(), (true, String::new()));
     Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
@@ -362,7 +362,7 @@ fn nothing_outlasts_a_test_that_fails() {
         panic!("as a test that fails");
     });
     let failed = failing.join().is_err();
-    // Nothing was sent when the runtimes are missing.
+    // The channel is empty if the runtimes are missing.
     let Ok((directory, cgroups, id, netns)) = told.recv() else { return assert!(!failed) };
     assert!(failed);
     let left: Vec<_> = cgroups.into_iter().chain([directory]).filter(|path| path.exists()).collect();

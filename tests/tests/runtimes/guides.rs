@@ -1,6 +1,7 @@
-//! README.md and the guides, as written: their commands, in order, and their output. `netattach_tests::guide` says how.
+//! README.md and the guides, as written: their commands, in order, and their output. See `netattach_tests::guide`.
 //!
-//! What of a guide needs a kernel that this machine may lack is run by the suite `policy`, in a virtual machine.
+//! Parts of a guide that need a kernel feature that this machine may lack are run by the suite `policy`, in a virtual
+//! machine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -75,8 +76,8 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
     guide::run(&[POLICIES, FAQ], "", Machine::Node, tools).unwrap();
 }
 
-/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start, of the upgrade, of troubleshooting and
-/// of the removal, and the page on installing, which has none.
+/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start, of the upgrade, of
+/// troubleshooting and of the removal, and the page on installing, which has no parts.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
     let parts: Vec<String> = PAGES.into_iter().flat_map(Page::parts).collect();
@@ -94,7 +95,7 @@ fn every_part_of_a_page_is_run_by_a_test() {
     assert_eq!(parts, [&["cluster", "node", "ipvlan"][..], &of_upgrade, &of_cluster].concat());
 }
 
-/// A page that is none of these would be run by nobody.
+/// No test would run a page that is none of these.
 #[test]
 fn every_page_that_has_commands_is_one_of_these() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

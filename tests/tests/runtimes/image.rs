@@ -10,15 +10,15 @@ use netattach_tests::machine::containerd::{Containerd, Version};
 use netattach_tests::node::executable;
 use netattach_tests::{Node, tools};
 
-/// Whether a row names a commit, with whether the sources were others.
+/// Whether a row names a commit; also whether the sources were modified.
 fn names_a_commit(row: &str) -> bool {
     let said = row.trim_start_matches("commit").trim_start();
     let commit = said.strip_suffix(" modified").unwrap_or(said);
     commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// containerd takes the archive under the image's name. A container of it has each executable, which says the same as on the
-/// node, the commit that it was built from included: the very same file; nothing else can be run in it.
+/// containerd imports the archive under the image's name. A container of it has each executable, with the same output
+/// as on the node, including the commit that it was built from: the very same file; nothing else can be run in it.
 #[test]
 fn a_container_of_the_image_runs_the_executables_and_nothing_else() {
     const TEST: &str = "a_container_of_the_image_runs_the_executables_and_nothing_else";

@@ -1,5 +1,5 @@
-//! What the agent asks of a real containerd, and what that asks of the agent: the list of sandboxes, where they are and
-//! what it reads (`runtimeSocket`), and STATUS while a plugin or the agent is slow.
+//! Queries of the agent to a real containerd, and of containerd to the agent: the list of sandboxes, their namespaces
+//! and the configurations in use (`runtimeSocket`), and STATUS while a plugin or the agent is slow.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -33,8 +33,8 @@ fn attached(node: &Node) -> Vec<String> {
     ids
 }
 
-/// The runtime's disk is lost, and the containers of before go on without it: it never sends their DEL. A pod that it has
-/// since is listed, and stays.
+/// The runtime's disk is lost, and its earlier containers continue without it: it never sends their DEL. A pod that
+/// it creates afterwards is listed, and stays.
 fn what_a_runtime_has_lost_is_detached(test: &str, version: Version) {
     let mut node = node();
     node.set("collectAfterSeconds", json!(1));
@@ -73,8 +73,8 @@ fn asked<T>(question: impl Future<Output = Result<T, CriError>>) -> Result<T, Cr
     executor.block_on(question)
 }
 
-/// Which sandboxes are ready and where they are, as pods without their networks are found by (`repair: attach`); and whether
-/// the runtime reads netattach's own file, that alone, and that directory.
+/// The ready sandboxes and their namespaces, by which pods without their networks are found (`repair: attach`); and
+/// whether the runtime reads only netattach's own file, and that directory.
 #[test]
 fn containerd_2_says_where_its_sandboxes_are_and_what_it_reads() {
     let (test, version) = ("containerd_2_says_where_its_sandboxes_are_and_what_it_reads", Version::V2);
@@ -133,8 +133,8 @@ fn containerd_2_says_where_its_sandboxes_are_and_what_it_reads() {
     Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 
-/// A runtime gives a plugin only what its configuration declares. The agent's own declares `portMappings` for every default
-/// network, so that a port which nothing would open fails the pod.
+/// A runtime passes a plugin only values that its configuration declares. The agent's own declares `portMappings` for
+/// every default network, so that a port that no plugin would open fails the pod.
 fn a_host_port_that_nothing_opens_reaches_the_agent(test: &str, version: Version) {
     let mut node = node();
     node.set("cniConf", json!({"dir": version.configurations()}));
@@ -143,7 +143,7 @@ fn a_host_port_that_nothing_opens_reaches_the_agent(test: &str, version: Version
     let file = Path::new(version.configurations()).join("00-netattach.conflist");
     assert!(eventually(PATIENCE, || file.exists()), "{} is not written", file.display());
     let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    // What the default network declares, and the one that it does not.
+    // The capabilities that the default network declares, and the one that it does not.
     assert_eq!(written["plugins"][0]["capabilities"], json!({"mac": true, "portMappings": true}));
     let containerd = Containerd::start(machine, version).unwrap();
     let mut cri = containerd.cri().unwrap();
@@ -169,8 +169,8 @@ fn a_host_port_that_nothing_opens_fails_a_pod_of_containerd_2() {
     a_host_port_that_nothing_opens_reaches_the_agent(test, Version::V2);
 }
 
-/// One slow answer is not a broken node: STATUS tells the last look. An agent that does not answer at all is one, and for as
-/// long.
+/// One slow answer is not a broken node: STATUS returns the result of the last check. An agent that does not answer
+/// at all is one, as long as that lasts.
 #[test]
 fn containerd_2_is_told_that_the_node_is_ready_while_a_plugin_is_slow() {
     let test = "containerd_2_is_told_that_the_node_is_ready_while_a_plugin_is_slow";
@@ -194,12 +194,12 @@ fn containerd_2_is_told_that_the_node_is_ready_while_a_plugin_is_slow() {
     node.plugin("slow", &json!({"STATUS": {"sleepMs": 4000}})).unwrap();
     let mut process = PathBuf::new();
     let is_asked = eventually(PATIENCE, || {
-        // Without a question the next look may be half a minute away.
+        // Without a query, the next check may be half a minute away.
         assert_eq!(cri.network_ready().unwrap(), (true, String::new()));
         let calls = node.take_calls().unwrap();
         let Some(slow) = calls.iter().rfind(|call| call["plugin"] == "slow") else { return false };
         process = format!("/proc/{}", slow["pid"]).into();
-        // One that was asked just before is not slow, and has ended by then.
+        // A check that was requested just before is not slow, and has ended by then.
         std::thread::sleep(Duration::from_millis(500));
         // And it is still asked when the runtime has had its answer.
         process.exists() && cri.network_ready().unwrap() == (true, String::new()) && process.exists()

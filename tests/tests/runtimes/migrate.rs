@@ -1,6 +1,6 @@
-//! docs/migrate-from-multus.md, as written, on a node where Multus has attached a pod. What Multus did is done before: the
-//! reference plugins are executed, and the files are written that Multus and libcni write. `crictl` stands for a runtime that
-//! calls what the first file of its directory names.
+//! docs/migrate-from-multus.md, as written, on a node where Multus has attached a pod. The actions of Multus are
+//! simulated before: the reference plugins are executed, and the files of Multus and libcni are written. `crictl`
+//! stands for a runtime that calls the plugins named by the first file of its directory.
 
 use netattach_tests::guide::{Machine, Page, Tools};
 use netattach_tests::tools;

@@ -53,7 +53,7 @@ fn podman_publishes_ports_and_masquerades_by_our_executables_alone() {
         }
         assert!(connects(&podman.machine.node.namespace, at("127.0.0.1", 8080), PATIENCE));
     }
-    // Outside, nobody has a route to the containers' own addresses.
+    // Outside, no host has a route to the containers' own addresses.
     let _echo = Echo::serve(&outside, at("192.0.2.2", 80)).unwrap();
     assert!(connects(&client, at("192.0.2.2", 80), PATIENCE));
     podman.restart("web").unwrap();

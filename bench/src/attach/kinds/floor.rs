@@ -1,4 +1,5 @@
-//! The least that the kernel takes for each kind of interface: what the plugin makes, with every number chosen before.
+//! The kernel's minimum for each kind of interface: the objects that the plugin creates, with every number chosen
+//! before.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -43,7 +44,7 @@ impl Floor {
         Netlink::open_in(pod.namespace(), self.home.as_fd())?.send(requests)
     }
 
-    /// What is sent from the node, and from the pod.
+    /// Returns the requests sent from the node, and from the pod.
     fn requests(&self, pod: &Pod) -> [Vec<RouteNetlinkMessage>; 2] {
         let inside = pod.namespace();
         // A masqueraded bridge is one as any other here.
@@ -55,7 +56,7 @@ impl Floor {
         let made = |driver, parent| interfaces::made_in(driver, (NAME, INDEX), parent, inside, GROUP);
         let own = netlink::address(INDEX, address, PREFIX);
         let up = netlink::set_up(INDEX);
-        // To the pod, and from the gateway that it has.
+        // To the pod, and from its gateway.
         let near = |gateway| -> Vec<RouteNetlinkMessage> {
             let gateway = netlink::address(NEAR.1, gateway, 32);
             [veth(None), gateway, interfaces::route(NEAR.1, (address, 32), None)].into()
@@ -84,7 +85,7 @@ impl Floor {
             Kind::Dummy => [vec![made(Driver::Dummy, None)], vec![own]],
             Kind::Tap => [Vec::new(), vec![own, up]],
             Kind::HostDevice => {
-                // It keeps its index.
+                // The device keeps its index.
                 let device = given(Side::Floor);
                 let settings = vec![netlink::address(device, address, PREFIX), netlink::set_up(device)];
                 [vec![interfaces::moved(device, NAME, inside)], settings]
@@ -126,8 +127,8 @@ impl Contender for Floor {
     }
 }
 
-/// What stands on the node for all of it: the parent of ipvlans, a device for the pods of each side, and what they are
-/// connected with.
+/// Creates the permanent devices on the node: the parent of ipvlans, a device for the pods of each side, and the
+/// devices that connect them.
 pub(super) fn prepare(other_parent: &str) -> anyhow::Result<()> {
     crate::attach::floor::make_bridge()?;
     let wire = OTHER_PARENT_INDEX + 1;
@@ -143,7 +144,7 @@ pub(super) fn prepare(other_parent: &str) -> anyhow::Result<()> {
     Netlink::open()?.send(requests).context("prepare the node for each kind")
 }
 
-/// What a kind has before each ADD, by whomever: a device that is up, and a pod whose `lo` is down.
+/// Prepares a kind before each ADD, for any side: a device that is up, and a pod whose `lo` is down.
 pub(super) fn before(kind: Kind, side: Side, pod: &Pod, node: &Node) -> anyhow::Result<()> {
     match kind {
         Kind::HostDevice => Netlink::open()?.send(vec![netlink::set_up(given(side))]),
@@ -158,13 +159,13 @@ pub(super) fn before(kind: Kind, side: Side, pod: &Pod, node: &Node) -> anyhow::
 pub(super) fn is_without_driver(kind: Kind, error: &anyhow::Error) -> bool {
     let code = error.chain().find_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
     match kind {
-        // There is no device file, or nobody behind it.
+        // There is no device file, or no driver behind it.
         Kind::Tap => matches!(code, Some(libc::ENOENT | libc::ENODEV)),
         _ => code == Some(libc::EOPNOTSUPP),
     }
 }
 
-/// The index of the device that a side's pods are given.
+/// Returns the index of the device that a side's pods get.
 fn given(side: Side) -> u32 {
     GIVEN + side as u32
 }

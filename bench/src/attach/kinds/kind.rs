@@ -1,4 +1,4 @@
-//! The kinds of interfaces, and what the plugin of each is told.
+//! The kinds of interfaces, and the configuration of each plugin.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ pub(super) enum Kind {
     Loopback,
 }
 
-/// Who attaches, in the order of their turns.
+/// The sides that attach, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
     Floor,
@@ -39,7 +39,7 @@ pub(super) enum Side {
     Reference,
 }
 
-/// In the order of the table.
+/// The kinds in the order of the table.
 pub(super) const KINDS: [Kind; 12] = [
     Kind::Bridge,
     Kind::Masqueraded,
@@ -91,22 +91,22 @@ impl Kind {
         }
     }
 
-    /// Whether containernetworking has a plugin that does the same.
+    /// Whether containernetworking has a plugin for the same.
     pub(super) fn has_reference(self) -> bool {
         !matches!(self, Self::Veth | Self::Macvtap)
     }
 
-    /// Whether a link is made or moved, which is what is limited beside the floor: `lo` is there.
+    /// Whether a link is created or moved, which is limited by a ratio to the floor: `lo` exists already.
     pub(super) fn is_link(self) -> bool {
         self != Self::Loopback
     }
 
-    /// How many times as long the reference's ADD has to take.
+    /// Returns the minimum ratio of the reference's ADD to the agent's.
     pub(super) fn faster(self) -> f64 {
         if self == Self::Masqueraded { 8.0 } else { 4.0 }
     }
 
-    /// What the plugin reads, with addresses of a subnet of its own and leases below that directory.
+    /// Returns the plugin's configuration, with a separate subnet and leases below that directory.
     pub(super) fn config(self, side: Side, leases: &Path) -> Value {
         let bridge =
             |name: &str| json!({"bridge": format!("{name}{}", side as u8), "isDefaultGateway": true});
@@ -159,7 +159,7 @@ impl Side {
         }
     }
 
-    /// The device of the node that its pods are given.
+    /// Returns the device of the node that its pods get.
     pub(super) fn device(self) -> String {
         format!("given{}", self as u8)
     }

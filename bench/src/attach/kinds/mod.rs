@@ -1,6 +1,6 @@
-//! ADD of a pod with one interface, of each kind of which the kernel has the driver, by each who can attach it.
+//! ADD of a pod with one interface, of each kind that the kernel has a driver for, by each side that can attach it.
 //!
-//! The `kind`s and what their plugins are told; their `floor`; the figures as a `table`, beside their limits.
+//! The `kind`s and the configurations of their plugins; their `floor`; the figures as a `table`, with their limits.
 
 mod floor;
 mod kind;
@@ -27,12 +27,12 @@ use crate::limit::{self, Limit};
 use crate::pods::{INTERFACES, Node, Pod, make_directory};
 use crate::{Origin, Series};
 
-/// The indices of what stands on the node, beside those of the parent and of the floor's bridge.
+/// The indices of the permanent devices on the node, besides those of the parent and of the floor's bridge.
 const OTHER_PARENT_INDEX: u32 = 12;
-/// Of the first of the devices, and as many ends of theirs behind them.
+/// Index of the first device that pods get; the others follow, and then their other ends.
 const GIVEN: u32 = 30;
 
-/// What is never measured here.
+/// The kinds that are never measured here.
 const LEFT_OUT: [LeftOut; 3] = [
     LeftOut {
         kind: "netkit",
@@ -66,11 +66,11 @@ struct Figures {
     kind: Kind,
     floor: Series,
     agent: Series,
-    /// Of those of the agent, what it took itself.
+    /// For the agent's ADDs, the time in the agent.
     within: Series,
     executable: Series,
     reference: Option<Series>,
-    /// Where the time goes of one that is beyond its limit.
+    /// The parts of the time, if it is beyond its limit.
     parts: Vec<Part>,
 }
 
@@ -80,12 +80,12 @@ struct LeftOut {
     why: &'static str,
 }
 
-/// One kind, its pod, and who attaches it.
+/// One kind, its pod, and the side that attaches it.
 struct Site<'a> {
     kind: Kind,
     pod: &'a Pod,
     contenders: Vec<(Side, Box<dyn Contender + 'a>)>,
-    /// Of each contender.
+    /// The samples of each contender.
     samples: Vec<Vec<Duration>>,
 }
 
@@ -181,7 +181,7 @@ fn has_driver(kind: Kind, pod: &Pod, node: &Node) -> anyhow::Result<bool> {
 fn start_agent(node: &Node, kinds: &[(Kind, &Pod)], standing: &[Pod]) -> anyhow::Result<Agent> {
     let leases = make_directory(&node.scratch().join("leases-of-kinds"))?;
     let mut objects: Vec<Value> = agent::namespaces().into();
-    // It needs one, which nobody has.
+    // The configuration requires a default network, which no pod uses.
     objects.push(agent::network("kube-system", "default", &Kind::Bridge.config(Side::Agent, &leases)));
     for (kind, _) in kinds {
         objects.push(agent::network(NAMESPACE, kind.network(), &kind.config(Side::Agent, &leases)));
@@ -238,8 +238,8 @@ fn by_site(agent: &Agent, stood: usize, sites: usize) -> anyhow::Result<Vec<Vec<
 }
 
 impl Site<'_> {
-    /// Where pods are masqueraded, each side attaches one that stays: the first one of a node pays for the tables and chains of
-    /// all. Returns how many of them the agent has.
+    /// If pods are masqueraded, each side attaches one that stays: the first one of a node pays for the tables and
+    /// chains of all. Returns how many of them the agent has.
     fn stand(&self, pods: &[Pod]) -> anyhow::Result<usize> {
         if self.kind != Kind::Masqueraded {
             return Ok(0);

@@ -1,4 +1,4 @@
-//! The figures as a table, and beside their limits.
+//! The figures as a table, and compared with their limits.
 
 use std::fmt::Write;
 
@@ -8,11 +8,11 @@ use crate::attach::parts;
 use crate::limit::{self, Limit};
 use crate::{Series, document};
 
-/// How many times as long as its floor an ADD may take, and what of it passes in the agent.
+/// Maximum ratio of an ADD, and of its part in the agent, to its floor.
 const TO_FLOOR: f64 = 3.0;
 
-/// What has to be reached. Each figure is the end of its interval that is the better one: what is beyond its limit with
-/// that is beyond it, whatever else the machine did.
+/// Returns the limits. Each figure is the better end of its interval: if even that is beyond the limit, the limit is
+/// missed, whatever else the machine did.
 pub(super) fn limits(figures: &[Figures]) -> Vec<Limit> {
     let mut limits = Vec::new();
     for figures in figures {
@@ -37,7 +37,7 @@ pub(super) fn limits(figures: &[Figures]) -> Vec<Limit> {
     limits
 }
 
-/// The table, its explanation, the limits, and where the time goes of what is beyond its own.
+/// Returns the table, its explanation, the limits, and the parts of the times that are beyond their limits.
 pub(in crate::attach) fn table(report: &Report) -> String {
     let header = [
         "",

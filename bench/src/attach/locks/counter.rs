@@ -1,9 +1,9 @@
-//! Counts how often the kernel's lock of links (`rtnl_mutex`) is taken, by whomever on the machine, with probes of the kernel
-//! (`perf_event_open(2)`, its `kprobe` PMU).
+//! Counts how often the kernel's lock of links (`rtnl_mutex`) is taken, by any process on the machine, with probes of
+//! the kernel (`perf_event_open(2)`, its `kprobe` PMU).
 //!
-//! What takes a lock is called with it as the argument, and a BPF program at the beginning of that function tells this lock from
-//! others. Probes of `rtnl_lock` itself would miss most of it: compilers put its one call into the functions of its own file, and
-//! so into the one that every request of the route netlink goes through. A try counts, whatever comes of it.
+//! Functions that take a lock have it as an argument, and a BPF program at their entry distinguishes this lock from
+//! others. Probes of `rtnl_lock` itself would miss most calls: compilers inline it into the functions of its own
+//! file, and so into the one that handles every request of the route netlink. A try counts, whatever its result.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -21,8 +21,8 @@ const SYMBOLS: &str = "/proc/kallsyms";
 const PROCESSORS: &str = "/sys/devices/system/cpu/online";
 /// The lock.
 const LOCK: &str = "rtnl_mutex";
-/// The functions that take a lock, which is their first argument. Without the first nothing is counted; of the others a kernel
-/// may lack some.
+/// The functions that take a lock, which is their first argument. The first one is required; a kernel may lack some
+/// of the others.
 const FUNCTIONS: [&str; 4] =
     ["mutex_lock", "mutex_lock_killable", "mutex_lock_interruptible", "mutex_trylock"];
 
@@ -54,10 +54,10 @@ struct Attributes {
 pub(super) struct Counter(Vec<File>);
 
 impl Counter {
-    /// Opens the events, and sees that they count.
+    /// Opens the events, and checks that they count.
     ///
     /// # Errors
-    /// Not root, or the kernel has no probes, does not tell where the lock is, or counts nothing.
+    /// Not root, or the kernel has no probes, does not reveal the address of the lock, or counts nothing.
     pub(super) fn open() -> anyhow::Result<Self> {
         let kind = probes()?;
         let symbols = fs::read_to_string(SYMBOLS).with_context(|| format!("read {SYMBOLS}"))?;
@@ -91,7 +91,7 @@ impl Counter {
         Ok(counter)
     }
 
-    /// Runs work; returns what comes of it, and how often the lock was taken meanwhile.
+    /// Runs work; returns its result, and how often the lock was taken meanwhile.
     pub(super) fn during<T>(&self, work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(T, u64)> {
         let before = self.count()?;
         self.tell(ENABLE)?;
@@ -115,10 +115,10 @@ impl Counter {
     }
 }
 
-/// The number of the PMU for probes.
+/// Returns the number of the PMU for probes.
 ///
 /// # Errors
-/// The kernel has none.
+/// The kernel has no such PMU.
 pub(super) fn probes() -> anyhow::Result<u32> {
     match fs::read_to_string(PMU) {
         Ok(number) => number.trim().parse().with_context(|| format!("read {PMU}: {number:?}")),
@@ -132,7 +132,7 @@ pub(super) fn probes() -> anyhow::Result<u32> {
     }
 }
 
-/// An event that counts the calls of a function by whomever on a processor, disabled.
+/// Opens an event, disabled, that counts the calls of a function on a processor, by any process.
 fn probe(kind: u32, function: &str, processor: i32) -> anyhow::Result<File> {
     /// Any process.
     const ANY: libc::pid_t = -1;
@@ -170,10 +170,10 @@ fn control(event: &File, request: libc::Ioctl, argument: i32) -> io::Result<()> 
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Where a symbol of the kernel itself is; a kernel that keeps it to itself says 0.
+/// Returns the address of a symbol of the kernel itself; a kernel that hides addresses shows 0.
 fn address_of(symbol: &str, symbols: &str) -> Option<u64> {
     let address = symbols.lines().find_map(|line| {
-        // A module's symbol has the module's name behind its own.
+        // A module's symbol is followed by the module's name.
         let mut words = line.split_whitespace();
         let (address, _kind, name, module) = (words.next()?, words.next()?, words.next()?, words.next());
         (name == symbol && module.is_none()).then_some(address)

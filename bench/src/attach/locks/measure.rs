@@ -1,4 +1,4 @@
-//! The measurement: one pod, which every contender attaches and detaches in turn.
+//! The measurement: one pod, which the contenders attach and detach alternately.
 
 use std::path::PathBuf;
 use std::slice;
@@ -17,10 +17,10 @@ use crate::attach::netattach::Netattach;
 use crate::attach::{Contender, left_nothing, timed};
 use crate::pods::{Node, Pod};
 
-/// Pause after a DEL, in which everything that follows an ADD and a DEL is done: announcements take up to two seconds.
+/// Pause after a DEL for all work that follows an ADD and a DEL: announcements take up to two seconds.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// What has been counted.
+/// The counts of all contenders.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) kernel: String,
@@ -28,13 +28,13 @@ pub(super) struct Measured {
     pub(super) contenders: Vec<Counts>,
 }
 
-/// How often the lock was taken, round by round.
+/// The number of times that the lock was taken, round by round.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Counts {
     pub(super) name: String,
     /// During the ADD.
     pub(super) taken: Vec<u64>,
-    /// While nothing was asked of anybody, for as long.
+    /// The same for an idle interval of the same length.
     pub(super) idle: Vec<u64>,
 }
 
@@ -44,7 +44,7 @@ impl Counts {
     }
 }
 
-/// Counts in so many rounds, after one that does not count. The floor's executable is built where none is given.
+/// Counts in that many rounds, after one that does not count. The floor's executable is built if none is given.
 pub(super) fn measure(rounds: u16, executable: Option<PathBuf>) -> anyhow::Result<Measured> {
     let counter = Counter::open()?;
     let node = Node::enter()?;
@@ -58,7 +58,7 @@ pub(super) fn measure(rounds: u16, executable: Option<PathBuf>) -> anyhow::Resul
     })?;
     let mut counts: Vec<Counts> = contenders.iter().map(|contender| Counts::of(contender.name())).collect();
     progress::step("ADDs in turns", |progress| {
-        // One round that does not count: it makes bridges.
+        // One round that does not count: it creates bridges.
         for contender in &contenders {
             timed(&**contender, pod)?;
             thread::sleep(PAUSE);
@@ -95,7 +95,7 @@ fn prepare(
     Ok(contenders)
 }
 
-/// How often the lock is taken during an ADD, and in an interval as long when everything has come to rest.
+/// Returns how often the lock is taken during an ADD, and in an idle interval of the same length.
 fn once(counter: &Counter, contender: &dyn Contender, node: &Node, pod: &Pod) -> anyhow::Result<(u64, u64)> {
     let before = node.links()?;
     let (lasted, taken) = counter

@@ -1,8 +1,8 @@
-//! `cargo xtask bench locks`: how often the kernel's lock of links is taken for one ADD of a pod with three networks, beside the
-//! floors, whose ADDs make the same links.
+//! `cargo xtask bench locks`: how often the kernel's lock of links is taken for one ADD of a pod with three networks,
+//! compared with the floors, whose ADDs create the same links.
 //!
-//! It runs in the virtual machine, whose kernel has probes for the `counter`, unless this machine's has them too: `measure` takes
-//! turns, and the `table` compares with the limit.
+//! It runs in the virtual machine, whose kernel has probes for the `counter`, unless this machine's kernel has them
+//! too: `measure` alternates, and the `table` compares with the limit.
 
 mod counter;
 mod measure;
@@ -57,25 +57,25 @@ struct Report {
     limits: Vec<Limit>,
 }
 
-/// How often the lock was taken, by whomever.
+/// The number of times that the lock was taken, by any process.
 #[derive(Serialize)]
 struct Figures {
     name: String,
     /// From the call of an ADD to its answer.
     taken: Series,
-    /// While nothing was asked of anybody, for as long as that ADD took.
+    /// The same for an idle interval as long as that ADD.
     idle: Series,
 }
 
 /// Counts in the virtual machine, or here.
 ///
 /// # Errors
-/// There is no such machine, or here no probe; a contender failed or left something behind; or the limit is missed and `check` is
-/// set.
+/// There is no such machine, or here no probe; a contender failed or left something behind; or the limit is missed
+/// and `check` is set.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let rounds = options.rounds.get();
     if options.inside {
-        // The machine's serial line would be part of what is measured.
+        // The machine's serial line would influence the measurement.
         progress::silence();
         let floor = env::current_exe().context("find this executable")?.with_file_name(FLOOR);
         return machine::tell(&measure::measure(rounds, Some(floor))?);
@@ -121,7 +121,7 @@ impl Figures {
         Self { name: counts.name, taken: series(counts.taken), idle: series(counts.idle) }
     }
 
-    /// Of an ADD itself.
+    /// Returns the number for an ADD itself.
     fn own(&self) -> f64 {
         self.taken.median - self.idle.median
     }

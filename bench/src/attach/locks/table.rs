@@ -1,4 +1,4 @@
-//! The counts as a table, and beside their limit.
+//! The counts as a table, and compared with their limit.
 
 use std::fmt::Write;
 
@@ -7,17 +7,17 @@ use crate::attach::{floor, netattach};
 use crate::document;
 use crate::limit::{self, Limit};
 
-/// How many times as often as the floor with programs an ADD may take the lock.
+/// Maximum ratio of an ADD's locks to those of the floor with programs.
 const MOST: f64 = 1.3;
 
-/// What has to be reached.
+/// Returns the limits.
 pub(super) fn limits(contenders: &[Figures]) -> Vec<Limit> {
     let what = format!("acquisitions of an ADD, to `{}`", floor::WITH_PROGRAMS);
     let ratio = ratio(netattach::NAME, floor::WITH_PROGRAMS, contenders);
     vec![Limit::new(what, ratio, MOST, "times")]
 }
 
-/// One contender's to another's; no number without both.
+/// Returns the ratio of two contenders; no number unless both were measured.
 fn ratio(of: &str, to: &str, contenders: &[Figures]) -> f64 {
     let own = |name: &str| contenders.iter().find(|figures| figures.name == name).map(Figures::own);
     own(of).zip(own(to)).map_or(f64::NAN, |(of, to)| of / to)

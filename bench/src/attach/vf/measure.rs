@@ -1,4 +1,5 @@
-//! The measurement, on the machine that has the cards: one VF, which every contender gives to a pod and takes back in turn.
+//! The measurement, on the machine with the cards: one VF, which the contenders give to a pod and take back
+//! alternately.
 
 use std::path::Path;
 use std::thread;
@@ -25,15 +26,15 @@ use crate::pods::{INTERFACES, Node, Pod, make_directory};
 const MAC: &str = "02:00:00:00:0b:01";
 /// The machine has little memory.
 const ATTACHMENTS: u32 = 64;
-/// Longer than an emulated card takes to have a carrier.
+/// Longer than an emulated card needs for its carrier.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Of the contenders, those that are the agent's: the first ones.
+/// The number of contenders that are the agent's: the first ones.
 const BY_AGENT: usize = 2;
 
-/// Who gives the pod its VF.
+/// The side that gives the pod its VF.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    /// `sriov`, with what the reference can do as well.
+    /// `sriov`, restricted to what the reference can do.
     Alike,
     /// `sriov`, with all that the card can set.
     Every,
@@ -43,14 +44,14 @@ pub(super) enum Side {
 
 pub(super) const SIDES: [Side; 3] = [Side::Alike, Side::Every, Side::Reference];
 
-/// What has been measured.
+/// The measurements.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Measured {
     pub(super) kernel: String,
     pub(super) processors: usize,
     /// In the order of [`SIDES`].
     pub(super) sides: Vec<Times>,
-    /// Where the time of an ADD of [`Side::Alike`] goes, as a table.
+    /// The parts of the time of an ADD of [`Side::Alike`], as a table.
     pub(super) parts: String,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Measured {
 pub(super) struct Times {
     /// Until the answer.
     pub(super) add: Vec<Duration>,
-    /// Until the pod's interface has a carrier as well.
+    /// Until the pod's interface also has a carrier.
     pub(super) carrier: Vec<Duration>,
     pub(super) del: Vec<Duration>,
 }
@@ -96,7 +97,7 @@ impl Side {
         }
     }
 
-    /// The network's configuration, with a subnet of its own and leases below that directory.
+    /// Returns the network's configuration, with a separate subnet and leases below that directory.
     fn config(self, device: &str, leases: &Path) -> Value {
         let subnet = format!("10.{}.0.0/16", 120 + self as u8);
         let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": subnet}]]});
@@ -124,7 +125,7 @@ impl Side {
     }
 }
 
-/// Measures so many rounds, after one that does not count.
+/// Measures that many rounds, after one that does not count.
 pub(super) fn measure(rounds: u16) -> anyhow::Result<Measured> {
     let cards = Cards::take("bench sriov")?.context("no driver of cards is named")?;
     let vfs = cards.make_vfs(1)?;
@@ -143,7 +144,8 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Measured> {
     progress::step("a VF in turns", |progress| {
         for round in 0..=rounds {
             progress.note(&format!("round {round} of {rounds}"));
-            // The reference before the agent's in every other round; the agent's always in this order, by which its log is read.
+            // In every other round, the reference is before the agent's; the order of the agent's is fixed, as its
+            // log depends on it.
             let turns = if round.is_multiple_of(2) { [0, 1, BY_AGENT] } else { [BY_AGENT, 0, 1] };
             for at in turns {
                 let mut uncounted = Times::default();
@@ -158,7 +160,7 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Measured> {
         Ok(Done::Unchanged(format!("{rounds} pods each of {} contenders", SIDES.len())))
     })?;
     let logged = parts::logged_adds(&agent.log()?)?;
-    // Those of the first round do not count.
+    // The first round does not count.
     let alike: Vec<_> = logged.into_iter().skip(BY_AGENT).step_by(BY_AGENT).collect();
     ensure!(alike.len() == usize::from(rounds), "the agent's log has {} ADDs of {rounds}", alike.len());
     let parts = parts::table(&parts::rows(&sides[0].add, &process, &alike));
@@ -166,11 +168,12 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Measured> {
     Ok(Measured { kernel, processors, sides, parts })
 }
 
-/// An agent whose pods, but the reference's, have the VF by the network of their contender as their default network.
+/// Starts an agent whose pods, except the reference's, have the VF by the network of their contender as their default
+/// network.
 fn start_agent(node: &Node, device: &str, pods: &[Pod]) -> anyhow::Result<Agent> {
     let leases = make_directory(&node.scratch().join("leases"))?;
     let mut objects: Vec<Value> = agent::namespaces().into();
-    // It needs one, which nobody has.
+    // The configuration requires a default network, which no pod uses.
     let bridge =
         json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "unused0", "ipam": {"type": "static"}});
     objects.push(agent::network("kube-system", "default", &bridge));

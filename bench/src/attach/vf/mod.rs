@@ -1,8 +1,8 @@
-//! `cargo xtask bench sriov`: ADD of a pod with a virtual function (VF) of a card, beside the reference's `host-device` and
-//! `tuning`, which do the most of it that those plugins can.
+//! `cargo xtask bench sriov`: ADD of a pod with a virtual function (VF) of a card, compared with the reference's
+//! `host-device` and `tuning`, as far as those plugins can do the same.
 //!
-//! It runs in the virtual machine that has such cards, where this executable `measure`s; what it has measured is printed as a
-//! `table`.
+//! It runs in the virtual machine that has such cards, where this executable `measure`s; the measurements are printed
+//! as a `table`.
 
 mod measure;
 mod table;
@@ -45,7 +45,7 @@ struct Report {
     /// In the order of [`SIDES`].
     contenders: Vec<Figures>,
     limits: Vec<Limit>,
-    /// The table of where the time of an ADD goes.
+    /// The table of the parts of an ADD's time.
     #[serde(skip)]
     parts: String,
 }
@@ -56,7 +56,7 @@ struct Figures {
     name: &'static str,
     /// Until the answer.
     add: Series,
-    /// Until the pod's interface has a carrier as well.
+    /// Until the pod's interface also has a carrier.
     carrier: Series,
     del: Series,
 }

@@ -1,4 +1,4 @@
-//! The figures as a table, and beside their limit.
+//! The figures as a table, and compared with their limit.
 
 use std::fmt::Write;
 
@@ -10,14 +10,14 @@ use crate::{Series, document};
 /// The part of the reference's ADD that ours may take: a third.
 const MOST: f64 = 0.333;
 
-/// What has to be reached, by the better end of its interval.
+/// Returns the limits, for the better end of each interval.
 pub(super) fn limits(contenders: &[Figures]) -> Vec<Limit> {
     let (Some(alike), Some(reference)) = (contenders.first(), contenders.last()) else { return Vec::new() };
     let [low, _] = alike.add.ratios(&reference.add).interval();
     vec![Limit::new("`sriov`: ADD, to the reference's", low, MOST, "times")]
 }
 
-/// The table, its explanation and the limit, and where the time of an ADD goes.
+/// Returns the table, its explanation and the limit, and the parts of an ADD's time.
 pub(super) fn table(report: &Report) -> String {
     let header = [
         "",

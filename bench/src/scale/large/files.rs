@@ -1,4 +1,4 @@
-//! Policies of as many rules as one may have, as manifests in a directory.
+//! Policies with the maximum number of rules, as manifests in a directory.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +13,7 @@ use super::{Author, Figures, NAME, Subject};
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::pods::{Node, make_directory};
 
-/// As many as one policy may have.
+/// The maximum number of rules of one policy.
 const RULES: u32 = 100_000;
 /// The addresses that the rules are about, spread over a prefix of ten bits.
 const PEERS: Ipv4Addr = Ipv4Addr::new(100, 64, 0, 0);
@@ -24,7 +24,7 @@ const FIRST_PORT: u32 = 1024;
 /// Ports of a range, which is one entry of the maps: it begins at a multiple of that.
 const RANGE: u32 = 8;
 
-/// What each rule has of its own.
+/// The part that differs between the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rules {
     /// An address, and a range of ports.
@@ -79,7 +79,7 @@ impl Rules {
     }
 }
 
-/// On a node of its own, whose agent has one pod.
+/// Measures on a node of its own, whose agent has one pod.
 pub(super) fn measure(rules: Rules, cycles: u16, progress: &Progress) -> anyhow::Result<Figures> {
     let node = Node::enter()?;
     let pods = node.pods(1)?;

@@ -1,7 +1,7 @@
 //! A policy whose selectors lead to the pods of other nodes, in a cluster.
 //!
-//! A hundred thousand rules with a selector each would be compared with more pods than the agent allows itself
-//! (`docs/budgets.md`, comparisons), so there are a thousand, which lead to a hundred pods each.
+//! A hundred thousand rules with a selector each would need more comparisons with pods than the agent allows
+//! (`docs/budgets.md`, comparisons), so there are a thousand, which select a hundred pods each.
 
 use anyhow::Context;
 use netattach_tests::api_server::ApiServer;
@@ -27,7 +27,7 @@ pub(super) fn name() -> String {
     format!("{RULES} rules with selectors, {} of {PEERS} peers each", PEERS / POLICIES)
 }
 
-/// On a node of its own, whose agent has one pod.
+/// Measures on a node of its own, whose agent has one pod.
 pub(super) fn measure(cycles: u16, progress: &Progress) -> anyhow::Result<Figures> {
     let node = Node::enter()?;
     let pods = node.pods(1)?;
@@ -37,7 +37,7 @@ pub(super) fn measure(cycles: u16, progress: &Progress) -> anyhow::Result<Figure
     let mut all: Vec<Value> = agent::namespaces().into();
     all.extend(networks.objects());
     all.push(objects::own(pod));
-    // The pods of other nodes are known all the time: what the policy takes is measured, not what they do.
+    // The pods of other nodes are known all the time: the cost of the policy is measured, not that of the pods.
     all.push(objects::idle_policy());
     progress.note(&format!("{PEERS} pods of other nodes"));
     all.extend((0..PEERS).map(|number| objects::far(number, SUBNET)));

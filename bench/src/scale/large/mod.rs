@@ -1,8 +1,8 @@
-//! Policies as large as they may be, which come, change and go again and again: whether the last time takes as long as the
-//! first, and what is left in memory.
+//! Policies of the maximum size, which are created, changed and deleted repeatedly: whether the last time takes as
+//! long as the first, and how much memory is left in use.
 //!
-//! Policies of `files` with as many rules as one may have, and one `in_cluster` whose selectors lead to the pods of other nodes.
-//! The `table` compares with the limits.
+//! Policies of `files` with the maximum number of rules, and one `in_cluster` whose selectors select pods of other
+//! nodes. The `table` compares with the limits.
 
 mod files;
 #[cfg(feature = "cluster")]
@@ -28,9 +28,9 @@ use crate::{Origin, Series};
 
 /// The name of the policy.
 const NAME: &str = "measured";
-/// Of so many cycles at the beginning the median is what the first takes, and of as many at the end what the last takes.
+/// Number of cycles at the beginning and at the end; the medians of both are compared.
 const ENDS: usize = 3;
-/// Looks at an agent's memory at rest, a second apart: what is resident of its code goes up and down.
+/// Samples of an agent's memory at rest, a second apart: the resident part of its code varies.
 const LOOKS: usize = 11;
 /// Time limit for a policy to be in force, and for all that follows that.
 const IN_FORCE: Duration = Duration::from_secs(60);
@@ -49,9 +49,9 @@ pub(super) struct Report {
 #[derive(Serialize)]
 struct Figures {
     name: String,
-    /// Milliseconds from a policy where there was none to the word that the programs read.
+    /// Milliseconds from the creation of a policy, with none before, to the word that the programs read.
     load: Series,
-    /// The same of one that takes its place, every rule of which is another.
+    /// The same for a policy that replaces it, with all rules different.
     change: Series,
     /// Milliseconds of the agent's processor time for both, for the removal and for all that follows each.
     processor: Series,
@@ -66,7 +66,7 @@ impl Figures {
     }
 }
 
-/// What the first samples are, and the last.
+/// Returns the medians of the first samples and of the last.
 fn ends(series: &Series) -> [f64; 2] {
     let samples = &series.samples;
     let first = samples.iter().take(ENDS);
@@ -74,9 +74,9 @@ fn ends(series: &Series) -> [f64; 2] {
     [Series::new(first.copied().collect()).median, Series::new(last.copied().collect()).median]
 }
 
-/// Who writes the policy and puts it where the agent finds it.
+/// Writes the policy and puts it where the agent finds it.
 trait Author {
-    /// Prepares the policy of a round. None of its rules is as in the round before.
+    /// Prepares the policy of a round. None of its rules equals one of the round before.
     fn write(&mut self, round: u32) -> anyhow::Result<()>;
     /// Puts it in place.
     fn put(&mut self) -> anyhow::Result<()>;
@@ -117,7 +117,7 @@ impl<'a> Subject<'a> {
         Ok(Self { agent, words, id })
     }
 
-    /// A policy comes, another takes its place, and that goes, again and again.
+    /// Repeatedly creates a policy, replaces it by another, and deletes that.
     fn cycles(
         &self,
         name: String,
@@ -144,7 +144,8 @@ impl<'a> Subject<'a> {
         Ok(Figures { name, load, change, processor, before, after })
     }
 
-    /// Milliseconds until the policy of a round is in force. Returns when the one before it is out of the maps.
+    /// Puts the policy of a round into force; returns the milliseconds. Waits until the previous one is out of the
+    /// maps.
     fn put(&self, round: u32, author: &mut dyn Author) -> anyhow::Result<f64> {
         author.write(round)?;
         let before = self.words.get(self.id);
@@ -157,13 +158,13 @@ impl<'a> Subject<'a> {
         Ok(milliseconds(time))
     }
 
-    /// Waits until nothing is left to do. An agent that goes on would be measured in part.
+    /// Waits until no work is left. An agent that continues would be measured in part.
     fn settle(&self) -> anyhow::Result<()> {
         ensure!(self.agent.settle(IN_FORCE)?, "the agent has not come to rest after {IN_FORCE:?}");
         Ok(())
     }
 
-    /// One beyond a bound isolates whom it selects, which is quickly done.
+    /// Checks that the policy is in force as written: one beyond a bound only isolates, which is fast.
     fn is_as_written(&self) -> anyhow::Result<()> {
         let status = self.agent.ask(&["status"])?;
         let rows = |list: &str| status[list].as_array().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! The figures as a table, and beside their limits.
+//! The figures as a table, and compared with their limits.
 
 use std::fmt::Write;
 
@@ -6,12 +6,12 @@ use super::{ENDS, Figures, Report, ends};
 use crate::limit::{self, Limit};
 use crate::{Series, document};
 
-/// How many times as long the last may take as the first.
+/// Maximum ratio of the last time to the first.
 const SLOWER: f64 = 1.25;
-/// MiB that may be left.
+/// MiB that may be left in use.
 const LEFT: f64 = 5.0;
 
-/// What has to be reached.
+/// Returns the limits.
 pub(super) fn limits(policies: &[Figures]) -> Vec<Limit> {
     let of = |figures: &Figures| {
         let Figures { name, load, change, processor, .. } = figures;

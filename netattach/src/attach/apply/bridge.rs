@@ -71,7 +71,7 @@ impl Executor<'_> {
             }
         })?;
         let is_changed = changes != GatewayChanges::default();
-        // Also where somebody else has given a closed one the gateway's address.
+        // Also if another process has given a closed bridge the gateway's address.
         let opens =
             device.is_none() && self.is_own_bridge(at) && (is_changed || bridge_stack::is_closed(bridge));
         let node = self.node;

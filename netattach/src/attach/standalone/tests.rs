@@ -123,7 +123,7 @@ fn missing_variables_are_named_together() {
     assert_eq!((exit, printed), (1, error(4, missing)));
 }
 
-/// What is not in the table is executed, it says.
+/// The page states that plugins that are not in the table are executed.
 #[test]
 fn the_page_names_every_plugin_that_is_built_in_and_no_other() {
     const PAGES: [&str; 3] = [
@@ -134,7 +134,7 @@ fn the_page_names_every_plugin_that_is_built_in_and_no_other() {
     let (_, table) = PAGES[0].split_once("\n|---|---|\n").unwrap();
     let rows = table.lines().map_while(|line| line.strip_prefix("| `")?.split(" | ").next());
     let words = rows.flat_map(|types| types.split('`').step_by(2));
-    // The second is no plugin of its own: what a runtime calls, behind another plugin.
+    // The second is not a plugin of its own: runtimes call it after another plugin.
     let named: BTreeSet<&str> = words.filter(|word| !["ipam.type", "netattach"].contains(word)).collect();
     assert_eq!(named, built_in().collect());
     assert_eq!(named.len(), 22);

@@ -68,7 +68,7 @@ fn what_goes_with_attachments_is_their_own_and_what_nobody_else_has() {
     assert!(matches!(refused, Err(BpfError::InvalidAttachment { id: 16, max: 15 })), "{refused:?}");
 }
 
-/// Their DELs run at the same time.
+/// Their DELs run concurrently.
 #[test]
 fn of_attachments_that_leave_together_the_last_to_begin_takes_what_they_share() {
     let mut attachments = over(BTreeMap::new());

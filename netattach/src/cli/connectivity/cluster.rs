@@ -219,7 +219,8 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Whether an object of that name is of a test that must have ended: the second in which it began follows [`NAME`].
+/// Whether an object of that name belongs to a test that must have ended: the name has the second of the test's begin
+/// after [`NAME`].
 fn is_old(name: &str, now: Duration) -> bool {
     let began = name.strip_prefix(NAME).and_then(|rest| rest.split('-').next()?.parse().ok());
     began.is_some_and(|began| now.saturating_sub(Duration::from_secs(began)) > OLD)

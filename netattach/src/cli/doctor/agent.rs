@@ -1,4 +1,4 @@
-//! Whether the agent answers, what it lacks, what it has trouble with; with which settings it runs.
+//! Checks whether the agent answers, which conditions it lacks and which problems it reports; finds its settings.
 
 use std::ffi::OsString;
 use std::io;
@@ -17,16 +17,16 @@ use crate::rpc::message::{Condition, FlowTableUse, Request, Response};
 /// Most problems that are shown one by one.
 const MOST_PROBLEMS: usize = 50;
 
-/// The settings that the checks go by.
+/// The settings on which the checks are based.
 pub(super) struct Known {
     pub(super) settings: Settings,
-    /// Says whose they are, or what is wrong with them.
+    /// The origin of the settings, or the error in them.
     pub(super) check: Check,
-    /// Whether they are an agent's that has mounts of its own, as in a pod.
+    /// Whether the settings are those of an agent with its own mount namespace, as in a pod.
     pub(super) is_apart: bool,
 }
 
-/// The settings of the file, else of the agent that runs on this node, else the built-in ones.
+/// Returns the settings of the file, otherwise of the agent that runs on this node, otherwise the built-in ones.
 pub(super) fn settings(config: Option<&Path>) -> Known {
     if let Some(path) = config {
         let arguments = Arguments { config: Some(path.to_owned()), ..Arguments::default() };
@@ -60,7 +60,7 @@ fn built_in(why: &str) -> Known {
     Known { settings, check: Check::skipped(SETTINGS, detail), is_apart: false }
 }
 
-/// The settings of an agent that runs, as it sees its files.
+/// Returns the settings of a running agent, with paths resolved as in that process.
 fn of_process(pid: u32, arguments: Arguments) -> Known {
     let of = format!("of netattachd, process {pid}");
     match as_it_sees(Path::new(&format!("/proc/{pid}")), arguments) {
@@ -73,7 +73,8 @@ fn of_process(pid: u32, arguments: Arguments) -> Known {
     }
 }
 
-/// The command line of a process with its file as this process can open it, and whether that process has mounts of its own.
+/// Returns the command line of a process, with the path of its settings file such that this process can open the
+/// file, and whether that process has its own mount namespace.
 fn as_it_sees(process: &Path, mut arguments: Arguments) -> io::Result<(Arguments, bool)> {
     let mounts = |of: &Path| std::fs::metadata(of.join("ns/mnt")).map(|found| found.ino());
     let apart = mounts(process)? != mounts(Path::new("/proc/self"))?;
@@ -84,7 +85,7 @@ fn as_it_sees(process: &Path, mut arguments: Arguments) -> io::Result<(Arguments
     Ok((arguments, apart))
 }
 
-/// Where this process finds what another one has at a path.
+/// Returns the path at which this process finds the file that another process has at `path`.
 fn found_by(process: &Path, path: &Path) -> io::Result<PathBuf> {
     let (directory, inside) = match path.strip_prefix("/") {
         Ok(inside) => ("root", inside),
@@ -95,7 +96,7 @@ fn found_by(process: &Path, path: &Path) -> io::Result<PathBuf> {
     Ok(directory.join(inside))
 }
 
-/// The agent among the processes that this one sees, and its command line.
+/// Finds the agent among the visible processes; returns its pid and its command line.
 fn running(processes: &Path) -> Option<(u32, Arguments)> {
     let this = processes.join("self");
     std::fs::read_dir(processes).ok()?.flatten().find_map(|entry| {
@@ -105,14 +106,15 @@ fn running(processes: &Path) -> Option<(u32, Arguments)> {
         if executable.file_name()? != "netattachd" || !may_be_an_agent(&entry.path(), &this) {
             return None;
         }
-        // The files that it names are as it sees them.
+        // The paths are those of the agent's mount namespace.
         let arguments = Arguments::try_parse_from(words).ok()?;
         Some((pid, arguments))
     })
 }
 
-/// Whether a process is root's and of this one's namespaces, as the agent is whatever mounts it has. In a pod anybody can call a
-/// process so, and name directories of the node. Of what may not be looked at nothing is read later either.
+/// Whether a process is root's and in this process's network and user namespaces, as the agent is, whatever its
+/// mounts. In a pod, any process can have that name, and name directories of the node. Of a process that may not be
+/// inspected, nothing is read later either.
 fn may_be_an_agent(process: &Path, this: &Path) -> bool {
     let is_same = |name: &str| -> io::Result<bool> {
         let [its, ours] = [process, this].map(|of| std::fs::metadata(of.join("ns").join(name)));
@@ -123,7 +125,7 @@ fn may_be_an_agent(process: &Path, this: &Path) -> bool {
     is_roots(process) && same.unwrap_or_else(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
-/// By its status: whose its files in `/proc` are is up to the process.
+/// Whether a process is root's, by its status: a process itself determines the owner of its files in `/proc`.
 fn is_roots(process: &Path) -> bool {
     let status = crate::bounded::read(&process.join("status"), 64 << 10).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
@@ -137,7 +139,7 @@ fn words(process: &Path) -> Option<Vec<OsString>> {
     Some(line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect())
 }
 
-/// What the agent says of itself.
+/// Returns the checks of what the agent reports about itself.
 pub(super) fn checks(socket: &Path) -> Vec<Check> {
     let status = match ask(socket, &Request::Status) {
         Ok(Response::Status(status)) => status,
@@ -181,7 +183,8 @@ pub(super) fn checks(socket: &Path) -> Vec<Check> {
     checks
 }
 
-/// A map of the flow table that has few places left. Its size is fixed: what helps is to know who fills it.
+/// Returns a warning for a map of the flow table that has little room left. The map's size is fixed: it helps to know
+/// which attachments fill it.
 fn nearly_full(flows: &FlowTableUse) -> Option<Check> {
     let FlowTableUse { family, entries, capacity } = flows;
     let remedy = "netattachctl stats -o wide shows whose flows they are (FLOWS) and whose make room for newer ones (DISPLACED); \
@@ -203,7 +206,7 @@ fn absent(error: &CliError) -> Check {
     Check::failed("agent", Chain(error).to_string(), remedy)
 }
 
-/// What to do about an unmet condition.
+/// Returns the remedy for an unmet condition.
 fn remedy_of(condition: &str) -> &'static str {
     match condition {
         "source" => {
@@ -237,7 +240,7 @@ mod tests {
     use super::super::State;
     use super::*;
 
-    /// A process that is there as long as this.
+    /// A process that is killed when this is dropped.
     struct Process(Child);
 
     impl Drop for Process {
@@ -257,14 +260,14 @@ mod tests {
         let of = |config: &str, pid: u32| {
             of_process(pid, Arguments { config: Some(config.into()), ..Arguments::default() })
         };
-        // As when another directory is where the doctor is called.
+        // As if the doctor were called in another directory.
         let Known { settings, check, is_apart } = of("./x.yaml", process.0.id());
         assert!(!is_apart);
         assert_eq!(settings.state_dir, directory.path().join("state"), "{check:?}");
         assert_eq!(check.state, State::Ok);
         let absolute = directory.path().join("x.yaml");
         assert_eq!(of(absolute.to_str().unwrap(), process.0.id()).settings.state_dir, settings.state_dir);
-        // None has the number: what cannot be looked at is no failure of the agent's settings.
+        // No process has this pid: a process that cannot be inspected is no failure of the agent's settings.
         let Known { settings, check, .. } = of("./x.yaml", u32::MAX);
         assert_eq!((settings, check.state), (Settings::default(), State::Skipped));
     }
@@ -276,7 +279,7 @@ mod tests {
         for name in ["ns", "root", "cwd"] {
             std::fs::create_dir_all(process.join(name)).unwrap();
         }
-        // Any other file is another namespace.
+        // Any other file stands for another namespace.
         std::fs::write(process.join("ns/mnt"), "").unwrap();
         let seen = |config: &str| {
             let arguments = Arguments { config: Some(config.into()), ..Arguments::default() };

@@ -1,10 +1,10 @@
-//! What the agent may do in the cluster.
+//! Checks the agent's rights in the cluster.
 
 use super::Check;
 use crate::agent::{self, Settings};
 
-/// Asks the API server for each right that the agent needs, with the agent's own identity. An agent that `is_apart` has its
-/// service account in its pod, out of reach.
+/// Asks the API server for each right that the agent needs, with the agent's own identity. If the agent `is_apart`,
+/// its service account is in its pod, where this process cannot read it.
 pub(super) fn check(settings: &Settings, is_apart: bool) -> Check {
     const NAME: &str = "cluster access";
     if !settings.kubernetes.enabled {
@@ -47,7 +47,7 @@ mod tests {
         let found = check(&settings, true);
         assert_eq!(found.state, State::Skipped, "{found:?}");
         assert!(found.detail.starts_with("the agent's service account is in its pod: "), "{found:?}");
-        // By a kubeconfig anybody asks who can read it.
+        // A kubeconfig can be used by every process that can read it.
         settings.kubernetes.kubeconfig = "/nowhere/kubeconfig".into();
         assert_eq!(check(&settings, true).state, State::Failed);
         assert_eq!(check(&Settings::default(), true).detail, "objects come from a directory of manifests");

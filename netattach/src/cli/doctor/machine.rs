@@ -1,4 +1,4 @@
-//! Privileges, kernel, the BPF file system and what is pinned there.
+//! Checks privileges, kernel, the BPF file system and the pins in it.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use crate::agent::{self, Settings};
 use crate::bpf::{self, probe};
 use crate::error_chain::Chain;
 
-/// Used by networks of that type alone: its absence is nothing to warn of.
+/// Only networks of that type use it, so its absence is no reason for a warning.
 const NOT_USED: &str = "netkit";
 
-/// Of a file system of BPF (`BPF_FS_MAGIC` in `linux/magic.h`).
+/// Type of a BPF file system (`BPF_FS_MAGIC` in `linux/magic.h`).
 const BPFFS: i64 = 0xcafe_4a11;
 
-/// Whether this process may look at everything.
+/// Checks whether this process may inspect everything.
 pub(super) fn privileges() -> Check {
     match agent::check_privileges() {
         Ok(()) => Check::ok("privileges", "this process may look at everything"),
@@ -29,7 +29,7 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
     vec![kernel(), bpffs(&settings.bpffs), pins(&settings.bpffs)]
 }
 
-/// The kernel's version, and what its BPF lacks.
+/// Checks the kernel's version and its BPF features.
 fn kernel() -> Check {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let requirements = probe::requirements();
@@ -41,8 +41,8 @@ fn kernel() -> Check {
     judged(&release, &needed, &absent.collect::<Vec<_>>())
 }
 
-/// A kernel that lacks something `needed` runs no program of netattach's; one without the `absent` does with less. One that
-/// is older than those of the tests is as good as what it has.
+/// Judges a kernel: one that lacks a `needed` feature runs no program of netattach; one that lacks only the `absent`
+/// features runs with restrictions. A kernel older than those of the tests is judged by its features.
 fn judged(release: &str, needed: &[&str], absent: &[String]) -> Check {
     const NAME: &str = "kernel";
     if !needed.is_empty() {
@@ -81,7 +81,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Whether the directory of pins is on a BPF file system.
+/// Checks whether the directory of pins is on a BPF file system.
 fn bpffs(root: &Path) -> Check {
     const NAME: &str = "bpf file system";
     let there = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
@@ -102,7 +102,7 @@ fn bpffs(root: &Path) -> Check {
     }
 }
 
-/// Which layouts are pinned.
+/// Checks which layouts are pinned.
 fn pins(root: &Path) -> Check {
     const NAME: &str = "pins";
     let ours = format!("v{}", netattach_common::LAYOUT_VERSION);

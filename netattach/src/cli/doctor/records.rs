@@ -1,4 +1,4 @@
-//! The journal, and what is left of sandboxes: records without a namespace, links without a record.
+//! Checks the journal, and leftovers of sandboxes: records without a namespace, links without a record.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,22 +11,22 @@ use crate::ipam::Pool;
 use crate::journal::{JournalError, JournalKey, Loaded, Store};
 use crate::step::Output;
 
-/// What the journal says.
+/// The contents of the journal.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Containers with a record, and how many of them are sandboxes.
+    /// The containers that have a record.
     containers: BTreeSet<String>,
-    /// Records whose DEL fails: the plan cannot be read, or what another plugin answered is lost.
+    /// Records whose DEL fails: the plan cannot be read, or the result of another plugin is lost.
     damaged: Vec<String>,
-    /// Records with other lines that are not as they were written: DEL rolls back what the plan names.
+    /// Records with other damaged lines: DEL rolls back what the plan names.
     partly: Vec<String>,
-    /// Records of versions that are not known here.
+    /// Records of unknown versions.
     foreign: Vec<String>,
     /// Records whose namespace is gone, by container.
     without_namespace: Vec<String>,
     /// The node's ends of their links.
     links: BTreeSet<String>,
-    /// Pools that leases were taken from.
+    /// The pools from which leases were taken.
     pub(super) pools: Vec<Pool>,
 }
 
@@ -77,7 +77,8 @@ pub(super) fn checks(settings: &Settings, found: Result<Found, JournalError>) ->
     checks
 }
 
-/// Links that no record names, as far as records could be read: one that cannot be read may be that of a live pod.
+/// Returns a warning about links that no record names. If records could not all be read, such a link may be that of a
+/// live pod.
 fn strange_links(names: &[String], all_are_read: bool) -> Check {
     let names = list(names);
     if all_are_read {
@@ -96,7 +97,7 @@ fn journal(settings: &Settings) -> PathBuf {
     settings.state_dir.join("journal")
 }
 
-/// Reads it.
+/// Reads the journal.
 pub(super) fn read(settings: &Settings) -> Result<Found, JournalError> {
     let journal = journal(settings);
     let mut found = Found::default();
@@ -109,7 +110,7 @@ pub(super) fn read(settings: &Settings) -> Result<Found, JournalError> {
         found.containers.insert(key.container_id.clone());
         match store.peek(&key) {
             Ok(Loaded::Whole(record)) => {
-                // As DEL has it.
+                // The same condition as in DEL.
                 let is_lost = !record.is_of_earlier_boot() && record.check_undoable().is_err();
                 match record.check_whole() {
                     Ok(()) => {}
@@ -143,7 +144,7 @@ fn damaged(key: &JournalKey, error: &JournalError) -> String {
     format!("{} ({})", key.container_id, Chain(error))
 }
 
-/// Links of this namespace that have names as the agent gives them: `na` and thirteen hexadecimal digits.
+/// Returns the links of this namespace whose names have the agent's form: `na` and thirteen hexadecimal digits.
 fn ends_on_the_node() -> Vec<String> {
     let is_ours = |name: &String| {
         name.len() == 15

@@ -1,4 +1,4 @@
-//! The order of CNI configurations, and the executables that they name.
+//! Checks the order of CNI configurations, and the executables that they name.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,12 +10,13 @@ use crate::agent::Settings;
 use crate::attach::DefaultNetwork;
 use crate::{bounded, budget};
 
-/// Where runtimes look if nothing else is set; to the second the DaemonSet copies, whatever the settings say.
+/// The default directories of runtimes; the DaemonSet copies executables to the second one, whatever the settings
+/// say.
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const EXECUTABLES: &str = "/opt/cni/bin";
 
-/// What copies the executables to a directory, but for a `loopback` of another program. Without `--copy` the names of plugins
-/// would be linked, `netattach` not among them.
+/// The command that copies the executables to a directory, except over a `loopback` of another program. Without
+/// `--copy`, it would link the names of plugins, which do not include `netattach`.
 const COPY: &str = "netattach-cni install DIR --copy --also=loopback";
 
 /// The type by which a runtime calls netattach.
@@ -29,7 +30,8 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
     vec![order, installed(&executables(&settings.cni_bin_dirs))]
 }
 
-/// Where the runtime may find executables. The settings name directories of other plugins, which may be elsewhere.
+/// Returns the directories where the runtime may find executables. The settings name directories of other plugins,
+/// which may be in other places.
 fn executables(set: &[PathBuf]) -> Vec<PathBuf> {
     let mut directories = set.to_vec();
     if !directories.iter().any(|directory| directory == Path::new(EXECUTABLES)) {
@@ -38,7 +40,7 @@ fn executables(set: &[PathBuf]) -> Vec<PathBuf> {
     directories
 }
 
-/// The agent is about to be removed from the node.
+/// Returns the warning for settings that remove netattach from the node.
 fn kept_away(directory: &Path) -> Check {
     Check::warning(
         "CNI configuration",
@@ -47,7 +49,7 @@ fn kept_away(directory: &Path) -> Check {
     )
 }
 
-/// Which configuration a runtime uses: the first by name. `is_chained`: netattach comes behind another plugin.
+/// Checks which configuration a runtime uses: the first by name. `is_chained`: netattach follows another plugin.
 fn order(directory: &Path, is_chained: bool) -> Check {
     const NAME: &str = "CNI configuration";
     let place = directory.display();
@@ -119,7 +121,7 @@ fn order(directory: &Path, is_chained: bool) -> Check {
     }
 }
 
-/// The types of a configuration's plugins; none: it cannot be read.
+/// Returns the types of a configuration's plugins; empty if it cannot be read.
 fn types(path: &Path) -> Vec<String> {
     let read = bounded::read(path, budget::CONFIG.most).ok();
     let value: Value = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
@@ -128,7 +130,7 @@ fn types(path: &Path) -> Vec<String> {
     plugins.iter().map_while(|plugin| plugin.get("type")?.as_str().map(str::to_owned)).collect()
 }
 
-/// Whether the runtime finds the executable.
+/// Checks whether the runtime finds the executable.
 fn installed(directories: &[PathBuf]) -> Check {
     const NAME: &str = "CNI executables";
     let find = |name: &str| {
@@ -217,7 +219,7 @@ mod tests {
         assert_eq!(state(), State::Ok);
     }
 
-    /// The DaemonSet copies to the usual directory, whatever `cniBinDirs` says of other plugins.
+    /// The DaemonSet copies to the default directory, whatever `cniBinDirs` contains for other plugins.
     #[test]
     fn executables_are_looked_for_where_the_settings_say_and_where_they_are_usually() {
         let of = |set: &[&str]| executables(&set.iter().map(PathBuf::from).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Which records `flows` shows.
+//! Selects the records that `flows` shows.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -59,7 +59,7 @@ pub(super) enum End {
     Net(IpNet),
 }
 
-/// The beginning of a time, as written.
+/// The earliest time of records, as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Since {
     /// That long ago.
@@ -131,7 +131,7 @@ impl End {
 }
 
 impl Choice {
-    /// Refuses a verdict and a reason that no record has together.
+    /// Refuses a verdict and a reason that no record can have together.
     pub(super) fn check(&self) -> Result<(), WordsError> {
         let (Some(verdict), Some(reason)) = (self.verdict, &self.reason) else { return Ok(()) };
         let possible = match verdict {
@@ -143,7 +143,7 @@ impl Choice {
         if possible { Ok(()) } else { Err(contradiction) }
     }
 
-    /// Whether a record has all that is asked for, but for their number.
+    /// Whether a record has all requested properties; their number is limited elsewhere ([`Choice::skipped`]).
     pub(super) fn shows(&self, record: &FlowRecord, chosen: &Chosen, now_ms: u64) -> bool {
         let port =
             |wanted: u16| record.source_port == Some(wanted) || record.destination_port == Some(wanted);
@@ -157,7 +157,7 @@ impl Choice {
             && self.since.is_none_or(|since| record.time_ms >= since.at(now_ms))
     }
 
-    /// How many of that many matching records are left out in front.
+    /// Returns how many of that many matching records are skipped at the start.
     pub(super) fn skipped(&self, matching: usize) -> usize {
         self.last.map_or(0, |last| matching.saturating_sub(last as usize))
     }
@@ -201,7 +201,7 @@ mod tests {
             (port(80), all),
             (port(4000), all),
             (port(81), nothing),
-            // The records are of 1,000,123 ms, and it is 2,000,000.
+            // The records are from 1,000,123 ms, and the time is 2,000,000 ms.
             (since("999s"), nothing),
             (since("17m"), all),
             (since("1970-01-01T00:16:40.123Z"), all),

@@ -1,4 +1,4 @@
-//! `netattachctl flows`: records of new flows, drops and ended flows. `choice` says which are shown.
+//! `netattachctl flows`: records of new flows, drops and ended flows. `choice` selects those that are shown.
 
 mod choice;
 
@@ -73,7 +73,7 @@ impl Flows {
             let report = ask(socket, from)?;
             let is_first = from.is_none();
             if !is_first && !report.records.is_empty() && self.filter.selector.is_some() {
-                // Pods that have come meanwhile may have the labels.
+                // Pods that have been created meanwhile may have the labels.
                 chosen = self.filter.choose(socket)?;
             }
             self.write_unshown(&mut silence, &report, is_first, &chosen, format, out)?;
@@ -102,7 +102,7 @@ impl Flows {
         }
     }
 
-    /// Says what is missing between this report and the one before.
+    /// Reports the records that are missing between this report and the one before.
     fn write_unshown(
         &self,
         silence: &mut Silence,
@@ -113,7 +113,7 @@ impl Flows {
         out: &mut impl Write,
     ) -> Result<(), CliError> {
         let mut note = |data: serde_json::Value, text: String| -> Result<(), CliError> {
-            // `-o name` has names only.
+            // `-o name` prints only names.
             if format != Format::Name {
                 writeln!(out, "{}", format.element(&data)?.unwrap_or_else(|| visible::inline(&text)))?;
             }
@@ -207,6 +207,7 @@ fn missing_line(missing: &Missing) -> String {
     )
 }
 
+/// Formats a record:
 /// `2026-01-31T12:00:00.123Z shop/cart net1 from-pod dropped egress-port (shop/out) tcp 10.0.0.1:4000 (shop/cart) > 10.0.0.2:80 (shop/db)`
 fn line(record: &FlowRecord) -> String {
     let time = time::rfc3339(record.time_ms);

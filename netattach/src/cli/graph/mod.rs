@@ -19,7 +19,7 @@ use crate::rpc::message::{Attachment, AttachmentPolicy, PolicyReport, Request, R
 /// Most pods of a graph.
 const MOST_PODS: usize = 200;
 
-/// Most characters of a name in the text, where its width is limited: half a line.
+/// Most characters of a name in the text if its width is limited: half a line.
 const NAME: usize = table::MOST_COLUMNS / 2;
 
 /// What to draw.
@@ -65,19 +65,19 @@ struct NetworkNode {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct PodNode {
-    /// Name, or the container where there is no pod.
+    /// Name of the pod, or the container if there is no pod.
     pod: String,
     container_id: String,
 }
 
-/// An attachment, by positions in the lists.
+/// An attachment; pod and network are positions in the lists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Link {
     pod: usize,
     network: usize,
     ifname: String,
     addresses: Vec<String>,
-    /// The policies that isolate it, and in which directions.
+    /// The policies that isolate it; the directions follow.
     policies: Vec<String>,
     ingress: bool,
     egress: bool,
@@ -143,7 +143,7 @@ fn draw(rows: &[Attachment], policies: &PolicyReport, chosen: &Chosen) -> Drawn 
     drawn
 }
 
-/// Networks, and below each its pods.
+/// Renders the networks, and below each its pods.
 fn text(drawn: &Drawn, width: Width) -> String {
     let name = |name: &str| match width {
         Width::Limited => table::cut(&visible::inline(name), NAME),
@@ -172,7 +172,7 @@ fn text(drawn: &Drawn, width: Width) -> String {
     table::sentences(&text, width)
 }
 
-/// What isolates a link, in words: empty if nothing does.
+/// Returns the policies that isolate a link, as text: empty if there are none.
 fn isolation(link: &Link) -> String {
     let directions = match (link.ingress, link.egress) {
         (false, false) => return String::new(),

@@ -1,23 +1,23 @@
-//! The graph as SVG: pods on the left, each with a row for each of its attachments; networks on the right; a line from the row to
-//! the network. Plain shapes and text, nothing that is loaded from elsewhere. Letters have one width, so that it is known what
-//! a box has room for; what is wider all the same (other scripts) is cut off at its edge.
+//! Draws the graph as SVG: pods on the left, each with a row for each of its attachments; networks on the right; a
+//! line from the row to the network. Plain shapes and text; nothing is loaded from elsewhere. All letters have the
+//! same width, so that the room in a box is known; wider text (other scripts) is cut off at the edge of its box.
 
 use super::{Drawn, Link, isolation};
 use crate::cli::table::cut;
 
 const MARGIN: usize = 20;
-/// Between boxes.
+/// Space between boxes.
 const GAP: usize = 12;
-/// The name of a pod, and a row below it.
+/// Height of a pod's name, and of a row below it.
 const HEAD: usize = 26;
 const ROW: usize = 18;
 /// Height of a network.
 const NETWORK: usize = 44;
-/// Width of a pod and of a network, and where networks begin.
+/// Width of a pod and of a network, and the horizontal position of networks.
 const POD_WIDTH: usize = 480;
 const NETWORK_WIDTH: usize = 300;
 const RIGHT: usize = 780;
-/// Characters of the two sizes of text that they have room for.
+/// Number of characters that fit into the boxes, in the two sizes of text.
 const POD_NAME: usize = 62;
 const POD_ROW: usize = 68;
 const NETWORK_NAME: usize = 38;
@@ -27,7 +27,7 @@ const INK: &str = "#263238";
 const GREY: &str = "#607d8b";
 const RED: &str = "#b71c1c";
 
-/// Where everything stands: tops of pods and networks, the middle of each link's row, and the height of the whole.
+/// Positions: tops of pods and networks, the middle of each link's row, and the height of the whole.
 struct Layout {
     pods: Vec<usize>,
     networks: Vec<usize>,
@@ -67,7 +67,8 @@ fn pod_height(links: usize) -> usize {
     HEAD + links * ROW + 4
 }
 
-/// Tops of networks: over the whole height, those whose pods are further up above others, so that fewer lines cross.
+/// Returns the tops of networks, distributed over the whole height: a network whose pods are further up is above
+/// others, so that fewer lines cross.
 fn networks(drawn: &Drawn, rows: &[usize], height: usize) -> Vec<usize> {
     let count = drawn.networks.len();
     let mut sums = vec![(0, 0); count];
@@ -124,7 +125,7 @@ pub(super) fn render(drawn: &Drawn) -> String {
     svg + "</svg>\n"
 }
 
-/// Interface, first address and what isolates it.
+/// Returns the text of a row: interface, first address, and the policies that isolate the link.
 fn row(link: &Link) -> String {
     let addresses = match link.addresses.as_slice() {
         [] => String::new(),
@@ -138,7 +139,7 @@ fn colour(link: &Link) -> &'static str {
     if link.ingress || link.egress { RED } else { GREY }
 }
 
-/// From a pod's row to the network.
+/// Draws the line from a pod's row to the network.
 fn line(drawn: &Drawn, link: &Link, from: usize, to: usize) -> String {
     let dash = if link.enforcement == "none" { " stroke-dasharray=\"3 4\"" } else { "" };
     let (left, right) = (MARGIN + POD_WIDTH, RIGHT);
@@ -175,7 +176,7 @@ struct Place {
 }
 
 impl Place {
-    /// A box with a text that is shown to who points at it. What is inside ends at its edge.
+    /// Draws a box with a tooltip (`whole`). Its content is cut off at its edge.
     fn card(&self, fill: &str, whole: &str, inside: &str) -> String {
         let Self { x, y, width, height } = self;
         format!(
@@ -189,7 +190,7 @@ impl Place {
     }
 }
 
-/// Text in XML. Characters that XML has no place for are left out.
+/// Escapes text for XML, without characters that XML does not allow.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for sign in text.chars() {
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
     use crate::cli::tests::same_file;
 
-    /// Opening and closing tags match.
+    /// Whether opening and closing tags match.
     fn is_well_formed(svg: &str) -> bool {
         let mut open = Vec::new();
         for tag in svg.split('<').skip(1) {
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    /// A letter is 0.61 of its size wide, in the widest of the fonts.
+    /// In the widest of the fonts, the width of a letter is 0.61 of its size.
     #[test]
     fn names_are_cut_to_what_boxes_have_room_for() {
         for (characters, size, width) in [

@@ -1,13 +1,13 @@
-//! Takes secrets out of what others write: values of keys that name a secret, objects of kind Secret, private keys and
-//! bearer tokens in any text.
+//! Removes secrets from data of other authors: values of keys that name a secret, objects of kind Secret, private
+//! keys and bearer tokens in any text.
 
 use serde::de::Deserialize;
 use serde_json::Value;
 
-/// What stands in place of a secret.
+/// The replacement for a secret.
 const REDACTED: &str = "REDACTED";
 
-/// A key that contains one of these has a secret as its value.
+/// A key that contains one of these words has a secret as its value.
 const SECRET_KEYS: [&str; 9] = [
     "token",
     "secret",
@@ -20,10 +20,10 @@ const SECRET_KEYS: [&str; 9] = [
     "authorization",
 ];
 
-/// Keys of settings that name a file of a secret, or a setting of it, and have none.
+/// Keys of settings that name the file of a secret, or configure one, and contain no secret.
 const NO_SECRETS: [&str; 3] = ["tokenfile", "token-file", "tokenaudience"];
 
-/// Takes the secrets out of a value.
+/// Removes the secrets from a value.
 pub(super) fn redact(value: &mut Value) {
     match value {
         Value::Object(object) => {
@@ -39,7 +39,7 @@ pub(super) fn redact(value: &mut Value) {
         }
         Value::Array(values) => values.iter_mut().for_each(redact),
         Value::String(text) => {
-            // A configuration in a configuration, or a manifest in an annotation.
+            // A configuration inside a configuration, or a manifest inside an annotation.
             if text.starts_with(['{', '['])
                 && let Ok(mut inner) = serde_json::from_str::<Value>(text)
             {
@@ -58,7 +58,7 @@ fn names_secret(key: &str) -> bool {
     SECRET_KEYS.iter().any(|secret| key.contains(secret)) && !NO_SECRETS.contains(&key.as_str())
 }
 
-/// Documents of YAML or JSON, without secrets; what is neither, as text.
+/// Returns documents of YAML or JSON without secrets; any other text is redacted as text.
 pub(super) fn redact_yaml(text: &str) -> String {
     let values: Result<Vec<Value>, _> =
         serde_norway::Deserializer::from_str(text).map(Value::deserialize).collect();
@@ -68,7 +68,7 @@ pub(super) fn redact_yaml(text: &str) -> String {
     shown.collect::<Vec<_>>().join("\n---\n") + "\n"
 }
 
-/// A text without private keys and without what follows a word that names a secret.
+/// Returns a text without private keys, and without the rest of each line after a word that names a secret.
 pub(super) fn redact_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut is_key = false;
@@ -111,7 +111,7 @@ const SECRET_WORDS: [&str; 17] = [
 
 /// A line up to a word that names a secret; the rest of it is left out where something follows.
 fn redact_line(line: &str) -> String {
-    // A line of JSON, as the journal has.
+    // A line of JSON, as in the journal.
     if line.trim_start().starts_with(['{', '['])
         && let Ok(mut value) = serde_json::from_str::<Value>(line)
     {
@@ -127,7 +127,7 @@ fn redact_line(line: &str) -> String {
     }
 }
 
-/// As [`redact`], for a value that stands alone in a line.
+/// As [`redact`], for the value of a line; strings that are elements of an array are values of their own.
 fn redact_parts(value: &mut Value) {
     match value {
         Value::Array(values) => values.iter_mut().for_each(redact_parts),

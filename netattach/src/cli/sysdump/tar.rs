@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 const BLOCK: usize = 512;
 
-/// Longest name of a file: of more, the end is kept.
+/// Longest name of a file: of a longer name, the end is kept.
 const NAME: usize = 100;
 
 /// An archive that is being written.
@@ -40,10 +40,10 @@ fn header(name: &str, size: u64, changed_s: u64) -> [u8; BLOCK] {
     put(100, b"0000600\0");
     put(108, b"0000000\0");
     put(116, b"0000000\0");
-    // Both numbers fit: a file has at most some megabytes, and eleven octal digits of seconds last until 2242.
+    // Both numbers fit: a file has at most a few megabytes, and eleven octal digits of seconds last until 2242.
     put(124, format!("{:011o}\0", size.min((1 << 33) - 1)).as_bytes());
     put(136, format!("{:011o}\0", changed_s.min((1 << 33) - 1)).as_bytes());
-    // The sum is taken with spaces in its place.
+    // The checksum is computed with spaces in its place.
     put(148, b"        ");
     put(156, b"0");
     put(257, b"ustar\x0000");

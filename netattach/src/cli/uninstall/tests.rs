@@ -1,4 +1,4 @@
-//! What is said, and what is found on disk.
+//! The text of the report, and the files found on disk.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -80,7 +80,7 @@ fn a_configuration_of_the_agent_goes_and_one_by_hand_that_calls_netattach_is_nam
     let mut files = Files::default();
     files.look_for_configurations(directory.path()).unwrap();
     assert_eq!(files.configurations, [directory.path().join("00-netattach.conflist")]);
-    // Who removes the other network's configuration leaves the node without one.
+    // Removing the other network's configuration would leave the node without one.
     let alone = "no agent has written it, and it calls netattach: remove it, or new pods fail";
     let behind = "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the \
                   rest, or new pods fail";
@@ -126,7 +126,7 @@ fn executables_go_and_plugins_under_names_of_others_stay_with_what_they_lead_to(
         .collect();
     left.sort();
     assert_eq!(left, [".bridge.before", "bridge", "host-local", "loopback", "netattach-cni"]);
-    // Those of others stay, whatever their names.
+    // Files of other programs stay, whatever their names.
     fs::write(path("netattach"), "somebody else's").unwrap();
     assert_eq!(found().executables, Vec::<PathBuf>::new());
 }
@@ -152,7 +152,7 @@ fn state_that_is_needed_stays_and_the_directories_go_with_the_rest() {
     files.look_for_state(&state, Some(&run), None);
     files.remove_rest().unwrap();
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
-    // Something else in it is not ours to remove.
+    // A file of another author in the directory is not removed.
     make();
     fs::write(state.join("notes"), "mine").unwrap();
     let mut files = Files::default();

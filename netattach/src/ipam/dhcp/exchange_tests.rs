@@ -100,7 +100,7 @@ fn a_refused_request_begins_anew_and_is_told_in_the_end() {
     sent(exchange.hear(seconds(100), SERVER.mac, &offer));
     let mut nak = answer(&exchange, Kind::Nak);
     nak.options.set(code::MESSAGE, "address in use");
-    // Not by another server.
+    // A NAK of another server.
     let mut foreign = nak.clone();
     foreign.options.set(code::SERVER, [10, 1, 0, 2]);
     assert_eq!(exchange.hear(seconds(101), SERVER.mac, &foreign), Act::Wait);
@@ -127,7 +127,7 @@ fn an_offer_that_is_not_acknowledged_is_given_up() {
     assert_eq!(exchange.tick(seconds(110)), Act::Done(Outcome::Silence(told)));
 }
 
-/// How each purpose asks for an address that the client had, and what each answer makes of it.
+/// How each purpose requests an address that the client had, and the effect of each answer.
 ///
 /// Rows: DHCP-nak.
 #[test]
@@ -148,7 +148,7 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
         assert_eq!(found, (Some(Kind::Request), to, ciaddr, None), "{purpose:?}");
         assert_eq!(message.options.address(code::REQUESTED_ADDRESS), requested);
         assert_eq!(message.options.get(code::SERVER), None);
-        // The mask is known already, and need not be said again.
+        // The mask is known already, and may be missing.
         let mut ack = answer(&exchange, Kind::Ack);
         ack.options = Options::default();
         for option in [code::KIND, code::SERVER, code::LEASE_TIME] {
@@ -162,7 +162,7 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
         let refused = Act::Done(Outcome::Refused("10.1.0.1 refuses 10.1.0.7".into()));
         assert_eq!(exchange.hear(seconds(101), SERVER.mac, &nak), refused);
 
-        // Only its server can deny a lease that lasts. Any server can deny one that has expired.
+        // Only its server can deny a lease that has not expired. Any server can deny one that has expired.
         for (server, by) in [(Some([10_u8, 1, 0, 2]), "10.1.0.2"), (None, "a server")] {
             let (mut exchange, _) = begin();
             let mut nak = answer(&exchange, Kind::Nak);
@@ -193,7 +193,7 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
     }
 }
 
-/// One that takes the lease over, as the first is gone.
+/// A server that takes over the lease, as the first one is gone.
 ///
 /// Rows: DHCP-renew.
 #[test]
@@ -207,15 +207,15 @@ fn another_server_that_extends_a_lease_is_asked_next() {
     let given = Terms { server: another, ..terms(&exchange, 100) };
     let bound = Outcome::Bound(given, ack.options.clone());
     assert_eq!(exchange.hear(seconds(101), another.mac, &ack), Act::Done(bound));
-    // And it alone may deny it.
+    // Only that server may deny it.
     let mut exchange = begin(Purpose::Renew(given));
     assert_eq!(sent(exchange.tick(seconds(100))).to, Some(another));
     let nak = answer(&exchange, Kind::Nak);
     assert_eq!(exchange.hear(seconds(101), SERVER.mac, &nak), Act::Wait);
 }
 
-/// Servers may send the identifier back (RFC 6842): what has another one is another client's, also where that is the one that this
-/// client would have had.
+/// Servers may send the client identifier back (RFC 6842): an answer with another identifier is for another client,
+/// even if it is the one that this client would have by default.
 ///
 /// Rows: DHCP-client.
 #[test]
@@ -291,7 +291,7 @@ fn an_address_that_another_host_has_is_declined_and_others_are_looked_for_three_
         expected.options.set(code::REQUESTED_ADDRESS, ADDRESS.octets());
         let declined = exchange.decline(now, &given, holder);
         assert_eq!(declined, Outgoing { message: expected, to: None, asks_for: None });
-        // What is still under way for the declined address changes nothing.
+        // Messages that are still on the way for the declined address have no effect.
         assert_eq!(exchange.hear(now, SERVER.mac, &ack), Act::Wait);
         if number < 3 {
             assert_eq!((exchange.tick(now), exchange.due()), (Act::Wait, now + seconds(1)));
@@ -352,7 +352,8 @@ fn any_message() -> impl Strategy<Value = (Message, u64)> {
 }
 
 proptest! {
-    /// Whatever is heard, an exchange ends at its time, sends a bounded number of messages, and keeps no address but its own.
+    /// Whatever is received, an exchange ends at its deadline, sends a bounded number of messages, and keeps only its
+    /// own address.
     ///
     /// Rows: DHCP-malformed.
     #[test]

@@ -218,7 +218,7 @@ mod tests {
         let with_default = [&value[..], &[0, 10, 1, 0, 9]].concat();
         let lease = granted(&[ROUTERS, (code::CLASSLESS_ROUTES, &with_default)], None);
         assert_eq!(lease.addresses[0].gateway, Some("10.1.0.9".parse().unwrap()));
-        // What cannot be read is as if it were not there.
+        // An option that cannot be read is ignored.
         for malformed in [&[33, 1, 2, 3, 4, 5, 10, 1, 0, 1][..], &[24, 10, 2], &[]] {
             let lease = granted(&[ROUTERS, (code::CLASSLESS_ROUTES, malformed)], None);
             assert_eq!(routes(&lease), json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]), "{malformed:?}");

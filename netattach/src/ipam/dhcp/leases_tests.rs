@@ -1,4 +1,4 @@
-//! Leases beside a disk that does not answer, and files that cannot be read.
+//! Leases with a disk that hangs, and with files that cannot be read.
 
 use std::fs;
 use std::sync::mpsc;
@@ -45,7 +45,7 @@ fn lose(shared: &Shared, name: &str) {
     });
 }
 
-/// Whether that becomes true in time.
+/// Whether the condition becomes true in time.
 fn becomes(is_true: impl Fn() -> bool) -> bool {
     let end = now() + AT_ONCE;
     while now() < end {
@@ -71,7 +71,7 @@ fn a_disk_that_hangs_keeps_nobody_waiting_but_who_writes() {
     let (tell, told) = mpsc::channel();
     let shared = Arc::clone(&leases.shared);
     std::thread::spawn(move || {
-        // As the thread that renews does, and a request after it.
+        // Like the thread that renews, with a request after it.
         lose(&shared, "a");
         lose(&shared, "b");
         let leases = Leases { shared };
@@ -91,7 +91,7 @@ fn a_disk_that_hangs_keeps_nobody_waiting_but_who_writes() {
     assert!(becomes(is_written));
 }
 
-/// A restart would take it for one that is over.
+/// A restart would otherwise take the lease for an expired one.
 ///
 /// Rows: DHCP-disk.
 #[test]
@@ -100,7 +100,7 @@ fn what_cannot_be_written_is_tried_again_and_told_until_it_is() {
     let leases = Leases::open(root.path()).unwrap();
     leases.shared.begin(record("a")).unwrap();
     let file = leases.file(&owner("a"));
-    // Nothing can be written there, as on a full disk.
+    // The directory cannot be written, like a full disk.
     let obstacle = file.with_extension("new");
     fs::create_dir(&obstacle).unwrap();
     let number = locked(&leases.shared.state).held[&owner("a")].number;
@@ -160,7 +160,7 @@ fn a_file_that_cannot_be_read_is_named_as_long_as_it_is_there() {
     assert_eq!(leases.unreadable().count(), 0);
 }
 
-/// Nor does it keep its pod from being detached, or from being made anew.
+/// The file also does not prevent its pod from being detached, or created again.
 #[test]
 fn a_file_that_cannot_be_read_gives_way_to_the_next_lease_and_goes_with_a_del() {
     for content in ["", "{", "{\"version\":1"] {
@@ -228,7 +228,7 @@ fn what_a_container_has_is_found_and_given_back_but_for_the_interfaces_that_are_
     assert!(!leases.file(&second).exists());
 }
 
-/// By it the next agent goes on, and a DEL gives it back there.
+/// The next agent continues with that server, and a DEL releases the lease there.
 ///
 /// Rows: DHCP-renew.
 #[test]

@@ -218,7 +218,8 @@ mod tests {
         let others = [of("lan", Some(90), 40), of("lan", None, 41), of("dead", None, 42)];
         let waiting: Vec<_> = dead.chain(others).collect();
         let many = |network: &str, many| vec![network.to_owned(); many];
-        // Who was not tried yet, and who was for longest, up to the share; then the rest of the network that is silent.
+        // Leases that were not tried yet, and those that have waited longest, up to the share; then the rest of the
+        // silent network.
         let begun = in_turn(waiting.clone(), Vec::new());
         let share = [41, 42, 39, 38, 37, 36, 35, 34, 33, 40];
         assert_eq!(begun.len(), AT_ONCE);

@@ -5,9 +5,9 @@
 //! directories.
 //!
 //! A partly written file must never take a policy out of force. Therefore files are read only after the directory has
-//! been quiet for a moment; and while a file cannot be read, is empty or has an invalid document, its previous objects
-//! that are missing now stay in force. Only a writer that pauses for longer in the middle of a document that happens to
-//! be complete there can be misread; renaming over the file avoids it.
+//! been quiet for a moment; and while a file cannot be read, is empty or has an invalid document, its previous
+//! objects that the file lacks now stay in force. Only a writer that pauses for longer in the middle of a document
+//! that happens to be complete there can be misread; renaming over the file avoids it.
 //!
 //! Only the files reported by the kernel are examined, and the targets of links. All files are examined at start, when
 //! names of directories are concerned, when the kernel lost events, and once a minute: filesystems written by other
@@ -53,8 +53,8 @@ pub struct Timing {
     pub patience: Duration,
     /// How often a missing directory is looked for.
     pub retry: Duration,
-    /// How long the kernel's events are relied on without a full pass, where that is little work ([`pace`]): not every filesystem
-    /// reports every change.
+    /// Longest time that the kernel's events are relied on without a full pass, if a pass is little work ([`pace`]):
+    /// not every filesystem reports every change.
     pub trust: Duration,
 }
 

@@ -70,7 +70,7 @@ struct Line<'de> {
 }
 
 impl Reader<'_> {
-    /// Advances to the next line that is not empty and not a comment.
+    /// Advances to the next line that is neither empty nor a comment.
     fn next_line(&mut self) {
         while !self.rest.is_empty() {
             let end = memchr(b'\n', self.rest.as_bytes()).unwrap_or(self.rest.len());

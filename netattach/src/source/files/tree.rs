@@ -22,7 +22,7 @@ use crate::{bounded, budget};
 pub(super) struct Tree {
     directory: PathBuf,
     catalogue: Catalogue,
-    /// Manifests that are links, or files with other names: the kernel reports their changes under other names.
+    /// Manifests that are links, or files with several names: the kernel reports their changes under other names.
     links: BTreeSet<PathBuf>,
     /// Directories that could not be listed.
     unlisted: Vec<Problem>,
@@ -66,7 +66,8 @@ impl Tree {
         }
     }
 
-    /// Whether the names stand for files in directories, with no other name that may be a manifest, or for nothing.
+    /// Whether the names belong to files in directories that have no other name that may be a manifest, or to
+    /// nothing.
     fn are_files(&self, names: &BTreeSet<PathBuf>) -> bool {
         let is_directory = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
         names.iter().all(|name| {

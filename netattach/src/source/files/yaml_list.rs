@@ -28,7 +28,7 @@ pub(super) struct Cut<'d> {
 
 /// Splits a document; `None`: it has no items that can be split off.
 pub(super) fn cut(document: &str) -> Option<Cut<'_>> {
-    // Items would lose a directive, and content on the line of the document's start.
+    // Split into items, a document would lose a directive, and content on the line of the document's start.
     let text = document.strip_prefix("---").unwrap_or(document);
     let begins_with_a_line = text.len() == document.len() || text.starts_with(['\n', '\r']);
     if document.starts_with('%') || !begins_with_a_line {

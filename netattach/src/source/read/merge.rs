@@ -78,7 +78,7 @@ pub(crate) fn isolating(object: &Object) -> Option<Object> {
     Some(Object::Policy(Arc::new(isolating)))
 }
 
-/// The name of [`isolating_all`]: no object of a cluster has one with blanks in it.
+/// The name of [`isolating_all`]: no object of a cluster has a name with spaces.
 pub(crate) const OTHER_POLICIES: &str = "policies beyond the bound";
 
 /// The policy that isolates every pod of a namespace on all networks and allows nothing.

@@ -1,8 +1,8 @@
 //! Converts Kubernetes API objects into the model; shared by all sources.
 //!
 //! [`api_object`] turns an object of a known kind into the model, and [`manifest`] a document of any kind, with its
-//! [`metadata`]: [`pods`] with their [`security_context`], [`nodes`], [`policies`], whose specification is read by [`policy`].
-//! [`merge`] puts them into a snapshot.
+//! [`metadata`]: [`pods`] with their [`security_context`], [`nodes`], [`policies`], whose specification is read by
+//! [`policy`]. [`merge`] puts them into a snapshot.
 
 pub(crate) mod manifest;
 pub(crate) mod merge;
@@ -42,7 +42,7 @@ impl Kind {
         }
     }
 
-    /// The kind of a word.
+    /// Returns the kind of a word.
     pub(crate) fn of_word(word: &str) -> Option<Self> {
         let all = [
             Self::Pod,
@@ -56,7 +56,7 @@ impl Kind {
     }
 }
 
-/// Reads an object of a known kind from the JSON of the API, which leaves out the kind of a list's items.
+/// Reads an object of a known kind from the JSON of the API, which omits the kind of a list's items.
 ///
 /// # Errors
 /// [`ManifestError`], which may have an object to enforce in its place.

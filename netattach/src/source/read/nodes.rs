@@ -55,7 +55,7 @@ pub(in crate::source) fn node<'de>(document: impl Document<'de>) -> Result<Objec
         let list = pod_cidrs.unwrap_or_default();
         check_length(&list, &budget::POD_CIDRS).map_err(excess)?;
         written = list.items;
-        // Servers before 1.16 have the one key alone.
+        // Servers before 1.16 have only the one key.
         if written.is_empty() {
             written.extend(pod_cidr.filter(|text| !text.is_empty()));
         }
@@ -73,7 +73,7 @@ pub(in crate::source) fn node<'de>(document: impl Document<'de>) -> Result<Objec
     let list = status.and_then(|status| status.addresses).unwrap_or_default();
     check_length(&list, &budget::NODE_ADDRESSES).map_err(excess)?;
     let internal = list.items.into_iter().filter(|address| address.kind == INTERNAL_IP);
-    // A value that is no address is a name, and cannot be routed to.
+    // A value that is no address is a host name, to which the node cannot route.
     let addresses: Vec<IpAddr> = internal.filter_map(|address| address.address.parse().ok()).collect();
     Ok(Object::Node(Arc::new(Node { name, pod_cidrs, addresses })))
 }

@@ -109,8 +109,8 @@ pub(crate) fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Poli
     Ok(read_network(name, spec))
 }
 
-/// Reads a NetworkPolicy, of a `spec` that conforms to the schema. The directions it isolates without `policyTypes` do not
-/// depend on settings.
+/// Reads a NetworkPolicy from a `spec` that conforms to the schema. The directions that it isolates without
+/// `policyTypes` do not depend on settings.
 pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
     let mut policy = read_spec(PolicyName::network(name), Named::default(), spec, Findings::default());
     if policy.directions == Directions::Inferred {
@@ -233,7 +233,8 @@ keyed!(Spec {
     "policyTypes" => policy_types,
 }; required "podSelector" => pod_selector);
 
-/// Rules of one direction, each converted as soon as it is read, so that a hundred thousand of them do not exist twice.
+/// Rules of one direction, each converted as soon as it is read, so that a hundred thousand of them do not exist
+/// twice.
 struct Rules<D> {
     rules: Vec<Rule>,
     counted: Counted,
@@ -421,8 +422,8 @@ impl Findings {
 #[derive(Default)]
 struct Named {
     networks: BTreeSet<NetworkRef>,
-    /// There are more than a policy may be for, and none of them is kept: it isolates on every network, as leaving one out
-    /// would leave pods open.
+    /// Whether there are more networks than a policy may have. Then none is kept: the policy isolates on every
+    /// network, because leaving one out would leave pods open.
     are_too_many: bool,
 }
 

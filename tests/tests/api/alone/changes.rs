@@ -1,4 +1,4 @@
-//! What changes under attached pods: nodes join and go, the node gets another range, netattach goes.
+//! Changes under attached pods: nodes join and leave, the node gets another range, netattach is removed.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use super::*;
 struct Witness {
     address: SocketAddr,
     seen: Arc<Mutex<BTreeSet<IpAddr>>>,
-    /// How many have come or are about to.
+    /// Number of clients that have connected or are about to.
     visits: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -38,7 +38,7 @@ impl Witness {
         Self { address, seen, visits, stop, thread: Some(thread) }
     }
 
-    /// Connects to it from there; whoever does not get there panics.
+    /// Connects to it from there; panics if that fails.
     fn visit(&self, from: &Namespace) {
         self.visits.fetch_add(1, Ordering::SeqCst);
         self.connect(from);
@@ -48,7 +48,7 @@ impl Witness {
         from.run(|| TcpStream::connect_timeout(&self.address, stretched(PATIENCE))).unwrap();
     }
 
-    /// The addresses of all who came.
+    /// Returns the addresses of all clients.
     fn end(mut self, from: &Namespace) -> Vec<IpAddr> {
         // The last one is counted before it is known to be the last.
         self.visits.fetch_add(1, Ordering::SeqCst);
@@ -83,14 +83,14 @@ fn pods_of_a_node_that_joins_see_those_that_were_there_by_their_own_address() {
     let (b, others) = rig.attached(2, "b", &json!({}));
     let before = lists(&rig, 1);
     for family in [0, 1] {
-        // All the time pods are masqueraded outside and nowhere else, whatever nodes come and go.
+        // All the time pods are masqueraded outside and nowhere else, whichever nodes join and leave.
         let outside = Witness::start(&rig.host, at(ip_of(HOSTS[family]), 7000));
         let beside = Witness::start(&b.namespace, at(others[family], 7000));
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let ending = Ending(&stop);
             let visits = scope.spawn(|| {
-                // At least once: the changes may be over sooner than a neighbour is found.
+                // At least once: the changes may be over before a neighbour is resolved.
                 loop {
                     outside.visit(&a.namespace);
                     beside.visit(&a.namespace);
@@ -123,7 +123,7 @@ fn pods_of_a_node_that_joins_see_those_that_were_there_by_their_own_address() {
     }
     rig.call("CHECK", 1, &a).stdin(check_config(&rig, &result)).run().success();
 
-    // It outlasts an agent, with the API away at the next one's start, and whoever flushes the packet filter.
+    // It outlasts an agent, with the API down at the next one's start, and a flush of the packet filter.
     rig.nodes[0].kill().unwrap();
     rig.server.stop();
     rig.nodes[0].start_serving().unwrap();
@@ -135,7 +135,7 @@ fn pods_of_a_node_that_joins_see_those_that_were_there_by_their_own_address() {
     }
     rig.server.start_again().unwrap();
 
-    // A node that goes takes its range along.
+    // The range of a removed node is removed with it.
     rig.server.delete("nodes", "", &name(3)).unwrap();
     assert!(eventually(PATIENCE, || lists(&rig, 1) == before));
     for (number, pod) in [(1, &a), (2, &b), (3, &c)] {
@@ -164,7 +164,7 @@ fn a_cluster_may_have_more_nodes_than_a_definition_may_except_networks() {
     rig.call("DEL", 1, &pod).run().success();
 }
 
-/// The kubelet never changes it, but a node may be registered anew with another.
+/// The kubelet never changes the range, but a node may be registered again with another one.
 #[test]
 fn a_changed_range_is_for_new_pods_and_old_ones_keep_theirs() {
     let mut rig = Rig::new(1);
@@ -197,7 +197,7 @@ fn a_changed_range_is_for_new_pods_and_old_ones_keep_theirs() {
     // Isolated, and the node reaches both all the same, as its probes do.
     let closed = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
     for family in [0, 1] {
-        // Each other by their own addresses, and outside by the node's.
+        // Each other with their own addresses, and outside with the node's.
         for (pod, own, other, address) in
             [(&first, &of_first, &second, of_second[family]), (&second, &of_second, &first, of_first[family])]
         {
@@ -217,7 +217,7 @@ fn a_changed_range_is_for_new_pods_and_old_ones_keep_theirs() {
             assert!(connects(&rig.nodes[0].namespace, at(address, 5432), PATIENCE), "{address}");
         }
     }
-    // What a pod of the earlier range needs is put back, and goes with the last of them.
+    // The objects that a pod of the earlier range needs are restored, and removed with the last of these pods.
     ip(&rig.nodes[0].namespace, &["address", "del", "10.244.1.1/24", "dev", "pods0"]).unwrap();
     assert!(eventually(PATIENCE, || gateways() == both), "{:?}", gateways());
     rig.call("DEL", 1, &first).run().success();
@@ -225,7 +225,7 @@ fn a_changed_range_is_for_new_pods_and_old_ones_keep_theirs() {
     assert!(eventually(PATIENCE, || gateways() == new), "{:?}", gateways());
     assert!(eventually(PATIENCE, || rig.trouble(1, "network builtin").is_none()));
 
-    // Ranges that overlap cannot be on one bridge: the bridge's routes would say two things of one address.
+    // Ranges that overlap cannot be on one bridge: the bridge's routes would conflict.
     rig.register(1, &["10.244.0.0/16", "fd00:9::/64"]);
     rig.await_trouble(
         1,
@@ -249,7 +249,7 @@ fn uninstall_takes_routes_tables_and_bridges_along_and_says_so_before() {
     let (a, _) = rig.attached(1, "a", &json!({}));
     assert!(eventually(PATIENCE, || rig.routes(1).len() == 2), "{:?}", rig.routes(1));
     let inside = |rig: &Rig, words: &[&str]| ip(&rig.nodes[0].namespace, words).unwrap();
-    // Others', however alike.
+    // Objects of others, however similar.
     inside(&rig, &["link", "add", "pods1", "type", "bridge"]);
     let (bpffs, state) = (rig.nodes[0].bpffs(), rig.nodes[0].path("state"));
     let (bpffs, state) = (bpffs.to_string_lossy().into_owned(), state.to_string_lossy().into_owned());

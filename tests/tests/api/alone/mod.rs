@@ -1,6 +1,6 @@
-//! netattach alone in a cluster: the network of the agent's own, and definitions that take their range from the node.
+//! netattach alone in a cluster: the agent's own network, and definitions that take their range from the node.
 //!
-//! In `changes` nodes join and go, a node's range changes, and the node is left.
+//! In `changes` nodes join and leave, a node's range changes, and the node is cleaned up.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 mod changes;
 
-/// Nodes on one link, on which there is also a host that is none; the host is their router.
+/// Nodes on one link, with a host that is not a node, and is their router.
 struct Rig {
     nodes: Vec<Node>,
     server: ApiServer,
@@ -90,7 +90,7 @@ impl Rig {
         (pod, addresses(&result))
     }
 
-    /// The routes of a node to the pods of others.
+    /// Returns a node's routes to the pods of other nodes.
     fn routes(&self, number: usize) -> Vec<String> {
         let of = |family: &str| {
             let words = [family, "route", "show", "proto", "110"];
@@ -104,7 +104,7 @@ impl Rig {
         [of("-4"), of("-6")].concat()
     }
 
-    /// What `netattachctl status` says, which fails while the node is not ready.
+    /// Returns the output of `netattachctl status`, which fails while the node is not ready.
     fn status(&self, number: usize) -> Value {
         let mut command = Command::new(executable("netattachctl").unwrap());
         command.arg("--socket").arg(self.nodes[number - 1].socket()).args(["status", "-o", "json"]);
@@ -241,13 +241,13 @@ fn pods_of_two_nodes_reach_each_other_and_the_world() {
     for (own, other) in own.iter().zip(&other) {
         assert_eq!(seen_as(&a.namespace, &b.namespace, at(*other, 8000)), *own, "no masquerade between pods");
     }
-    // Outside, the host knows no way to pods.
+    // Outside, the host has no route to pods.
     for (family, host) in HOSTS.into_iter().enumerate() {
         let outside = seen_as(&a.namespace, &rig.host, at(host.parse().unwrap(), 8000));
         assert_eq!(outside, FIRST_NODE[family].parse::<IpAddr>().unwrap());
     }
 
-    // Nobody else enforces NetworkPolicies here.
+    // No other component enforces NetworkPolicies here.
     let _echo = Echo::serve(&b.namespace, at(other[0], 5432)).unwrap();
     assert!(connects(&a.namespace, at(other[0], 5432), PATIENCE));
     let spec = json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"]});
@@ -256,7 +256,7 @@ fn pods_of_two_nodes_reach_each_other_and_the_world() {
     rig.server.delete("networkpolicies", NAMESPACE, "db").unwrap();
     assert!(eventually(PATIENCE, || connects(&a.namespace, at(other[0], 5432), SILENCE)));
 
-    // A route that somebody removes comes back; that of a node that is gone does not.
+    // A route that another process removes is restored; that of a removed node is not.
     ip(&rig.nodes[0].namespace, &["route", "del", "10.244.2.0/24"]).unwrap();
     assert!(eventually(PATIENCE, || rig.routes(1) == to_second), "{:?}", rig.routes(1));
     rig.server.delete("nodes", "", "node-2").unwrap();
@@ -313,7 +313,7 @@ fn a_node_that_no_route_leads_to_is_reported_and_routed_links_need_no_bridge() {
     let (a, of_a) = rig.attached(1, "a", &json!({}));
     let (b, of_b) = rig.attached(1, "b", &json!({}));
     assert!(ping(&a.namespace, of_b[0], PATIENCE).unwrap());
-    // A changed range stops nobody here.
+    // A changed range fails no ADD here.
     rig.register(1, &["10.244.9.0/24"]);
     rig.await_trouble(1, "network builtin", "2 attached pods have addresses of 10.244.1.0/24");
     let (c, of_c) = rig.attached(1, "c", &json!({}));
@@ -369,7 +369,7 @@ fn a_definition_takes_its_range_from_the_node() {
     let (code, message) = rig.call("ADD", 1, &both).run().failure();
     assert!(code == 7 && message.starts_with("network shop/other: usePodCidr is for"), "{code} {message}");
 
-    // The same range on every node is reported where there is more than one.
+    // The same range on every node is reported if there are several nodes.
     network(&rig, "default", "10.9.0.0/24");
     assert_eq!(rig.trouble(1, object), None);
     rig.register(2, &[]);

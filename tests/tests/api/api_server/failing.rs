@@ -122,7 +122,7 @@ fn a_server_goes_away_and_comes_back_at_the_same_port() {
     let mut watch = client.hurried().get(&format!("{PODS}?watch=true")).unwrap();
     assert_eq!(watch.told(), "ADDED a");
     server.refuse_connections();
-    // One that came just before the listener went is reset.
+    // A connection that came just before the listener was closed is reset.
     let kind = client.get(PODS).err().unwrap().kind();
     assert!(matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset), "{kind}");
     server.create(&pod("b", "n1", "web")).unwrap();
@@ -184,7 +184,7 @@ fn one_server_listens_in_several_namespaces() {
     let mut server = ApiServer::start_in(&Options::default(), &nodes[0]).unwrap();
     server.listen_in(&nodes[1]).unwrap();
     let client = Client::of(&server);
-    // One that came just before the listener went is reset.
+    // A connection that came just before the listener was closed is reset.
     let kind = client.get(PODS).err().unwrap().kind();
     assert!(matches!(kind, ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset), "{kind}");
     for _ in 0..2 {

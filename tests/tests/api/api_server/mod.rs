@@ -1,4 +1,4 @@
-//! The tests' API server, with plain requests: what clients of a real server rely on, and each fault.
+//! The tests' API server, with plain requests: the semantics that clients of a real server rely on, and each fault.
 //!
 //! | module | tests |
 //! |---|---|

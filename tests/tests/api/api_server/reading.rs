@@ -141,7 +141,7 @@ fn pages_are_of_one_version() {
     let (_, first) = client.read("/api/v1/pods?limit=3");
     assert_eq!(names(&first), ["p0", "p1", "p2"]);
     assert_eq!(first["metadata"]["remainingItemCount"], 4);
-    // What happens between two pages is not in the second.
+    // Changes between two pages are not in the second.
     server.delete("pods", "shop", "p3").unwrap();
     server.create(&pod("p33", "n1", "web")).unwrap();
     server.patch("pods", "shop", "p4", &json!({"metadata": {"labels": {"app": "changed"}}})).unwrap();
@@ -150,7 +150,7 @@ fn pages_are_of_one_version() {
     assert_eq!(names(&second), ["p3", "p4", "p5"]);
     assert_eq!(second["items"][1]["metadata"]["labels"]["app"], "web");
     assert_eq!(second["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
-    // A page that is too late gets a token for what is there now.
+    // A page that is too late gets a token for the present objects.
     server.compact();
     let (code, status) = client.read(&format!("/api/v1/pods?limit=3&continue={}", token(&first)));
     assert_eq!((code, &status["reason"]), (410, &json!("Expired")));

@@ -25,7 +25,7 @@ fn a_watch_tells_what_happened_since_its_version() {
     server.delete("pods", "shop", "a").unwrap();
     let (kind, last) = watch.event().unwrap().unwrap();
     assert_eq!((kind.as_str(), &last["status"]["phase"]), ("DELETED", &json!("Failed")));
-    // Its version is that of the deletion, where a watch goes on from.
+    // Its version is that of the deletion, from which a watch continues.
     assert_eq!(last["metadata"]["resourceVersion"], json!(version(&client)));
 }
 
@@ -58,7 +58,7 @@ fn an_object_that_begins_or_ceases_to_match_is_added_or_deleted() {
     assert_eq!(watch.told(), "MODIFIED a");
     relabel("db");
     let (kind, last) = watch.event().unwrap().unwrap();
-    // What it was while it matched, at the version of the change.
+    // Its last matching state, at the version of the change.
     assert_eq!((kind.as_str(), &last["metadata"]["labels"]), ("DELETED", &json!({"app": "web"})));
     assert_eq!(last["metadata"]["resourceVersion"], json!(version(&client)));
 }
@@ -72,7 +72,7 @@ fn bookmarks_say_where_a_watch_is() {
             "/api/v1/pods?watch=true&allowWatchBookmarks=true&timeoutSeconds=2&resourceVersion={from}"
         ))
         .unwrap();
-    // Nothing that this watch tells of.
+    // A change that this watch does not report.
     server.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})).unwrap();
     let mut seen = Vec::new();
     while let Some(event) = watch.event().unwrap() {
@@ -98,7 +98,7 @@ fn a_version_that_is_too_old_is_an_error_event() {
     server.create(&pod("a", "n1", "web")).unwrap();
     let from = version(&client);
     let mut running = client.get(&format!("/api/v1/pods?watch=true&resourceVersion={from}")).unwrap();
-    // Only an event shows that it has begun: the head of its answer comes before.
+    // Only an event shows that it has begun: the header of its answer comes before.
     server.create(&pod("b", "n1", "web")).unwrap();
     assert_eq!(running.told(), "ADDED b");
     server.compact();
@@ -143,7 +143,7 @@ fn a_list_is_streamed_by_servers_that_can() {
             "1.{minor}"
         );
     }
-    // `cluster::server` has what a real one of 1.20 says.
+    // `cluster::server` has the answer of a real server of 1.20.
     let gate = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
     let unknown = "[resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch, resourceVersionMatch: Forbidden: \
                    resourceVersionMatch is forbidden unless resourceVersion is provided]";
@@ -157,7 +157,7 @@ fn a_list_is_streamed_by_servers_that_can() {
             "1.{minor}"
         );
     }
-    // One that knows neither parameter ignores them: what is there, and no such bookmark.
+    // A server that knows neither parameter ignores them: the present objects, and no such bookmark.
     let (_server, client) = of(18);
     let mut watch = client.hurried().get(path).unwrap();
     assert_eq!(watch.told(), "ADDED a");

@@ -43,7 +43,7 @@ fn a_patch_of_the_status_takes_labels_annotations_and_status_only() {
     let (_, after) = client.patch("/api/v1/namespaces/shop/pods/a", &patch);
     assert_eq!(after["metadata"]["annotations"], json!({"y": "2"}));
     assert_eq!(after["status"]["phase"], "Running");
-    // What changes nothing makes no version.
+    // A write without a change makes no version.
     let (_, again) = client.patch("/api/v1/namespaces/shop/pods/a", &patch);
     assert_eq!(again, after);
 }
@@ -65,7 +65,7 @@ fn a_patch_holds_for_the_object_that_it_names() {
     assert_eq!((code, &status["reason"]), (409, &json!("Conflict")));
     assert_eq!(client.patch("/api/v1/namespaces/shop/pods/b/status", &foreign).0, 404);
     assert_eq!(server.get("pods", "shop", "a").unwrap()["metadata"]["annotations"], Value::Null);
-    // Other servers say it with 409.
+    // Other servers answer with 409.
     let options = Options { foreign_uid: ForeignUid::Conflict, ..Options::default() };
     let server = ApiServer::start(&options).unwrap();
     server.create(&pod("a", "n1", "web")).unwrap();

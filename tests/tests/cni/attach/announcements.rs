@@ -1,4 +1,4 @@
-//! Neighbours of a pod learn which addresses it has without a packet of it: those that knew another holder of them too.
+//! Neighbours of a pod learn its addresses before it sends a packet, even those that knew another holder of them.
 
 use std::process::Command;
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const BEFORE: &str = "02:00:00:00:00:99";
 /// A device of the node, on the wire, which pod `b` takes.
 const CARD: &str = "card";
-/// The addresses that pod `b` gets, with the interface of `a` that is beside it and its own.
+/// The addresses that pod `b` gets, with the interface of `a` on the same network and its own.
 const ADDRESSES: [(&str, &str, &str); 4] = [
     ("10.50.0.3", "eth0", "eth0"),
     ("10.52.0.3", "net1", "net1"),
@@ -43,7 +43,7 @@ fn node() -> (Node, Pod) {
     (node, a)
 }
 
-/// Has pod `a` know the addresses as those of the holder before.
+/// Makes pod `a` know the addresses with the Ethernet address of their previous holder.
 fn know_another(a: &Pod) {
     for (address, device, _) in ADDRESSES {
         let entry = ["neigh", "replace", address, "lladdr", BEFORE, "dev", device, "nud", "stale"];
@@ -75,7 +75,7 @@ fn neighbours_that_knew_another_holder_are_told() {
     let b = Pod::new("b").unwrap();
     node.add(&b).success();
     assert_learns(&a, &b, &ADDRESSES);
-    // So does whatever brings the interface up again, but on a bridge, whose port does not forward yet.
+    // The same when the interface is brought up again, but not on a bridge, whose port does not forward yet.
     know_another(&a);
     for device in ["net1", "net2"] {
         ip(&b.namespace, &["link", "set", device, "down"]).unwrap();
@@ -93,7 +93,7 @@ fn an_agent_tells_them_that_starts_after_one_ended_too_early() {
     assert_learns(&a, &b, &ADDRESSES);
     node.kill().unwrap();
     know_another(&a);
-    // As the ADD leaves it.
+    // The state after ADD.
     for (_, _, device) in &ADDRESSES[..2] {
         let key = format!("/proc/sys/net/ipv4/conf/{device}/arp_notify");
         b.namespace.run(|| std::fs::write(&key, "0")).unwrap();

@@ -1,5 +1,5 @@
-//! Pods that administrate their network, and have made more there than an agent reads or something else of what they were given:
-//! they end like others.
+//! Pods that administrate their network, and have created more objects there than an agent reads, or changed their
+//! interfaces: they are detached like others.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// A node with the device `card`, a bridge, and a network whose routes are in tables by source; the pod `a` has the device,
-/// the bridge twice, so that it needs rules by source address, and the other.
+/// Returns a node with the device `card`, a bridge, and a network whose routes are in tables by source; the pod `a`
+/// has the device, the bridge twice, so that it needs rules by source address, and the last one.
 fn node() -> Node {
     let mut node = Node::new(&[]).unwrap();
     ip(&node.namespace, &["link", "add", "card", "type", "veth", "peer", "name", "far"]).unwrap();
@@ -32,7 +32,7 @@ fn node() -> Node {
     node
 }
 
-/// What its agent has given the pod: all that is no link of the pod's own.
+/// Returns the links and routes that its agent created in the pod, without links of the pod's own.
 fn ours(pod: &Namespace) -> (BTreeSet<String>, Vec<String>) {
     let mut all = pod.run(Handle::open).unwrap();
     let links = all.links().unwrap().into_iter().map(|link| link.name);
@@ -59,7 +59,7 @@ fn a_pod_with_more_links_routes_and_rules_than_are_read_is_detached_whole() {
     crowd_of_rules(&a.namespace).unwrap();
     let links = |number| format!("link add own{number} type veth peer name own{number}p");
     crowd(&a.namespace, Handle::links, links).unwrap();
-    // The device has another name by now.
+    // The device has another name now.
     ip(&a.namespace, &["link", "set", "net3", "down", "name", "mine"]).unwrap();
 
     assert_eq!(node.del(&a).success(), Value::Null);

@@ -1,7 +1,8 @@
 //! Pods attached by the real executable and the real agent: results, kernel, files, traffic.
 //!
-//! `announcements` tests what neighbours are told, `check` CHECK of such pods, `crowded` the end of pods that have made very
-//! much in their namespace or changed what they have there, `other_plugins` pods with executed plugins.
+//! `announcements` tests the announcements to neighbours, `check` CHECK of such pods, `crowded` the end of pods that
+//! have created very many objects in their namespace or changed their interfaces, `other_plugins` pods with executed
+//! plugins.
 
 mod announcements;
 mod check;

@@ -1,10 +1,10 @@
-//! The table beside others: how `nft` shows it, and a second agent of the node's namespace.
+//! The table beside other programs: its output by `nft`, and a second agent in the node's namespace.
 
 use std::process::Command;
 
 use super::*;
 
-/// What `nft` prints.
+/// Returns the output of `nft`.
 fn nft(namespace: &Namespace, words: &[&str]) -> String {
     let shown = namespace.run(|| Command::new("nft").args(words).output()).unwrap();
     assert!(shown.status.success(), "nft {words:?}: {}", String::from_utf8_lossy(&shown.stderr));
@@ -54,7 +54,7 @@ fn nft_lists_the_table_as_the_documents_have_it() {
         ]
     );
     let text = nft(node, &["list", "table", "inet", "netattach-nat"]);
-    // Nothing stands in it that it does not understand, and the set-up of the machine is said in whole.
+    // The table has no element that `nft` does not understand, and the machine's set-up is printed completely.
     let errors = node.run(|| Command::new("nft").args(["list", "ruleset"]).output()).unwrap();
     assert_eq!(String::from_utf8_lossy(&errors.stderr), "");
     let rules = of_kind(&listed, "rule").len();
@@ -92,7 +92,7 @@ fn pods_are_detached_while_the_table_is_anothers() {
     scene.end();
 }
 
-/// Each would replace the other's table when it starts.
+/// Each of them would otherwise replace the other's table when it starts.
 #[test]
 fn one_agent_of_a_namespace_translates_and_the_other_says_who_does() {
     let mut scene = Scene::new(Links::Bridge, &["web"]);
@@ -117,7 +117,7 @@ fn one_agent_of_a_namespace_translates_and_the_other_says_who_does() {
     );
     assert!(code == 999 && message.contains(&whose), "{code} {message}");
     assert_eq!(scene.elements(), whole);
-    // The table goes with the last attachment that wants something of it.
+    // The table is removed with the last attachment that needs it.
     let first = scene.pods.remove(0);
     scene.node.del(&first).success();
     other.add(&late).success();

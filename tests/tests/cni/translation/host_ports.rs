@@ -1,4 +1,4 @@
-//! Who reaches a pod by a port of the node, and who does not.
+//! Which hosts reach a pod by a port of the node, and which do not.
 
 use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ fn a_port_leads_to_its_pod_from_everywhere_and_takes_nothing_else() {
             let there = SocketAddr::new(addresses[family], 80);
             let by = at(NODE[family], 8080);
             let look = |client: &Namespace, to| seen(scene.pod(web), there, client, to);
-            // The address of who is outside is not hidden.
+            // The outside host's address is not hidden.
             assert_eq!(look(outside, by), OUTSIDE[family].parse().ok(), "{what}: outside");
             assert!(look(on_node, by).is_some(), "{what}: node");
             assert!(look(scene.pod(web), by).is_some(), "{what}: the pod itself");
@@ -33,7 +33,7 @@ fn a_port_leads_to_its_pod_from_everywhere_and_takes_nothing_else() {
             } else {
                 assert!(sibling.is_some_and(|seen| seen != others[family]), "{what}: another pod");
             }
-            // What passes through the node, to the same port.
+            // Traffic through the node to the same port.
             let beyond = at(OUTSIDE[family], 8080);
             assert!(seen(outside, beyond, scene.pod(other), beyond).is_some(), "{what}: transit out");
             let behind = SocketAddr::new(others[family], 8080);
@@ -60,7 +60,7 @@ fn a_port_of_one_address_is_open_there_alone() {
     let _echo = Echo::serve(scene.pod(web), there).unwrap();
     let from = |client: &Namespace, to: &str| connects(client, at(to, 8080), PATIENCE);
     assert!(from(&scene.outside, NODE[0]));
-    // Refused at once: nobody listens there.
+    // Refused at once: no process listens there.
     assert!(!from(&scene.outside, NODE[1]) && !from(&scene.node.namespace, "127.0.0.1"));
     let setting = "/proc/sys/net/ipv4/conf/br0/route_localnet";
     let opened = || scene.node.namespace.run(|| std::fs::read_to_string(setting)).unwrap();
@@ -80,7 +80,7 @@ fn pods_do_not_reach_the_nodes_loopback() {
     let allow = || std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1");
     scene.pod(web).run(allow).unwrap();
     assert!(!connects(scene.pod(web), at("127.0.0.1", 7000), SILENCE));
-    // It is the table that keeps them out.
+    // The table blocks them.
     scene.node.stop().unwrap();
     let devices: Vec<Element> =
         scene.elements().into_iter().filter(|element| element.set == Set::Devices).collect();
@@ -107,7 +107,7 @@ fn a_port_that_another_pod_has_is_refused_by_its_name() {
     let message = message.replace(" (IPv4)", " of 192.0.2.1");
     assert_eq!(scene.ask(&second, &at_one).failure(), (11, message));
     assert_eq!(scene.elements(), before);
-    // An agent that starts knows who has it.
+    // An agent that starts knows the holder of the port.
     scene.node.kill().unwrap();
     scene.node.start().unwrap();
     assert_eq!(scene.ask(&second, &at_one).failure().0, 11);
@@ -118,7 +118,7 @@ fn a_port_that_another_pod_has_is_refused_by_its_name() {
     scene.end();
 }
 
-/// A sender that goes on sending keeps its connection, which would lead to the pod that is gone.
+/// A sender that continues to send keeps its connection, which would lead to the removed pod.
 #[test]
 fn datagrams_reach_the_pod_that_has_the_port_now() {
     let mut scene = Scene::new(Links::Bridge, &["first", "second"]);
@@ -130,7 +130,7 @@ fn datagrams_reach_the_pod_that_has_the_port_now() {
         sender.connect(by).unwrap();
         sender.set_nonblocking(true).unwrap();
         let answered = || {
-            // Refused while nobody has the port.
+            // Refused while no pod has the port.
             let _ = sender.send(b"ping");
             std::thread::sleep(std::time::Duration::from_millis(20));
             sender.recv(&mut [0; 8]).is_ok()
@@ -148,7 +148,7 @@ fn datagrams_reach_the_pod_that_has_the_port_now() {
     scene.end();
 }
 
-/// A socket for whole segments of SCTP, since a kernel may track and translate what it does not speak.
+/// A socket for whole segments of SCTP, since a kernel may track and translate a protocol that it does not implement.
 fn raw_sctp(namespace: &Namespace, family: usize) -> OwnedFd {
     let family = [AddressFamily::INET, AddressFamily::INET6][family];
     let socket = namespace.run(|| rustix::net::socket(family, SocketType::RAW, Some(ipproto::SCTP))).unwrap();
@@ -181,7 +181,7 @@ fn segment(ports: [u16; 2], tag: u32, chunk: u8) -> Vec<u8> {
 fn received(socket: &OwnedFd, family: usize) -> Option<[u16; 2]> {
     let mut buffer = [0; 256];
     let (length, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty()).ok()?;
-    // Of IPv4 with its header.
+    // IPv4 packets include their header.
     let segment = &buffer[if family == 0 { 20 } else { 0 }..length];
     Some([0, 2].map(|at| u16::from_be_bytes([segment[at], segment[at + 1]])))
 }

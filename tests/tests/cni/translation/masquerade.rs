@@ -1,4 +1,4 @@
-//! Whose address is seen outside.
+//! The source addresses that are seen outside.
 
 use netattach_tests::manifest::NAMESPACE;
 
@@ -63,7 +63,7 @@ fn pods_have_the_nodes_address_outside_but_for_what_is_excepted() {
             let node = at(NODE[family], 7000);
             let by_node = seen(&scene.node.namespace, node, pod, node);
             assert_eq!(by_node, Some(addresses[family]), "{what}: node");
-            // Who comes from outside is not masqueraded, nor what answers him.
+            // Clients from outside are not masqueraded, and neither are the replies to them.
             let own = SocketAddr::new(addresses[family], 7000);
             assert_eq!(seen(pod, own, outside, own), OUTSIDE[family].parse().ok(), "{what}: from outside");
         }

@@ -1,8 +1,8 @@
 //! Masquerade, and ports of the node that lead to pods.
 //!
 //! A node with pods on a bridge or on routed links, and a namespace outside of it, behind a wire. `masquerade` and
-//! `host_ports` look at who sees which address, `policies` at who is judged, `table` at what the node's packet filter
-//! has and what becomes of it, `beside_others` at other programs and agents beside it.
+//! `host_ports` check which addresses are seen, `policies` how packets are judged, `table` the contents of the node's
+//! packet filter and changes to it, `beside_others` other programs and agents.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -21,13 +21,13 @@ mod masquerade;
 mod policies;
 mod table;
 
-/// Addresses of the node and of who is outside, on the wire; by family.
+/// Addresses of the node and of the outside host, on the wire; by family.
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 const OUTSIDE: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
-/// Addresses of who is outside that the network's configuration excepts from masquerade.
+/// Addresses of the outside host that the network's configuration excepts from masquerade.
 const EXCEPTED: [&str; 2] = ["198.51.100.7", "2001:db8:7::7"];
 
-/// How the pods of the node are connected to it.
+/// The links of the node's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Links {
     Bridge,
@@ -93,7 +93,7 @@ impl Scene {
         }
     }
 
-    /// ADD as a runtime asks for it with these ports.
+    /// Sends ADD like a runtime with these ports.
     fn ask(&self, pod: &Pod, ports: &Value) -> Outcome {
         let mut config = self.node.cni_config("1.0.0");
         config["runtimeConfig"] = json!({"portMappings": ports});
@@ -121,7 +121,7 @@ impl Scene {
         &self.pods[number].namespace
     }
 
-    /// Detaches all pods, after which nothing is left.
+    /// Detaches all pods, and checks that nothing is left.
     fn end(self) {
         for pod in &self.pods {
             self.node.del(pod).success();
@@ -132,9 +132,10 @@ impl Scene {
     }
 }
 
-/// The address that a server there sees of a client that connects to `to`; `None`: the client does not get there.
+/// Returns the address that a server there sees of a client that connects to `to`; `None`: the client does not reach
+/// it.
 fn seen(server: &Namespace, there: SocketAddr, client: &Namespace, to: SocketAddr) -> Option<IpAddr> {
-    // Until it executes, a process that another test starts has a copy of the listener that was here before.
+    // A process that another test starts has a copy of the earlier listener until it executes.
     let mut bound = None;
     let is_bound = || {
         bound = server.run(|| TcpListener::bind(there)).ok();

@@ -1,4 +1,4 @@
-//! Who comes by a port of the node is judged by the pod's policies as if he had come straight to the pod.
+//! A client that uses a port of the node is judged by the pod's policies as if it had connected to the pod itself.
 
 use netattach_tests::manifest::{NAMESPACE, namespace, network_policy, policy};
 
@@ -10,7 +10,7 @@ fn mapping() -> Value {
     json!([{"hostPort": PORTS[0], "containerPort": PORTS[1], "protocol": "tcp"}])
 }
 
-/// Rules that let in one pod or nobody.
+/// Rules that let in one pod or none.
 fn only(app: &str) -> Value {
     json!({
         "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"],
@@ -39,7 +39,7 @@ fn a_port_of_the_node_is_no_way_past_a_policy() {
             // The standard excepts a pod's own node.
             assert!(connects(&scene.node.namespace, by, PATIENCE), "{what}: the node");
         }
-        // A pod that may send to nobody does not get out by a port of its node either.
+        // A pod that may not send at all cannot send by a port of its node either.
         let rules = json!({"podSelector": {"matchLabels": {"app": "friend"}}, "policyTypes": ["Egress"], "egress": []});
         scene.node.write("out", &network_policy("out", &rules)).unwrap();
         let _echo = Echo::serve(scene.pod(web), SocketAddr::new(addresses[0], PORTS[1])).unwrap();

@@ -1,4 +1,4 @@
-//! The table in the node's packet filter: who changes it, who dies beside it, and who shares it.
+//! The table in the node's packet filter: changes by others, agents that die, and shared use.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn what_another_program_removes_is_put_back() {
     let whole = scene.elements();
     let shape = scene.node.namespace.run(nat::shape).unwrap();
     let is_back = || scene.elements() == whole && scene.node.namespace.run(nat::shape).unwrap() == shape;
-    // As `nft flush ruleset` and `nft delete element` do.
+    // Like `nft flush ruleset` and `nft delete element`.
     scene.node.namespace.run(nat::uninstall).unwrap();
     assert!(eventually(PATIENCE, is_back));
     let some: Vec<Element> = whole.iter().filter(|it| it.set == Set::Ports4).cloned().collect();
@@ -49,9 +49,9 @@ fn what_another_program_removes_again_and_again_is_put_back_rarely_and_told_of()
     let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
     assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
     assert!(shape().is_empty());
-    // Nothing drops what pods would send to the node's loopback.
+    // No rule drops packets that pods would send to the node's loopback.
     assert!(lets_loopback_in("0"));
-    // An ADD makes the table anew. Its own port is not for loopback.
+    // An ADD rebuilds the table. Its own port is not for loopback.
     let at_one = json!([{"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": NODE[0]}]);
     let late = Pod::new("late").unwrap();
     scene.ask(&late, &at_one).success();
@@ -70,12 +70,12 @@ fn an_agent_takes_over_what_another_has_left() {
     let whole = scene.elements();
     let (gone, _) = scene.add("gone", &ports(8081));
     scene.node.kill().unwrap();
-    // Without an agent everything goes on.
+    // Without an agent all traffic continues.
     assert!(connects(&scene.outside, at(NODE[0], 8080), PATIENCE));
     assert!(connects(&scene.node.namespace, at("127.0.0.1", 8080), PATIENCE));
     let pod = scene.pods.remove(gone);
     scene.node.del(&pod).success();
-    // Of nobody that the agent knows.
+    // An element of no attachment that the agent knows.
     let stray = Element { set: Set::Masquerade4, key: vec![10, 50, 0, 99], end: None, value: vec![7; 12] };
     scene.node.namespace.run(|| nat::change([], [&stray])).unwrap();
     scene.node.start().unwrap();

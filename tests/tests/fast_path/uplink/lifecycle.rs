@@ -82,7 +82,7 @@ fn a_filter_that_came_while_no_pod_was_there_keeps_the_next_one_off() {
     scene.await_standing("");
     tc(&scene.node.namespace, &format!("qdisc add dev {WIRE} clsact")).unwrap();
     attach_filter(&scene.node.namespace, WIRE, true, 2, Verdict::Next).unwrap();
-    // Until the agent has been told of it.
+    // Until the agent has been notified.
     std::thread::sleep(Duration::from_secs(3));
     let successor = Pod::new("server").unwrap();
     scene.node.add(&successor).success();

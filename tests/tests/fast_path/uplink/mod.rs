@@ -49,8 +49,8 @@ struct Ways {
 const STACK: Ways = Ways { received: 0, sent: 0 };
 
 impl Scene {
-    /// With the network changed, the wire added but not set up. There may be another pod, which has a macvlan on the
-    /// wire.
+    /// With the network changed, and with the wire added but not set up. There may be another pod, which has a
+    /// macvlan on the wire.
     fn new(settings: &[(&str, Value)], change: impl FnOnce(Value) -> Value) -> Self {
         let mut node = Node::new(&[pod("server", &json!({"app": "server"}), &Value::Null)]).unwrap();
         for (key, value) in settings {
@@ -146,7 +146,7 @@ impl Scene {
         [by_filter, self.node.bpffs().join("link").join(format!("{index}_na_wire")).exists()]
     }
 
-    /// Ends the test; nothing of the fast path may remain.
+    /// Ends the test; checks that nothing of the fast path remains.
     fn end(self) {
         self.node.del(&self.server).success();
         Snapshot::take(&self.node, &[&self.server]).unwrap().assert_nothing_is_left();

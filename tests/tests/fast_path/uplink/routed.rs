@@ -118,12 +118,12 @@ fn what_the_node_would_do_besides_keeps_packets_on_its_stack() {
     scene.node("ip", "route add default via 192.0.2.2");
     scene.await_fast(0);
     scene.node.del(&scene.server).success();
-    // The qdisc took the program with it where that runs by clsact.
+    // In mode clsact, deleting the qdisc has removed the program.
     let _ = tc(&scene.node.namespace, &format!("qdisc del dev {WIRE} clsact"));
     scene.end();
 }
 
-/// A parent treats frames with a pod's socket as foreign, unless they come through the stack, which removes the socket.
+/// A parent treats frames with a pod's socket as foreign, unless they pass the stack, which removes the socket.
 #[test]
 fn an_uplink_that_is_a_parent_is_left_by_the_stack() {
     for attach in ["auto", "clsact", "tcx"] {

@@ -104,7 +104,7 @@ fn a_veth_does_not_drop_early_by_itself_and_a_foreign_program_stays() {
 
     let mut scene = scene("native");
     scene.await_xdp("native");
-    // A successor takes the link over, in its mode or, if configured, in another.
+    // A successor adopts the link, in its mode or, if configured, in another.
     for (setting, shown) in [("native", "native"), ("generic", "generic"), ("off", "")] {
         scene.node.kill().unwrap();
         scene.node.set("xdp", json!(setting));

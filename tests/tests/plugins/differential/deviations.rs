@@ -1,8 +1,9 @@
-//! Where ours differ from the reference plugins, and why. What a user may meet of it is in `docs/plugins.md`.
+//! Differences between our plugins and the reference plugins, with the reasons. Those visible to users are in
+//! `docs/plugins.md`.
 
 /// An intended difference.
 pub(super) struct Deviation {
-    /// JSON pointers into what an attachment shows.
+    /// JSON pointers into the state of an attachment.
     pub(super) at: &'static [&'static str],
     /// The versions in which it occurs.
     pub(super) versions: &'static [&'static str],

@@ -23,7 +23,7 @@ fn knows_vlans(test: &str) -> bool {
     known
 }
 
-/// Where the other tests of VLANs are skipped.
+/// Runs if the other tests of VLANs are skipped.
 #[test]
 fn a_kernel_whose_bridges_know_no_vlans_is_named_and_nothing_is_left() {
     let rig = Rig::new();
@@ -128,7 +128,7 @@ fn a_vlans_gateway_is_on_a_device_of_its_own_that_goes_when_the_add_fails() {
     for call in [rig.call(), call] {
         rig.runtime.after("DEL", call, &config, &result).unwrap();
     }
-    // It lasts as the bridge does, and goes with it.
+    // It exists as long as the bridge.
     let own = node.own_bridges().unwrap();
     let (own, ports) = own.iter().find(|(bridge, _)| bridge.name == "br9").unwrap();
     assert_eq!(*ports, 0);

@@ -54,7 +54,7 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
         json!([{"name": "eth0", "mac": MAC, "mtu": 1500, "sandbox": rig.pod.path()}])
     );
     rig.after("CHECK", &config, &result);
-    // A repeated ADD finds its interface there, and takes none out of the pod.
+    // A repeated ADD finds its interface there, and does not take it from the pod.
     let (code, told) = rig.refusal("ADD", &config);
     assert_eq!(code, 4, "{told}");
     rig.after("CHECK", &config, &result);
@@ -64,7 +64,7 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
         assert_eq!((back.link.name, back.link.up, back.alias), (before.link.name.clone(), false, None));
         assert_eq!(rig.reserved(), [""; 0]);
     }
-    // A device that is gone with its namespace is nothing to give back.
+    // A device that is gone with its namespace need not be returned.
     let result = rig.add(&config);
     ip(&rig.runtime.node, &["link", "del", "card1"]).unwrap();
     rig.after("DEL", &config, &result);
@@ -120,7 +120,7 @@ fn a_program_that_a_pod_has_put_on_its_device_goes_without_an_agent_too() {
     assert_eq!(all_programs(&rig.runtime.node, CARD).unwrap(), [0; 0]);
 }
 
-/// Of those, one is the name of the pod's interface.
+/// One of those is the name of the pod's interface.
 ///
 /// Rows: HDV-altname.
 #[test]
@@ -141,7 +141,7 @@ fn a_device_goes_back_with_its_other_names_and_its_alias_without_an_agent_too() 
     assert_eq!((inside.alias.as_deref(), inside.other_names), (Some(CARD), Vec::new()));
     ip(&rig.pod, &["link", "set", "eth0", "mtu", "1400", "address", "02:00:00:00:00:08"]).unwrap();
     ip(&rig.pod, &["link", "property", "add", "dev", "eth0", "altname", "of-pod"]).unwrap();
-    // It has the interface, and does not forget what it was.
+    // It has the interface, and keeps its former properties.
     rig.refusal("ADD", &config);
     for _ in 0..2 {
         rig.after("DEL", &config, &result);
@@ -175,7 +175,7 @@ fn gc_gives_back_a_device_whose_del_never_came_and_no_other() {
     let back = Some((Some("port 3 of rack 7".to_owned()), false));
     assert_eq!(collected_by("net", Some(others)), back);
     assert!(card(rig.inside(), "eth0").is_none());
-    // What was kept is gone with it: what an administrator sets now stays.
+    // The stored properties are removed with it: a later change by an administrator stays.
     ip(&rig.runtime.node, &["link", "set", CARD, "alias", "port 4"]).unwrap();
     assert_eq!(collected_by("net", Some(json!([]))), Some((Some("port 4".to_owned()), false)));
     rig.after("DEL", &config, &result);
@@ -203,7 +203,7 @@ fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_on
     ip(&rig.runtime.node, &PAIR).unwrap();
     let mut config = keys(&rig);
     config["mac"] = json!(MAC);
-    // Nobody comes up at the other end.
+    // The other end does not come up.
     let began = Instant::now();
     let result = rig.add(&config);
     assert!(began.elapsed() < stretched(PATIENCE));
@@ -212,7 +212,7 @@ fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_on
     assert_eq!(addresses(&mut rig.inside(), inside.link.index), ["10.1.0.2/24", "fd00:1::2/64"]);
     rig.after("CHECK", &config, &result);
     rig.after("DEL", &config, &result);
-    // Somebody does while the ADD waits: what had been announced before that would be lost.
+    // It comes up while the ADD waits: announcements before that would be lost.
     let outside = RawSocket::open(&rig.runtime.node, "card1").unwrap();
     assert!(outside.frames().is_err(), "it is down");
     let result = std::thread::scope(|scope| {
@@ -229,7 +229,7 @@ fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_on
     });
     let address: IpNet = result["ips"][0]["address"].as_str().unwrap().parse().unwrap();
     let IpAddr::V4(address) = address.addr() else { panic!("{address}") };
-    // Of a request for its own address (RFC 826): sender by Ethernet and by IP, nobody, and the same.
+    // A request for its own address (RFC 826): sender by Ethernet and by IP, no target, and the same address.
     let told = [&[2_u8, 0, 0, 0, 0, 7][..], &address.octets(), &[0; 6], &address.octets()].concat();
     let frames = outside.frames_until(&told, PATIENCE).unwrap();
     assert!(frames.last().is_some_and(|frame| frame.ends_with(&told)), "{frames:?}");
@@ -281,13 +281,14 @@ fn each_gives_back_what_the_other_took() {
         rig.after("DEL", &config, &result);
         assert!(card(rig.node(), CARD).is_some() && card(rig.inside(), "eth0").is_none(), "{taken_by_us}");
         assert_eq!(rig.reserved(), [""; 0]);
-        // What we have kept of how the device was goes by our own DEL alone.
+        // Only our own DEL removes the stored former properties of the device.
         rig.runtime.plugins.clone_from(&ours);
         rig.after("DEL", &config, &result);
     }
 }
 
-/// An administrator's group is not overwritten; what an earlier version or the reference has attached has none either.
+/// An administrator's group is not overwritten; devices attached by an earlier version or by the reference have none
+/// either.
 ///
 /// Rows: HDV-unmarked.
 #[test]
@@ -327,7 +328,7 @@ fn a_pod_that_has_the_name_keeps_its_interface_and_the_node_its_device() {
     assert_eq!((code, told.ends_with("the pod has an interface named eth0 already")), (4, true), "{told}");
     let other = Namespace::new().unwrap();
     let result = rig.runtime.add(Call { netns: other.path(), ..rig.call() }, &keys(&rig)).unwrap();
-    // The name on the node is another's meanwhile.
+    // Another link has the name on the node meanwhile.
     ip(&rig.runtime.node, &["link", "add", CARD, "type", "bridge"]).unwrap();
     let call = Call { netns: other.path(), ..rig.call() };
     rig.runtime.after("DEL", call, &keys(&rig), &result).unwrap();

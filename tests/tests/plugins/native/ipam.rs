@@ -146,7 +146,7 @@ fn an_address_that_is_asked_for_is_nobodys_on_the_nodes_links_and_gives_the_node
             let config = asked(kind, &[], &[&format!("{address}/{length}")]);
             refused(&config, &format!("address {address} is taken: {holder}"));
         }
-        // Nothing is known of the first; the second's author has named the subnet.
+        // The node knows no route to the first; the second's author has named the subnet.
         for config in
             [asked(kind, &[], &["198.51.100.7/32"]), asked(kind, &["192.168.1.50/24"], &["192.168.1.2/32"])]
         {
@@ -192,7 +192,7 @@ fn an_address_plugin_of_others_gives_what_is_asked_for_only_where_nobody_is() {
     rig.assert_nothing_left("refused");
 }
 
-/// The kernel removes IPv6 addresses from an interface that is set down, unless it is told to keep them.
+/// The kernel removes IPv6 addresses from an interface that is set down, unless a setting keeps them.
 #[test]
 fn addresses_outlast_an_interface_that_its_pod_sets_down_and_up() {
     for (kind, v4, v6) in [

@@ -1,7 +1,8 @@
 //! The native plugins as CNI executables, on the kernel, as a container runtime runs them.
 //!
-//! `bridge_keys` tests keys of `bridge`, `host_device` that plugin, `versions` ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
-//! `removal` DEL and GC, `tap` and `netkit` those plugins, `queries` the read-only verbs.
+//! `bridge_keys` tests keys of `bridge`, `host_device` that plugin, `versions` ADD to DEL in every version, `node`
+//! existing state on the node, `ipam` other IPAM plugins, `removal` DEL and GC, `tap` and `netkit` those plugins,
+//! `queries` the read-only verbs.
 
 mod bridge_keys;
 mod host_device;

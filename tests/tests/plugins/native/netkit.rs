@@ -1,4 +1,4 @@
-//! `netkit`: a routed link in either mode. Runs where the kernel has the driver.
+//! `netkit`: a routed link in either mode. Runs if the kernel has the driver.
 
 use netattach::spec::{LinkMode, NetkitMode, NetkitPolicy, NetkitWays};
 use netattach_tests::Namespace;

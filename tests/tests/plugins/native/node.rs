@@ -187,7 +187,7 @@ fn a_link_on_an_interface_of_the_pod_needs_nothing_of_the_node() {
     }
 }
 
-/// Runs where the kernel lacks them; `policy::vlan` and `policy::ipvlan` test them where it has them.
+/// Runs if the kernel lacks them; `policy::vlan` and `policy::ipvlan` test them if it has them.
 #[test]
 fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
     for kind in ["vlan", "dummy", "ipvlan", "netkit"] {
@@ -272,7 +272,7 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
             assert!(said.ends_with("is the node's own network namespace, not a container's"), "{said}");
         }
     }
-    // What is chained would change the node's own interface, settings and routes.
+    // Chained plugins would change the node's own interface, settings and routes.
     let own = Call { ifname: "uplink", ..own };
     let data = rig.dir.path().join("tuning");
     std::fs::create_dir(&data).unwrap();
@@ -290,7 +290,7 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
             assert_eq!(code, 8, "{kind} {verb}: {said}");
             assert!(said.ends_with("is the node's own network namespace, not a container's"), "{said}");
         }
-        // Nothing of theirs is there, and the plugins before them are to be asked.
+        // They have left nothing, and the runtime must still call the plugins before them.
         assert_eq!(rig.runtime.run("DEL", own, &config).unwrap().exit, Some(0), "{kind}");
     }
     assert!(kept.exists(), "nothing was given back");
@@ -314,7 +314,7 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
     assert_eq!(rig.reserved(), [""; 0]);
 }
 
-/// As by the plugins in Go.
+/// Like the plugins in Go.
 #[test]
 fn keys_in_another_letter_case_are_read() {
     let rig = Rig::new();

@@ -83,7 +83,8 @@ fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
     }
 }
 
-/// The path leads to another container's namespace by now, whose interface has the name, and here the address.
+/// The path now leads to another container's namespace, which has an interface of that name, and here of that
+/// address.
 ///
 /// Rows: IVL-late-del, HDV-late-del.
 #[test]
@@ -123,7 +124,7 @@ fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_pat
         rig.runtime.after("DEL", of_other, &configs[1], &result).unwrap();
         assert!(!is_there(), "{kind}");
         if kind == "host-device" {
-            // It is its pod's still, whose own DEL may come yet.
+            // It still belongs to its pod, whose own DEL may follow.
             assert!(rig.node().find_link("card5").unwrap().is_none());
             rig.after("DEL", &configs[0], &late);
             let back = ["card5", "card6"].map(|card| rig.node().link(card).unwrap().group);
@@ -149,7 +150,7 @@ fn del_leaves_what_somebody_else_made() {
     rig.alone("DEL", &config);
     let listed = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": rig.pod.path()}]});
     rig.after("DEL", &config, &listed("02:00:00:00:00:99"));
-    // What a plugin of another name makes is of another kind.
+    // A plugin of another name creates another kind.
     rig.after("DEL", &rig.config("1.0.0", "macvlan"), &listed(MAC));
     assert_eq!(rig.links().0, ["eth0"]);
     // The interfaces in the previous result belong to this attachment, whichever plugin of that name made them.
@@ -185,7 +186,7 @@ fn a_failed_add_leaves_nothing() {
     }
 }
 
-/// Of the processes that make a bridge or find it, one alone gets an address.
+/// If several processes create a bridge or find it, only one gets an address.
 ///
 /// Rows: BRG-at-once.
 #[test]

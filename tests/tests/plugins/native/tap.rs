@@ -1,4 +1,4 @@
-//! `tap`: who may open it, its frames, its bridge in the pod.
+//! `tap`: which processes may open it, its frames, its bridge in the pod.
 
 use std::path::Path;
 
@@ -41,7 +41,7 @@ fn a_tap_is_what_was_asked_for_and_stays_without_a_process() {
         rig.after("CHECK", &tap, &result);
         {
             let process = TapEnd::open(&rig.pod, "eth0", access.multi_queue).unwrap();
-            // Somebody asks for the pod's address, as a virtual machine does.
+            // An ARP request for the pod's address, as a virtual machine would send it.
             let mut frame = [[0xff; 6].as_slice(), &[2, 0, 0, 0, 0, 9], &ARP].concat();
             frame.extend([
                 0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 10, 1, 0, 9, 0, 0, 0, 0, 0, 0, 10, 1, 0, 2,
@@ -114,7 +114,7 @@ fn what_no_tap_can_have_is_refused_by_its_key() {
         assert!(said.starts_with(message), "{said:?} instead of {message:?}");
         rig.assert_nothing_left(message);
     }
-    // The kernel has a largest MTU of its own; what was begun goes.
+    // The kernel has its own maximum MTU; the unfinished link is removed.
     let (_, said) = rig.refusal("ADD", &config("1.0.0", "tap", &json!({"mtu": 65535})));
     assert!(said.contains("RTM_"), "{said}");
     rig.assert_nothing_left("too large");
@@ -140,7 +140,7 @@ fn a_taps_del_needs_nothing_and_finds_what_the_reference_made() {
     assert_eq!(rig.reserved(), [""; 0]);
     assert_eq!(rig.runtime.run("DEL", rig.call(), &broken).unwrap().exit, Some(0));
     rig.assert_nothing_left("with a configuration that ADD refuses");
-    // Another made it, in no group of ours.
+    // Created by another process, in no group of ours.
     ip(&rig.pod, &["tuntap", "add", "dev", "eth0", "mode", "tap"]).unwrap();
     let mac = mac_of(&rig.inside().link("eth0").unwrap());
     let tap = config("1.0.0", "tap", &json!({}));

@@ -9,7 +9,7 @@ use super::*;
 /// Processes at a time.
 const AT_ONCE: u16 = 12;
 
-/// The ports of the node that are open, as they are in the table.
+/// Returns the open ports of the node, from the table.
 fn open(scene: &Scene) -> BTreeSet<u16> {
     let table = scene.table();
     let ports = table.elements().iter().filter(|it| it.element.set == Set::Ports4);
@@ -21,7 +21,7 @@ fn open(scene: &Scene) -> BTreeSet<u16> {
 fn no_process_loses_what_another_has_added_or_removed() {
     let scene = Scene::new();
     let bridge = scene.add("bridge", &[scene.bridge(&json!({}))]);
-    // Results of pods on that bridge, without the pods: `portmap` looks at addresses alone.
+    // Results of pods on that bridge, without the pods: `portmap` uses only addresses.
     let call = |number: u16| (format!("c{number}"), format!("10.1.0.{}/24", 10 + number));
     let run = |verb: &str, number: u16| {
         let (container, address) = call(number);
@@ -46,7 +46,7 @@ fn no_process_loses_what_another_has_added_or_removed() {
     let half = AT_ONCE / 2;
     all(&[("ADD", 0..AT_ONCE)]);
     assert_eq!(open(&scene), ports(0..AT_ONCE));
-    // Some go while others come, and others change something else in the packet filter.
+    // Some are removed while others are added, and other processes change other parts of the packet filter.
     std::thread::scope(|scope| {
         let node = scene.node();
         scope.spawn(move || {
@@ -60,7 +60,7 @@ fn no_process_loses_what_another_has_added_or_removed() {
         all(&[("DEL", 0..half), ("ADD", AT_ONCE..AT_ONCE + half), ("CHECK", half..AT_ONCE)]);
     });
     assert_eq!(open(&scene), ports(half..AT_ONCE + half));
-    // The device of 127.0.0.1 stays open as long as one port is there, and no longer.
+    // The device of 127.0.0.1 stays open while there is a port, and no longer.
     assert_eq!(scene.loopback_by("br0"), "2");
     all(&[("DEL", half..AT_ONCE + half)]);
     scene.assert_table_is_gone();

@@ -12,7 +12,7 @@ fn firewall(keys: &Value) -> Value {
     config("1.1.0", "firewall", keys)
 }
 
-/// What a program of the node says.
+/// Returns the output of a program on the node.
 fn said(scene: &Scene, program: &str, line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     let output = scene.node().run(|| Command::new(program).args(words).output().unwrap());
@@ -20,7 +20,7 @@ fn said(scene: &Scene, program: &str, line: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A scene whose node forwards nothing.
+/// Returns a scene whose node forwards nothing.
 fn dropping() -> Scene {
     let scene = Scene::new();
     for program in PROGRAMS {
@@ -29,7 +29,7 @@ fn dropping() -> Scene {
     scene
 }
 
-/// The lines of a chain, as `iptables` has them, but for comments.
+/// Returns the rules of a chain, as `iptables` prints them, without comments.
 fn chain(scene: &Scene, program: &str, chain: &str) -> Vec<String> {
     let lines = said(scene, program, &format!("-S {chain}"));
     lines.lines().filter(|line| line.starts_with("-A ")).map(without_comment).collect()
@@ -48,7 +48,7 @@ fn without_comment(line: &str) -> String {
     }
 }
 
-/// The ones that are left by everybody.
+/// The rule that every implementation leaves.
 const ADMIN: &str = "-A CNI-FORWARD -j CNI-ADMIN";
 
 /// Rows: FWL-executable, FWL-late-del.
@@ -65,12 +65,12 @@ fn pods_get_out_past_a_chain_that_drops() {
     for (number, echo) in outside.iter().enumerate() {
         assert!(connects(&a.namespace, echo.address(), PATIENCE), "{}", OUTSIDE[number]);
         assert!(!connects(&without.namespace, echo.address(), SILENCE), "{}", OUTSIDE[number]);
-        // Only what the pod has begun comes to it.
+        // Only replies to the pod's own connections reach it.
         let _served = Echo::serve(&a.namespace, SocketAddr::new(a.addresses()[number], 80)).unwrap();
         assert!(!connects(&scene.outside, SocketAddr::new(a.addresses()[number], 80), SILENCE));
     }
     scene.check(&a);
-    // Again, and for a container that has the addresses by now, as it may seem to a late DEL.
+    // Again, and for a container that has the addresses now, as in the case of a late DEL.
     let again = scene.runtime.add(a.call(), &with_result(&a.chain[1], interface)).unwrap();
     assert_eq!(&again, passed);
     let rules = chain(&scene, "iptables", "CNI-FORWARD");
@@ -162,7 +162,7 @@ fn what_firewall_cannot_carry_out_is_refused_by_its_key() {
     let closed = with_result(&firewall(&json!({"ingressPolicy": "same-bridge"})), &inside);
     let (code, msg) = scene.runtime.refusal("ADD", a.call(), &closed).unwrap();
     assert!(code == 7 && msg.starts_with("key ingressPolicy: same-bridge is for bridges"), "{code} {msg}");
-    // Beside firewalld only where it is said.
+    // Beside firewalld only if the configuration says so.
     said(&scene, "nft", "add table inet firewalld");
     let (code, msg) = refusal(json!({}));
     assert!(code == 7 && msg.starts_with("key backend: firewalld filters on this node"), "{code} {msg}");
@@ -197,7 +197,7 @@ fn check_gc_and_status_look_at_the_rules() {
     let expected =
         format!("table ip filter lacks a rule: -A CNI-FORWARD -d {}/32 {established}", a.addresses()[0]);
     assert!(lost(&a).ends_with(&expected), "{}", lost(&a));
-    // Somebody removes what leads to the rules: the next ADD puts it back.
+    // Another process removes the jumps to the rules: the next ADD restores them.
     said(&scene, "iptables", "-F FORWARD");
     assert!(lost(&b).ends_with("table ip filter lacks a rule: -A FORWARD -j CNI-FORWARD"), "{}", lost(&b));
     let c = scene.add("c", &chained);
@@ -227,7 +227,7 @@ fn the_administrators_chain_is_asked_first() {
     assert_eq!(chain(&scene, "iptables", "MINE"), [format!("-A MINE -d {}/32 -j DROP", OUTSIDE[0])]);
 }
 
-/// Who of two bridges reaches whom: a pod of the other bridge, and one of its own.
+/// Returns which of two bridges' pods reach each other: of the other bridge, and of the same one.
 fn reached(scene: &Scene, policy: &str) -> (bool, bool) {
     let keys = json!({"ingressPolicy": policy});
     let other = json!({
@@ -277,14 +277,14 @@ fn a_closed_bridge_hears_nothing_of_other_bridges() {
     }
 }
 
-/// What both tables have after ADDs, but for comments, in the order of lines.
+/// Returns both tables after ADDs, without comments, sorted.
 fn saved(scene: &Scene) -> Vec<String> {
     let mut all = Vec::new();
     for program in PROGRAMS {
         let lines = said(scene, &format!("{program}-save"), "-t filter");
         let rules = lines.lines().filter(|line| line.starts_with("-A ")).map(without_comment);
         let mut rules: Vec<String> = rules.filter(|line| !line.ends_with("-j RETURN")).collect();
-        // By chain; in FORWARD the order matters.
+        // Sorted by chain; in FORWARD the order matters.
         rules.sort_by_key(|line| (!line.starts_with("-A FORWARD")).then(|| line.clone()));
         all.extend(rules);
     }
@@ -345,7 +345,7 @@ fn the_reference_and_ours_share_their_chains() {
     let b = scene.add("b", &[super::reference::in_version("1.0.0", &scene.bridge(&json!({})))]);
     theirs.add(b.call(), &with_result(&chained, b.result())).unwrap();
     let c = scene.add("c", &[scene.bridge(&json!({})), firewall(&keys)]);
-    // Neither adds what leads to the chains again.
+    // Neither adds the jumps to the chains again.
     let forward = ["-A FORWARD -j CNI-ISOLATION-STAGE-1", "-A FORWARD -j CNI-FORWARD"];
     assert_eq!(chain(&scene, "iptables", "FORWARD"), forward);
     let admins = chain(&scene, "iptables", "CNI-FORWARD").into_iter().filter(|line| line == ADMIN);
@@ -384,7 +384,7 @@ fn no_process_loses_anothers_rules() {
         });
     };
     all(&[("ADD", 0..8)]);
-    // Some go while others come, and others call iptables.
+    // Some are removed while others are added, and other processes call iptables.
     std::thread::scope(|scope| {
         let scene = &scene;
         scope.spawn(move || {

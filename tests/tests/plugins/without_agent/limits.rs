@@ -19,7 +19,7 @@ fn bandwidth(keys: &Value) -> Value {
     config("1.1.0", "bandwidth", keys)
 }
 
-/// How long it takes until all bytes have come from one namespace to another.
+/// Returns how long it takes until all bytes have arrived from one namespace in another.
 fn transfer(from: &Namespace, to: &Namespace, address: SocketAddr) -> Duration {
     let listener = to.run(|| TcpListener::bind(address).unwrap());
     std::thread::scope(|scope| {
@@ -62,7 +62,7 @@ fn both_directions_have_the_rate_that_was_asked_for() {
     assert_eq!(devices.len(), 1, "{devices:?}");
     let listed = pod.result()["interfaces"].as_array().unwrap().last().unwrap();
     assert_eq!((&listed["name"], listed.get("sandbox")), (&json!(devices[0]), None));
-    // A tenth of it at most goes ahead of the rest.
+    // At most a tenth is sent ahead of the rest.
     let (received, sent) = (
         transfer(&scene.outside, &pod.namespace, SocketAddr::new(v4, 80)),
         transfer(&pod.namespace, &scene.outside, at(OUTSIDE[0], 80)),
@@ -84,12 +84,12 @@ fn devices_come_with_limits_and_go_with_del() {
     for nothing in [bandwidth(&json!({})), of_pod(json!({})), bandwidth(&json!({"ingressRate": 0}))] {
         assert_eq!(&scene.runtime.add(pod.call(), &with(&nothing)).unwrap(), pod.result());
     }
-    // What the pod receives alone: no device is needed for that, and a burst neither.
+    // Only received packets: no device is needed for that, and no burst.
     let received = of_pod(json!({"ingressRate": RATE}));
     assert_eq!(&scene.runtime.add(pod.call(), &with(&received)).unwrap(), pod.result());
     assert_eq!(intermediate(&scene), Vec::<String>::new());
     let sent = of_pod(json!({"egressRate": RATE, "egressBurst": BURST}));
-    // Twice: the second replaces what the first has left.
+    // Twice: the second one replaces the leftovers of the first.
     for _ in 0..2 {
         scene.runtime.add(pod.call(), &with(&sent)).unwrap();
         assert_eq!(intermediate(&scene).len(), 1);
@@ -105,7 +105,7 @@ fn devices_come_with_limits_and_go_with_del() {
     };
     differs(&of_pod(json!({"ingressRate": 2 * RATE})), "is not paced as asked for");
     differs(&of_pod(json!({"egressRate": 2 * RATE})), "is not paced as asked for");
-    // An interface beside it, on the same network.
+    // Another interface on the same network.
     let second = Call { ifname: "eth1", ..pod.call() };
     let beside = scene.runtime.add(second, &scene.bridge(&json!({}))).unwrap();
     scene.runtime.add(second, &with_result(&sent, &beside)).unwrap();
@@ -207,7 +207,7 @@ fn what_a_filter_before_ours_would_let_through_is_refused() {
     );
     assert_eq!(refused(&answer), (7, told.as_str()));
     assert_eq!(intermediate(&scene), Vec::<String>::new());
-    // What the pod receives does not meet it.
+    // Received packets do not pass it.
     let received = with_result(&bandwidth(&json!({"ingressRate": RATE})), pod.result());
     scene.runtime.add(pod.call(), &received).unwrap();
     filter("del", 50);

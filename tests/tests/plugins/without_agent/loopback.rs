@@ -1,4 +1,4 @@
-//! Devices of the node that addresses of loopback may leave by, and come in by where no table drops them.
+//! Devices of the node that packets of loopback addresses may leave by, and arrive on if no table drops them.
 
 use netattach::nat::wish::Wish;
 use netattach::nat::{Holder, Key, Nat};
@@ -37,7 +37,7 @@ fn a_device_is_closed_though_somebody_has_removed_the_table() {
         assert_eq!((answer.exit, &answer.stdout), (Some(0), &Value::Null), "{verb} {answer:?}");
         assert_eq!(scene.loopback_by("br0"), "0", "{verb}");
     }
-    // What others have opened is theirs.
+    // A setting of another process stays.
     set(&scene, "br0", "1");
     scene.runtime.run("DEL", gone, &bare).unwrap();
     assert_eq!(scene.loopback_by("br0"), "1");
@@ -115,7 +115,7 @@ fn a_device_stays_open_as_long_as_the_agent_or_an_executable_needs_it() {
         }
         assert_eq!(scene.loopback_by("br0"), "0", "{executable_is_first}");
     }
-    // Somebody removes both tables. What a DEL closes then, the agent opens again with its table.
+    // Another process removes both tables. The agent opens again what a DEL then closes, with its table.
     add();
     by_agent(&|| agent.attach(&holder, wish.clone()).unwrap());
     flush(&scene);

@@ -1,8 +1,9 @@
-//! What the node does for pods by plain executables, without an agent: who is masqueraded, ports of the node, limits.
+//! The node's work for pods by plain executables, without an agent: masquerade, ports of the node, limits.
 //!
-//! `ports` has the chained plugin `portmap`, `masquerade` the key `ipMasq` of `bridge` and `ptp`, `limits` the chained
-//! plugin `bandwidth`, `firewall` the one of that name, `senders` the key `macspoofchk` of `bridge`; `loopback` devices that 127.0.0.1 leads out by; `at_once` several processes that change the node's packet filter, `reference` the same
-//! configurations by the reference plugins.
+//! `ports` has the chained plugin `portmap`, `masquerade` the key `ipMasq` of `bridge` and `ptp`, `limits` the
+//! chained plugin `bandwidth`, `firewall` the one of that name, `senders` the key `macspoofchk` of `bridge`;
+//! `loopback` devices by which packets of 127.0.0.1 leave; `at_once` several processes that change the node's packet
+//! filter, `reference` the same configurations with the reference plugins.
 
 mod at_once;
 mod firewall;
@@ -26,14 +27,14 @@ use netattach_tests::traffic::{PATIENCE, connect, eventually};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Addresses of the node and of who is outside, on the wire; by family.
+/// Addresses of the node and of the outside host, on the wire; by family.
 const NODE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
 const OUTSIDE: [&str; 2] = ["192.0.2.2", "2001:db8::2"];
 /// Gateways and first pods.
 const GATEWAY: [&str; 2] = ["10.1.0.1", "fd00:1::1"];
 const POD: [&str; 2] = ["10.1.0.2", "fd00:1::2"];
 
-/// A node with plugins, and somebody outside of it, behind a wire.
+/// A node with plugins, and an outside host, behind a wire.
 struct Scene {
     runtime: Runtime,
     outside: Namespace,
@@ -96,7 +97,7 @@ impl Scene {
         })
     }
 
-    /// A bridge with these keys beside its usual ones.
+    /// Returns a bridge with these keys in addition to its usual ones.
     fn bridge(&self, keys: &Value) -> Value {
         let mut usual = json!({"bridge": "br0", "isDefaultGateway": true, "ipam": self.ipam()});
         extend(&mut usual, keys);
@@ -168,7 +169,7 @@ impl Attached {
     }
 }
 
-/// What the packet filter of a namespace has, for people.
+/// Returns the packet filter of a namespace as text.
 fn listing(namespace: &Namespace) -> String {
     let listed = namespace.run(|| Command::new("nft").args(["list", "ruleset"]).output().unwrap());
     assert!(listed.status.success(), "{listed:?}");
@@ -190,10 +191,11 @@ fn portmap(ports: &[(u16, u16)], keys: &Value) -> Value {
     config("1.1.0", "portmap", &usual)
 }
 
-/// Who a server in a namespace takes a client for that connects to an address; `None`: nobody gets through.
+/// Returns the client address that a server in a namespace sees for a connection to an address; `None`: no
+/// connection.
 fn seen(server: &Namespace, served: SocketAddr, client: &Namespace, to: SocketAddr) -> Option<IpAddr> {
     let mut listener = None;
-    // A process that another test starts has the last listener too, until it runs its program.
+    // A process that another test starts also has the last listener, until it executes its program.
     let is_bound = eventually(PATIENCE, || {
         listener = server.run(|| TcpListener::bind(served)).ok();
         listener.is_some()

@@ -9,7 +9,8 @@ use super::*;
 fn a_port_of_the_node_leads_to_the_pod_from_everywhere_until_its_del() {
     let scene = Scene::new();
     let ports = portmap(&[(8080, 80)], &json!({}));
-    // Where bridges show their frames to the packet filter, the pod comes back to itself by the port that it left by.
+    // If bridges pass their frames to the packet filter, the pod's packets return to it by the port that they left
+    // by.
     let chain = [scene.bridge(&json!({"hairpinMode": true})), ports.clone()];
     let a = scene.add("a", &chain);
     assert_eq!(a.results[1], a.results[0]);
@@ -33,10 +34,10 @@ fn a_port_of_the_node_leads_to_the_pod_from_everywhere_until_its_del() {
         }
     }
     assert!(connects(scene.node(), at("127.0.0.1", 8080), PATIENCE));
-    // The pod is still reached by its own port, and the node's others are its own.
+    // The pod is still reached by its own port, and other ports of the node are the node's.
     assert!(connects(&scene.outside, SocketAddr::new(v4, 80), PATIENCE));
     assert!(!connects(&scene.outside, at(NODE[0], 8081), SILENCE));
-    // DEL by a runtime that knows nothing any more: no ports, no result, no namespace.
+    // DEL by a runtime that has lost its state: no ports, no result, no namespace.
     let gone = Call { netns: Path::new("/run/netns/nosuch"), ..a.call() };
     let bare = config("1.1.0", "portmap", &json!({}));
     for _ in 0..2 {
@@ -56,7 +57,7 @@ fn what_passes_through_the_node_to_the_same_port_is_left_alone() {
     let b = scene.add("b", &[scene.bridge(&json!({}))]);
     let [v4, _] = b.addresses();
     let _echo = Echo::serve(&a.namespace, SocketAddr::new(a.addresses()[0], 80)).unwrap();
-    // Nobody serves port 8080 of the other pod, and the first one does not take its place.
+    // Port 8080 of the other pod is not served, and the first pod is not reached by it.
     assert!(!connects(&scene.outside, SocketAddr::new(v4, 8080), SILENCE));
     let outside = Echo::serve(&scene.outside, at(OUTSIDE[0], 8080)).unwrap();
     assert!(connects(&b.namespace, outside.address(), PATIENCE));
@@ -66,7 +67,8 @@ fn what_passes_through_the_node_to_the_same_port_is_left_alone() {
 #[test]
 fn who_is_masqueraded_on_the_way_is_as_the_keys_say() {
     let rows = [
-        // Outside, the pod's neighbour, the node's loopback; what the pod sees of the first two.
+        // Outside, the pod's neighbour, the node's loopback; the source addresses that the pod sees for the first
+        // two.
         (json!({}), Some("192.0.2.2"), Some("10.1.0.1"), true),
         (json!({"masqAll": true}), Some("10.1.0.1"), Some("10.1.0.1"), true),
         (json!({"snat": false}), Some("192.0.2.2"), None, false),
@@ -102,7 +104,7 @@ fn a_port_of_the_node_has_one_pod() {
     let taken = scene.runtime.run("ADD", b.call(), &with_result(&chain[1], b.result())).unwrap();
     let told = "hostPort 8080/tcp (IPv4) is taken: container a, interface eth0 has it";
     assert_eq!(refused(&taken), (11, told));
-    // What was refused has left nothing, and its DEL does nothing to the other.
+    // The refused ADD has left nothing, and its DEL does not affect the other.
     scene.runtime.after("DEL", b.call(), &chain[1], b.result()).unwrap();
     scene.check(&a);
     let elements = scene.table().elements().len();
@@ -124,7 +126,7 @@ fn datagrams_reach_the_pod_that_has_the_port_now() {
     for container in ["a", "b"] {
         let pod = scene.add(container, &chain);
         let _echo = Echo::serve(&pod.namespace, SocketAddr::new(pod.addresses()[0], 53)).unwrap();
-        // From the same port each time, as a resolver may: the kernel knows a connection to the pod before.
+        // From the same port each time, as a resolver may: the kernel already knows a connection to the previous pod.
         let reached = scene.outside.run(|| {
             let socket = std::net::UdpSocket::bind((OUTSIDE[0], 40000)).unwrap();
             socket.connect((NODE[0], 5353)).unwrap();
@@ -169,7 +171,7 @@ fn what_portmap_cannot_carry_out_is_refused_by_its_key() {
     let alone = scene.runtime.run("ADD", a.call(), &portmap(&[(8080, 80)], &json!({}))).unwrap();
     assert_eq!(refused(&alone), (7, "key prevResult: missing, and portmap can only follow another plugin"));
     scene.assert_table_is_gone();
-    // Words for the one way that there is.
+    // Keys for the only implementation.
     for keys in [json!({"backend": "iptables", "markMasqBit": 0}), json!({"backend": "nftables"})] {
         let config = with_result(&portmap(&[(8080, 80)], &keys), a.result());
         assert_eq!(&scene.runtime.add(a.call(), &config).unwrap(), a.result());
@@ -193,7 +195,7 @@ fn check_gc_and_status_look_at_the_table() {
         assert_eq!((answer.exit, &answer.stdout), (Some(0), &Value::Null), "{answer:?}");
     };
     let plugin = config("1.1.0", "portmap", &json!({}));
-    // Of another network, and with all of this one.
+    // GC of another network, and with all attachments of this one.
     gc(&other, json!([]));
     gc(&plugin, json!([{"containerID": "a", "ifname": "eth0"}, {"containerID": "b", "ifname": "eth0"}]));
     scene.check(&a);
@@ -202,7 +204,7 @@ fn check_gc_and_status_look_at_the_table() {
     let lost = scene.runtime.run("CHECK", a.call(), &with_result(&a.chain[1], a.result())).unwrap();
     let (_, msg) = refused(&lost);
     assert!(msg.ends_with("table netattach-cni lacks an element of set ports4"), "{msg}");
-    // Somebody removes a rule: the next ADD makes the table anew, with what it had.
+    // Another process removes a rule: the next ADD rebuilds the table with its contents.
     let flush =
         || Command::new("nft").args(["flush", "chain", "inet", nat::SHARED_TABLE, "prerouting"]).status();
     assert!(scene.node().run(flush).unwrap().success());

@@ -1,5 +1,6 @@
-//! The same chains by the plugins of containernetworking/plugins and by ours: results in every version, who gets
-//! through and whom the pod sees, rates; and each implementation's DEL after the other's ADD.
+//! The same chains with the plugins of containernetworking/plugins and with ours: results in every version,
+//! reachability and the source addresses that the pod sees, rates; and each implementation's DEL after the other's
+//! ADD.
 
 use std::os::unix::fs::symlink;
 
@@ -30,7 +31,7 @@ pub(super) fn in_version(version: &str, config: &Value) -> Value {
     config
 }
 
-/// What a plugin answers, and rules and sysctls of node and pod after ADD and after DEL.
+/// The answers of a plugin, and rules and sysctls of node and pod after ADD and after DEL.
 #[derive(Debug, PartialEq)]
 pub(super) struct Verbs {
     answers: Vec<(Option<i32>, Value)>,
@@ -38,8 +39,8 @@ pub(super) struct Verbs {
     detached: [Settings; 2],
 }
 
-/// The sysctl that has addresses of loopback leave by a device. Ours sets a value of its own, by which it is found again, and
-/// takes it back with the last port; the reference leaves it: `loopback` looks at that.
+/// The sysctl that lets loopback addresses leave by a device. Ours sets a distinctive value, by which it is
+/// recognized, and resets it with the last port; the reference leaves it set: `loopback` tests that.
 const LOOPBACK: &str = "ipv4.route_localnet";
 
 fn settings(scene: &Scene, pod: &Attached) -> [Settings; 2] {
@@ -55,7 +56,7 @@ fn settings(scene: &Scene, pod: &Attached) -> [Settings; 2] {
     })
 }
 
-/// ADD, CHECK and DEL in a version: exit codes and the result, without what is of each run alone.
+/// Runs ADD, CHECK and DEL in a version: exit codes and the result, without values that differ between runs.
 pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Verbs {
     let bridge = in_version(version, &scene.bridge(&json!({})));
     let pod = scene.add("a", &[bridge]);
@@ -89,7 +90,8 @@ pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Verbs {
     Verbs { answers, attached, detached }
 }
 
-/// Who gets through to the pod by its port, and whom the pod sees then: outside, the node, 127.0.0.1, a neighbour.
+/// Returns which clients reach the pod by its port, with the source addresses that the pod sees: outside, the node,
+/// 127.0.0.1, a neighbour.
 fn reached(scene: &Scene, chained: &Value) -> Vec<Option<IpAddr>> {
     let chained = in_version("1.0.0", chained);
     let bridge = in_version("1.0.0", &scene.bridge(&json!({"hairpinMode": true})));

@@ -1,4 +1,5 @@
-//! `macspoofchk` of the executable `bridge`: the node's packet filter drops what a pod sends by another Ethernet address.
+//! `macspoofchk` of the executable `bridge`: the node's packet filter drops packets of a pod with another Ethernet
+//! address.
 
 use netattach::netlink::Handle;
 use netattach::netlink::senders::{self, TABLE};
@@ -8,14 +9,14 @@ use netattach_tests::traffic::{Echo, SILENCE, connects};
 
 use super::*;
 
-/// An Ethernet address that no pod was given.
+/// An Ethernet address that no pod has.
 const FORGED: &str = "02:00:00:00:00:99";
 
 fn checked(scene: &Scene) -> Value {
     scene.bridge(&json!({"macspoofchk": true}))
 }
 
-/// The Ethernet address that a pod was given.
+/// Returns the Ethernet address of a pod.
 fn given(attached: &Attached) -> String {
     let interfaces = attached.result()["interfaces"].as_array().unwrap();
     let inside = interfaces.iter().find(|listed| listed["sandbox"].is_string()).unwrap();
@@ -26,7 +27,7 @@ fn send_by(attached: &Attached, mac: &str) {
     run(&attached.namespace, &format!("link set eth0 address {mac}"));
 }
 
-/// Who may send by which port, as the table says: by the comments' last two words.
+/// Returns the allowed senders by port, from the table: by the comments' last two words.
 fn restricted(scene: &Scene) -> Vec<(String, Option<String>)> {
     let view = scene.node().run(|| senders::view().unwrap());
     let shown = view.elements().iter().map(|element| {
@@ -60,12 +61,12 @@ fn a_pod_sends_by_its_own_ethernet_address_alone() {
     send_by(&a, FORGED);
     send_by(&b, "02:00:00:00:00:98");
     assert!(!connects(&a.namespace, echo.address(), SILENCE));
-    // It is not the change that keeps them from each other.
+    // A changed address alone does not prevent connections: nothing checks the one of `b`.
     assert!(connects(&b.namespace, echo.address(), PATIENCE));
     send_by(&a, &usual);
     assert!(connects(&a.namespace, echo.address(), PATIENCE));
     assert_eq!(restricted(&scene), own(&a));
-    // `nft` lists the table, and what is there is not made again.
+    // `nft` lists the table, and existing elements are not created again.
     assert!(listing(scene.node()).contains("iifname . ether saddr != @senders drop"));
     scene.check(&a);
     let taken = scene.runtime.refusal("ADD", a.call(), &a.chain[0]).unwrap();
@@ -124,7 +125,7 @@ fn check_gc_and_status_look_at_the_sender() {
     };
     assert!(lost(&a).contains("table bridge netattach-cni lacks port na"), "{}", lost(&a));
     scene.check(&b);
-    // Somebody removes the rule: the next ADD makes it again, with what is there.
+    // Another process removes the rule: the next ADD creates it again, with the existing elements.
     let nft = |line: &str| {
         let words: Vec<&str> = line.split(' ').collect();
         let output = scene.node().run(|| Command::new("nft").args(words).output().unwrap());

@@ -50,7 +50,7 @@ fn what_the_pod_forwards_or_bridges_is_judged_as_its_own() {
         scene.blocked(link, "bridged to a denied port", &own, &denied, "egress-port");
         attacker_runs(&scene, "ip", "link del br9");
     }
-    // Not left to the removal of the namespace, which the kernel delays.
+    // Deleted here, as the kernel delays the removal of the namespace.
     attacker_runs(&scene, "ip", "link del x0");
     drop(inner);
     scene.end();

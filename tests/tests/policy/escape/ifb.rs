@@ -1,5 +1,5 @@
-//! Devices of kind `ifb`: what such a device sends on passes no program on the device that receives it next. That is not
-//! prevented, and is what the attachment's enforcement level states.
+//! Devices of kind `ifb`: packets that such a device forwards pass no program on the device that receives them next.
+//! This is not prevented; the attachment's enforcement level reports it.
 
 use std::net::{SocketAddr, UdpSocket};
 
@@ -8,16 +8,16 @@ use netattach_tests::tools::report_skipped;
 
 use super::*;
 
-/// The device; its name says nothing.
+/// The device; its name does not matter.
 const NAME: &str = "shaper0";
-/// What of it tells people in the pod's row of `status`.
+/// The text about it for people in the pod's row of `status`.
 const TOLD: &str = "in the pod: a device of this kind is there, by which what the pod sends can go past programs on the node; it \
                     is left as it is";
 const ITS_POD: &str = "its pod has a device of kind ifb, by which it can send past the programs on the node";
 const ANOTHER: &str =
     "a pod on the same parent has a device of kind ifb, by which it can send to this one past the programs";
 
-/// Whether the kernel has what a pod does it by; a test that needs it says that it is skipped.
+/// Whether the kernel has the features that a pod needs for it; otherwise the test is reported as skipped.
 fn can_be_made(test: &str) -> bool {
     let scratch = Namespace::new().unwrap();
     let run = |program: &str, words: &str| {
@@ -34,8 +34,9 @@ fn can_be_made(test: &str) -> bool {
     found
 }
 
-/// Of what the pod sends as IPv4, about half is redirected to the device, whenever it passes: what comes back from there and is
-/// not redirected again has the mark still. A random number of the kernel's, and its lowest bit.
+/// About half of the pod's IPv4 packets are redirected to the device, each time that they pass: packets that return
+/// from there and are not redirected again still have the mark. Uses a random number of the kernel, and its lowest
+/// bit.
 const REDIRECTED: &str = "protocol ip bpf bytecode 4,32_0_0_4294963256,69_0_1_1,6_0_0_4294967295,6_0_0_0 \
                           action mirred egress redirect dev shaper0";
 
@@ -60,7 +61,7 @@ fn arrives(scene: &Scene, link: &Link) -> bool {
     victim.recv(&mut [0; 16]).is_ok()
 }
 
-/// A fourth of what is sent goes past, so of 64 datagrams none does once in 10^8 times.
+/// A fourth of the packets bypasses the programs, so of 64 datagrams none does once in 10^8 times.
 ///
 /// Rows: C89.
 #[test]
@@ -103,10 +104,10 @@ fn what_an_ifb_of_the_pods_sends_on_is_not_judged_and_the_level_says_so() {
             .collect::<Vec<_>>()
     };
     let of_attacker = || levels("attacker") == networks.map(|_| lowered(ITS_POD));
-    // Each pod has its turn, after pauses of up to half a minute.
+    // The pods are checked one after the other, after pauses of up to half a minute.
     assert!(eventually(PATIENCE * 4, of_attacker), "{:#?}", levels("attacker"));
     assert!(eventually(PATIENCE, || told() == ["pod shop/attacker ifb"]), "{:?}", told());
-    // On a bridge and a link of its own the victim's programs judge what it receives all the same.
+    // On a bridge and with a link of its own, the victim's programs judge what it receives all the same.
     let expected = [before[1][0].clone(), before[1][1].clone(), lowered(ANOTHER)];
     assert_eq!(levels("victim"), expected);
     for pod in [&scene.attacker, &scene.victim] {

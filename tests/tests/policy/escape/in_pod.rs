@@ -1,5 +1,5 @@
 //! A device that was moved into the pod: programs run there, and a pod with all capabilities over its network can
-//! bypass them in some ways. Those ways are asserted here, and are what the attachment's enforcement level states.
+//! bypass them in some ways. The tests assert these ways, which the attachment's enforcement level reports.
 
 use std::os::fd::AsFd;
 

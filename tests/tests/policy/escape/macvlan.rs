@@ -1,5 +1,5 @@
-//! Attacks specific to macvlans of one parent: other pods' addresses, group frames, macvlans beside one's own, frames that are
-//! changed on their way.
+//! Attacks specific to macvlans of one parent: other pods' addresses, group frames, macvlans beside one's own, frames
+//! that are changed on their way.
 
 use netattach_tests::raw::Ring;
 
@@ -57,7 +57,7 @@ fn another_pods_address_is_not_to_be_had_with(attach: &str) {
     scene.end();
 }
 
-/// The driver copies these past the parent: they are judged where they arrive.
+/// The driver copies these without passing the parent: they are judged where they arrive.
 #[test]
 fn group_frames_are_judged_for_sender_and_receiver() {
     MODES.into_iter().for_each(group_frames_are_judged_with);
@@ -114,9 +114,9 @@ fn macvlans_of_others_pass_where_the_settings_say_so() {
     }
 }
 
-/// Frames that the attacker changes: what it changes, the frame, where, and what it writes there.
+/// Frames that the attacker changes: the name of the case, the frame, the offset, and the bytes that it writes there.
 fn changing(link: &Link) -> [(&'static str, Vec<u8>, usize, Vec<u8>); 4] {
-    // Two options that nobody knows.
+    // Two unknown options.
     let options = [&[30_u8, 24][..], &[0; 22], &[30, 16], &[0; 14]].concat();
     let padding = [&[1_u8, 1, 12][..], &[0; 12]].concat();
     let v4 = |port| {
@@ -135,7 +135,8 @@ fn changing(link: &Link) -> [(&'static str, Vec<u8>, usize, Vec<u8>); 4] {
     ]
 }
 
-/// The attacker hands the kernel frames in its own memory, and changes them while they wait on the parent behind its programs.
+/// The attacker passes frames in shared memory to the kernel, and changes them while they wait on the parent after
+/// its programs.
 ///
 /// Rows: C88.
 #[test]

@@ -1,9 +1,10 @@
-//! Attempts of a pod with every capability over its own namespace to bypass checks and policies: raw frames from packet
-//! sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a routed veth,
-//! a macvlan, a device that was moved into the pod.
+//! Attempts of a pod with every capability over its own namespace to bypass checks and policies: raw frames from
+//! packet sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a
+//! routed veth, a macvlan, a device that was moved into the pod.
 //!
-//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, among them `ifb`, and `on_node` links there,
-//! `forwarding` for others. For links with further possibilities: `macvlan`, `in_pod`. From devices without programs: `others`.
+//! By means: `raw` frames, connections of loose `segments`, `devices` of the pod, among them `ifb`, and links
+//! `on_node`, `forwarding` for others. For links with further possibilities: `macvlan`, `in_pod`. From devices
+//! without programs: `others`.
 
 mod devices;
 mod forwarding;
@@ -236,8 +237,8 @@ fn attacker_runs(scene: &Scene, program: &str, words: &str) {
     assert!(output.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Sends frames one after another, each until its drop is counted, then one that is allowed; only that one reaches the
-/// victim. Source ports tell the frames apart.
+/// Sends frames one after another, each until its drop is counted, then one that is allowed; only that one reaches
+/// the victim. Source ports distinguish the frames.
 fn only_the_allowed_arrives(
     scene: &Scene,
     link: &Link,

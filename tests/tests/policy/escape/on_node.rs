@@ -1,6 +1,6 @@
-//! Links of the node that a pod makes, and moves to the node, by the number that the node's namespace has in its own
-//! (`IFLA_TARGET_NETNSID`). The kernel asks for the capability in the node's user namespace, which is the pod's too, and nothing
-//! on the node is asked. That is not prevented, and is what the attachment's enforcement level states.
+//! Links that a pod creates on the node, and moves to it, by the number that the node's namespace has in its own
+//! (`IFLA_TARGET_NETNSID`). The kernel requires the capability in the node's user namespace, which is also the pod's,
+//! and does no other check on the node. This is not prevented; the attachment's enforcement level reports it.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -12,10 +12,10 @@ use rustix::thread::CapabilitySet;
 
 use super::*;
 
-/// What is said of a pod that may have the capability.
+/// The reason that is reported for a pod that may have the capability.
 const WHY: &str = "programs run on the node, past which a link leads that is made there by the number of its namespace, or a \
                    device of kind ifb, and its container main has CAP_NET_ADMIN";
-/// The link that the pod makes on the node, its end in the pod, and an address that nobody has.
+/// The link that the pod creates on the node, its end in the pod, and an unused address.
 const ON_NODE: &str = "way0";
 const IN_POD: &str = "way1";
 const OWN: &str = "fd00:9::9";
@@ -57,7 +57,7 @@ fn link(is_up: bool, attributes: &[Vec<u8>]) -> Vec<u8> {
     [[0_u8; 8].as_slice(), &flag, &flag, &attributes.concat()].concat()
 }
 
-/// Asks the kernel in the name of the calling thread, for an acknowledgement; what is made has not to be there.
+/// Sends a request to the kernel as the calling thread, with acknowledgement; a link to create must not exist.
 fn ask(verb: Verb, link: &[u8]) -> anyhow::Result<()> {
     const REQUEST_AND_ACKNOWLEDGE: u16 = 0x1 | 0x4;
     const CREATE_EXCLUSIVELY: u16 = 0x400 | 0x200;
@@ -77,7 +77,7 @@ fn ask(verb: Verb, link: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-/// What the kernel answers a process of the pod with these capabilities alone: the number of its error.
+/// Returns the kernel's error number for a process of the pod with only these capabilities.
 fn answer(pod: &Pod, kept: CapabilitySet, verb: Verb, link: &[u8]) -> Option<i32> {
     let answer = pod.namespace.run(|| with_only(kept, || ask(verb, link)));
     answer.err().map(|error| error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error).unwrap())
@@ -96,8 +96,8 @@ fn arrives(attacker: &Pod, victim: &Pod, from: &str) -> bool {
     receiver.recv_from(&mut [0; 16]).is_ok_and(|(_, sender)| sender.ip() == from)
 }
 
-/// Definitions of routed veths, each with its addresses and the level that it demands, and pods with one of them, which may
-/// administrate their networks or not.
+/// Writes definitions of routed veths, each with its addresses and the level that it demands, and pods with one of
+/// them, which may administrate their networks or not.
 fn write(node: &Node, networks: &[(&str, &[&str], &str)], pods: &[(&str, &str, bool)]) {
     for (name, subnets, demanded) in networks {
         let keys = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(subnets)});
@@ -145,7 +145,7 @@ fn a_link_that_a_pod_makes_on_the_node_by_its_number_passes_no_program_and_the_l
     let number = inside.device_named("net1").unwrap().unwrap().link_netns.unwrap();
     let to_node = attribute(TARGET, &number.to_ne_bytes());
 
-    // One of its own that it moves there, and that it takes away there.
+    // A link of its own that it moves there, and that it removes there.
     ip(&attacker.namespace, &["link", "add", "moved0", "type", "veth", "peer", "name", "moved1"]).unwrap();
     let moved = link(false, &[named("moved0"), to_node.clone()]);
     assert_eq!(answer(&attacker, raw, Verb::Set, &moved), Some(libc::EPERM));
@@ -154,7 +154,7 @@ fn a_link_that_a_pod_makes_on_the_node_by_its_number_passes_no_program_and_the_l
     assert_eq!(answer(&attacker, admin, Verb::Delete, &moved), None);
     assert_eq!((outside.find_link("moved0").unwrap(), inside.find_link("moved1").unwrap()), (None, None));
 
-    // One that it makes there, up, with an Ethernet address that it knows.
+    // A link that it creates there, up, with an Ethernet address that it knows.
     let peer = attribute(PEER, &link(false, &[named(IN_POD)]));
     let veth = attribute(INFO, &[attribute(KIND, b"veth\0"), attribute(DATA, &peer)].concat());
     let made = link(true, &[attribute(ADDRESS, &STRANGER.0), named(ON_NODE), veth, to_node.clone()]);
@@ -174,7 +174,7 @@ fn a_link_that_a_pod_makes_on_the_node_by_its_number_passes_no_program_and_the_l
     }
     let passes = || arrives(&attacker, &victim, OWN);
     assert!(eventually(PATIENCE, passes), "the control: this is not prevented");
-    // Nothing of it came by the attacker's own link, whose programs still judge.
+    // None of these packets came by the attacker's own link, whose programs still judge.
     let delete = link(false, &[named(ON_NODE), to_node]);
     assert_eq!(answer(&attacker, admin, Verb::Delete, &delete), None);
     assert!(!arrives(&attacker, &victim, ATTACKER));

@@ -1,13 +1,13 @@
-//! What comes from devices on which no program runs: others' ports on the pods' bridge.
+//! Packets from devices on which no program runs: other ports on the pods' bridge.
 
 use netattach_tests::raw::Ring;
 
 use super::*;
 use crate::bandwidth::host_end;
 
-/// Frames to the victim whose port is behind what is usually read: where it is, and the frame.
+/// Frames to the victim whose port is beyond the usual offset: its offset, and the frame.
 fn with_the_port_elsewhere(link: &Link) -> [(&'static str, Vec<u8>, usize); 2] {
-    // Two options that nobody knows.
+    // Two unknown options.
     let options = [&[30_u8, 24][..], &[0; 22], &[30, 16], &[0; 14]].concat();
     let padding = [&[1_u8, 1, 12][..], &[0; 12]].concat();
     let v4 = Packet::between("10.50.0.77", link.v4[1]).from_mac(STRANGER).options(&options);
@@ -30,7 +30,8 @@ fn flows_at_the_victim(scene: &Scene) -> u64 {
     rows.find(of).unwrap()["new_flows"].as_u64().unwrap()
 }
 
-/// The sender hands the kernel frames in its own memory, and changes them while they wait for the pod behind its program.
+/// The sender passes frames in shared memory to the kernel, and changes them while they wait for the pod after its
+/// program.
 ///
 /// Rows: C88.
 #[test]
@@ -40,7 +41,7 @@ fn what_is_judged_for_a_pod_is_what_it_receives() {
         "policyTypes": ["Ingress"],
         "ingress": [{"ports": [{"protocol": "UDP", "port": ALLOWED}]}]
     });
-    // By the fast path nothing waits there.
+    // On the fast path, frames do not wait there.
     let scene = Scene::under(&[("fastPath", json!("off"))], "victim", &ingress);
     let [link, ..] = scene.links();
     let namespace = &scene.node.namespace;

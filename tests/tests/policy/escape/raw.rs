@@ -14,7 +14,7 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
         let nine = (0..9).fold(link.v6(), |packet, _| packet.extension(60, &padding));
         let mut service_tagged = towards(link.v4().tagged(5).tagged(6).udp(1010, ALLOWED));
         service_tagged[12..14].copy_from_slice(&(libc::ETH_P_8021AD as u16).to_be_bytes());
-        // Of addresses that end in ::3.
+        // For addresses that end in ::3.
         let solicited = "ff02::1:ff00:3";
         let behind_a_router = "2001:db8::9";
         let hidden = [&[5, 30][..], &[0x5a; 238]].concat();
@@ -141,7 +141,7 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
     scene.end();
 }
 
-/// What whoever puts a packet on the wire would write into it is a number of the sender's choice, at a place of its choice.
+/// The sum that a driver writes into a packet is a number of the sender's choice, at an offset of its choice.
 ///
 /// Rows: C88.
 #[test]
@@ -155,12 +155,12 @@ fn what_is_judged_of_a_packet_is_not_written_later() {
         let socket = as_attacker(&scene, || RawSocket::leaving_sums(link.device));
         let (v4, v6) =
             (|port| towards(link.v4().udp(port, ALLOWED)), |port| towards(link.v6().udp(port, ALLOWED)));
-        // What a client of DHCP says of itself; and a tunnel, whose checksum its kernel leaves to others.
+        // A DHCP client's claims; and a tunnel, whose checksum its kernel leaves to the device.
         let asks = towards(link.v4().payload(17, &dhcp([1, 1, 6], link.v4[0], "0.0.0.0", link.own)));
         let tunnelled = [&[0x80_u8, 0, 8][..], &[0; 29]].concat();
         let (gre, gre6) =
             (towards(link.v4().payload(47, &tunnelled)), towards(link.v6().payload(47, &tunnelled)));
-        // What is not written into anything that is judged is denied by the policy.
+        // If no judged field is overwritten, the policy denies the packet.
         let (malformed, denied) = ("malformed", "egress-port");
         let table = [
             ("the port", v4(3001), (34, 2), malformed),
@@ -195,7 +195,7 @@ fn what_is_judged_of_a_packet_is_not_written_later() {
             scene.blocked(link, what, &socket, &[&sum_at(start, offset)[..], &frame].concat(), reason);
         }
         let victim = Witness::of(&scene.victim, link);
-        // The sum of the transport itself, and that of what it carries.
+        // The checksum of the transport itself, and that of its payload.
         let carrying =
             towards(link.v4().payload(17, &[&[0xb_u8, 0xc2, 0, 7, 0, 72, 0, 0][..], &[0x6e; 64]].concat()));
         for (frame, offset) in [(v4(3009), 6), (carrying, 40)] {

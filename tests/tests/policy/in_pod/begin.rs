@@ -1,4 +1,5 @@
-//! Programs in a pod begin by filters where nobody there can take those off, and get links when the ADD has been answered.
+//! Programs in a pod begin as filters if no process there can remove those, and get links when the ADD has been
+//! answered.
 
 use netattach::netlink::Handle;
 use netattach::spec::TcHook;
@@ -43,13 +44,13 @@ fn programs_begin_by_filters_and_have_links_soon_after_the_answer() {
     node.add(&boxed).success();
     assert_eq!((links(&node).len(), filters(&boxed)), (4, 0), "its runtime may put a qdisc there");
     node.add(&plain).success();
-    // Whichever they run by, none is missing.
+    // Whichever mode they run in, none is missing.
     node.check(&plain).success();
     let has_links = || links(&node).len() == 6 && filters(&plain) == 0;
     assert!(eventually(PATIENCE, has_links), "{:?}, {} filters", links(&node), filters(&plain));
     node.check(&plain).success();
 
-    // The agent ends before it gives them links, or after.
+    // The agent ends before it attaches them by links, or after.
     node.del(&plain).success();
     node.add(&plain).success();
     node.kill().unwrap();
@@ -57,7 +58,7 @@ fn programs_begin_by_filters_and_have_links_soon_after_the_answer() {
     assert_eq!((links(&node).len(), filters(&plain)), (6, 0));
     node.check(&plain).success();
 
-    // A DEL that comes at once: nothing gets links any more.
+    // A DEL that comes at once: no program is attached by a link any more.
     node.del(&plain).success();
     node.add(&plain).success();
     node.del(&plain).success();

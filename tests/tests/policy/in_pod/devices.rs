@@ -1,4 +1,4 @@
-//! Devices of the node that netattach itself gives to pods.
+//! Devices of the node that netattach itself moves to pods.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn a_device_that_the_agent_takes_is_judged_in_the_pod_is_one_pods_and_goes_back(
     };
     assert!(holds(&scene));
 
-    // Another pod asks for the device of the first, which its pod has renamed meanwhile; then the agent is killed.
+    // Another pod requests the device of the first, which that pod has renamed meanwhile; then the agent is killed.
     scene.node.write("other", &pod("other", &json!({"app": "other"}), &json!("wire-server"))).unwrap();
     let other = Pod::new("other").unwrap();
     for _ in 0..2 {
@@ -49,7 +49,7 @@ fn a_device_that_the_agent_takes_is_judged_in_the_pod_is_one_pods_and_goes_back(
     ip(&scene.server.namespace, &["link", "set", "net1", "down"]).unwrap();
     ip(&scene.server.namespace, &["link", "set", "net1", "name", "mine"]).unwrap();
     scene.node.del(&scene.server).success();
-    // What is back is the next one's.
+    // The returned device can be used by the next pod.
     scene.node.add(&other).success();
     scene.node.del(&scene.server).success();
     scene.node.check(&other).success();
@@ -57,7 +57,7 @@ fn a_device_that_the_agent_takes_is_judged_in_the_pod_is_one_pods_and_goes_back(
     scene.end();
 }
 
-/// The address that `tuning` asks for is that of the device before anything judges what the pod sends by it.
+/// The address that `tuning` requests is set on the device before packets of the pod are judged.
 ///
 /// Rows: TUN-home.
 #[test]
@@ -86,7 +86,7 @@ fn a_device_that_is_tuned_to_another_address_sends_by_it_and_goes_home_with_its_
     assert_eq!(home(), before);
 }
 
-/// Also where the ADD fails behind it.
+/// Also if the ADD fails after it.
 ///
 /// Rows: HDV-mtu.
 #[test]
@@ -118,7 +118,8 @@ fn a_device_has_the_mtu_that_is_asked_for_and_goes_home_with_its_own() {
     assert_eq!(home(), 1500);
 }
 
-/// As a pod that administrates its network may set it: the next one would ask a single station for all addresses, or nobody.
+/// A pod that administrates its network may set this: the next one would resolve all addresses at a single station,
+/// or not at all.
 ///
 /// Rows: HDV-conduct.
 #[test]
@@ -173,7 +174,7 @@ fn an_add_ends_though_a_device_gets_no_carrier_and_its_addresses_are_used_once_i
         assert!(ping(&wires.beyond, to.ip(), PATIENCE).unwrap(), "{to}");
     }
     node.del(&a).success();
-    // Where there is one, nothing is said of it.
+    // If there is one, there is no warning.
     node.add(&a).success();
     node.del(&a).success();
     let log = node.stop().unwrap();
@@ -200,8 +201,8 @@ fn a_function_that_the_node_does_not_have_yet_is_to_be_tried_again() {
     }
 }
 
-/// The node's devices of one kind by their names, each with the index of its other end or of what is beneath it, and its
-/// other names.
+/// Returns the node's devices of one kind by their names, each with the index of its other end or of its lower
+/// device, and its other names.
 fn devices_of(node: &Node, kind: &str) -> BTreeMap<String, (Option<u32>, Vec<String>)> {
     let devices = Handle::open_in(node.namespace.netns()).unwrap().devices().unwrap();
     let of_kind = devices.into_iter().filter(|device| device.link.kind == kind);
@@ -269,7 +270,8 @@ fn a_pod_that_swaps_the_names_of_its_devices_gives_each_back_under_its_own() {
     assert_eq!(state(&node), before);
 }
 
-/// Of those, one is the name of the pod's first interface and one its own there; of those, one is another device's on the node.
+/// One of those is the name of the pod's first interface and one its own there; one of those is another device's on
+/// the node.
 ///
 /// Rows: HDV-altname.
 #[test]
@@ -305,7 +307,7 @@ fn a_device_goes_back_with_its_other_names_and_without_those_that_its_pod_has_gi
     assert_eq!(sorted(&after), sorted(&before));
 }
 
-/// A pod with `CAP_NET_ADMIN` and `CAP_BPF` puts them there. What was on the device before stays.
+/// A pod with `CAP_NET_ADMIN` and `CAP_BPF` attaches them. Programs that were on the device before stay.
 ///
 /// Rows: HDV-programs.
 #[test]
@@ -341,7 +343,7 @@ fn programs_that_a_pod_has_put_on_its_device_do_not_see_the_nodes_packets_afterw
     assert_eq!(told, 6, "{log}");
 }
 
-/// Its record does not say what was on the device.
+/// Its record does not list the earlier programs of the device.
 ///
 /// Rows: HDV-programs.
 #[test]
@@ -373,7 +375,7 @@ fn what_was_on_a_device_before_an_earlier_version_gave_it_to_a_pod_stays() {
     assert_eq!(told.map(|it| log.matches(it).count()), [1, 3], "{log}");
 }
 
-/// An XDP program on a link above a device keeps any other from being taken off the device.
+/// An XDP program on a link above a device prevents removing any other from the device.
 ///
 /// Rows: HDV-above.
 #[test]
@@ -434,8 +436,8 @@ fn what_a_pod_has_made_in_the_place_of_a_device_does_not_get_its_name_on_the_nod
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     let taken = Handle::open_in(a.namespace.netns()).unwrap().link("net1").unwrap();
-    // The device goes to a namespace of the pod's making, and its place, index and alias to a pair of the pod's, whose
-    // other end has the index of that of the device.
+    // The device is moved to a namespace of the pod, and its name, index and alias are taken by a pair of the pod,
+    // whose other end has the index of that of the device.
     let aside = Namespace::new().unwrap();
     let task =
         aside.path().ancestors().nth(2).and_then(std::path::Path::file_name).unwrap().to_str().unwrap();

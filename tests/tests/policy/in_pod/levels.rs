@@ -73,7 +73,7 @@ fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_report
     let node = || {
         let mut node = Node::new(&[]).unwrap();
         node.set("unenforceable", json!("refuse"));
-        // One that makes an interface, and one that leaves the pod a device to drive itself.
+        // A plugin that creates an interface, and one that leaves the pod a device to drive itself.
         node.plugin("card", &json!({"link": "veth"})).unwrap();
         let info = json!({"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/x", "mode": "ip"}});
         node.plugin("user", &json!({"deviceInfo": info})).unwrap();

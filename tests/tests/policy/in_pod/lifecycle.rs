@@ -6,7 +6,7 @@ use super::*;
 
 /// Most programs that the kernel runs at one place of a device.
 const MOST_PROGRAMS: usize = 64;
-/// Two sweeps of policies, and time for what they do: less than all looks at attachments take together.
+/// Two sweeps of policies, and time for their work: less than a check of all attachments takes.
 const SWEPT: Duration = Duration::from_secs(12);
 
 /// Rows: C91.
@@ -80,7 +80,7 @@ fn programs_that_could_not_be_attached_when_a_policy_came_are_at_the_next_sweep(
     let mut full = Vec::new();
     for pod in [&scene.server, &scene.client] {
         let device = index_of(&pod.namespace, "net1").unwrap();
-        // Beside what may be there, as many as there is room for.
+        // In addition to existing programs, as many as there is room for.
         let attach = |_| attach_tcx(&pod.namespace, device, true, &program(Verdict::Next).unwrap()).ok();
         full.extend((0..MOST_PROGRAMS).map_while(attach));
     }
@@ -160,7 +160,7 @@ fn filters_in_the_pod_are_advisory_and_put_back_when_the_pod_takes_them_off() {
     assert!(eventually(FOUND_BY_LOOKING, || scene.node.check(&scene.server).exit == 0), "put back");
     assert!(holds(&scene));
 
-    // With links the policies of the same pods are enforced by those, and the filters are gone.
+    // With links, the policies of the same pods are enforced by those, and the filters are removed.
     scene.node.kill().unwrap();
     scene.node.set("attach", json!("tcx"));
     scene.node.start().unwrap();

@@ -1,9 +1,9 @@
-//! Policies on interfaces made by other plugins, and on devices of the node in pods: on the node where the link has an end
-//! there, else in the pod.
+//! Policies on interfaces made by other plugins, and on devices of the node in pods: enforced on the node if the link
+//! has an end there, else in the pod.
 //!
-//! `begin` tests how programs come into the pod, `devices` devices that the agent itself takes, `levels` the enforcement
-//! levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card,
-//! `representor` their ends on the node.
+//! `begin` tests how programs are attached in the pod, `devices` devices that the agent itself takes, `levels` the
+//! enforcement levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card, `representor` their ends on the
+//! node.
 //!
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugins' executables.
 
@@ -35,8 +35,8 @@ use netattach_tests::wires::{BEYOND, Wires, install};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// How long the agent may take to come to an attachment of which nothing is told: each look is at a sixth of them, and looks are
-/// half a minute apart at most.
+/// How long the agent may take to check an attachment without a notification: each check covers a sixth of them, and
+/// checks are at most half a minute apart.
 const FOUND_BY_LOOKING: Duration = Duration::from_secs(200);
 const SERVER: u8 = 2;
 const CLIENT: u8 = 3;
@@ -140,7 +140,7 @@ impl Scene {
         self.nothing_is_left();
     }
 
-    /// The devices are back on the node, with nothing on them.
+    /// Checks that the devices are back on the node, without programs.
     fn nothing_is_left(&self) {
         assert_eq!(links(&self.node), BTreeMap::new());
         for device in ["server", "client"] {

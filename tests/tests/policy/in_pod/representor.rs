@@ -1,6 +1,6 @@
-//! A representor as the node's end of a device in a pod, by a veth in the place of a VF: its other end on the node stands for
-//! the representor. No emulated card has VFs with both representors and packets, so the record of an attachment says that it
-//! is one: what the agent does with it from there on is what it does with a VF's.
+//! A representor as the node's end of a device in a pod, simulated by a veth: its other end on the node stands for
+//! the representor. No emulated card has VFs with both representors and packets, so the record of an attachment marks
+//! it as one: from there on, the agent handles it like a VF's.
 
 use std::fs;
 
@@ -24,8 +24,8 @@ struct Scene {
 }
 
 impl Scene {
-    /// A pod with the device, on whose other end the agent is told of a representor that was down and had an MTU of 1400 when
-    /// it took the device.
+    /// Returns a pod with the device, on whose other end the agent knows a representor that was down and had an MTU
+    /// of 1400 when it took the device.
     fn new() -> Self {
         let mut node = Node::new(&[]).unwrap();
         ip(&node.namespace, &["link", "add", DEVICE, "type", "veth", "peer", "name", REPRESENTOR]).unwrap();
@@ -38,7 +38,7 @@ impl Scene {
             "ingress": [{"ports": [{"protocol": "UDP", "port": 80}]}]
         });
         node.write("policy", &policy("only-80", "vf", &rules)).unwrap();
-        // Those in the pod can be taken off then, which is for the record to say.
+        // Programs in the pod can be removed in this mode; the record has to show that.
         node.set("attach", json!("clsact"));
         node.start().unwrap();
         let server = Pod::new("server").unwrap();
@@ -85,7 +85,7 @@ impl Scene {
         })
     }
 
-    /// Brings the device home, as the kernel does when a pod has ended.
+    /// Moves the device back to the node, like the kernel when a pod has ended.
     fn bring_home(&self) {
         let node = self.node.namespace.task();
         let words = ["link", "set", "net1", "netns", &node, "name", DEVICE];
@@ -128,11 +128,11 @@ fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
         let told = ["enforcement", "host_interface"].map(|key| row[key].clone());
         assert_eq!(told, [json!("full"), json!(REPRESENTOR)], "{row:#}");
         scene.node.check(&scene.server).success();
-        // The next agent takes over what is there.
+        // The next agent adopts the state.
         scene.node.kill().unwrap();
         scene.node.start().unwrap();
     }
-    // Programs of others that are taken for ours would be missed here.
+    // If programs of others were taken for ours, they would be missing here.
     tc(&scene.node.namespace, &format!("qdisc del dev {REPRESENTOR} clsact")).unwrap();
     assert!(eventually(PATIENCE, || scene.programs()[0].len() == 1), "they are put back");
     scene.node.del(&scene.server).success();
@@ -142,7 +142,7 @@ fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
     for hook in [TcHook::Ingress, TcHook::Egress] {
         assert_eq!(node.find_filters(after.index, hook).unwrap(), []);
     }
-    // It stays, as nothing says who made it.
+    // The qdisc stays, as it is not known who created it.
     tc(&scene.node.namespace, &format!("qdisc del dev {REPRESENTOR} clsact")).unwrap();
     assert!(node.find_link(DEVICE).unwrap().is_some());
     // It belongs to the card: the next pod finds it.
@@ -150,8 +150,8 @@ fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
     scene.node.del(&scene.server).success();
 }
 
-/// An agent that starts takes over what it finds: nothing is attached again that runs, and what is gone is put back before
-/// anything is served.
+/// An agent that starts adopts existing programs: running ones are not attached again, and missing ones are
+/// reattached before it serves.
 ///
 /// Rows: SRV-switchdev.
 #[test]
@@ -171,7 +171,7 @@ fn the_next_agent_takes_over_the_programs_of_a_representor() {
     scene.node.start().unwrap();
     assert_eq!(scene.filters(), before);
     scene.node.check(&scene.server).success();
-    // Somebody takes them off meanwhile.
+    // Another process removes them meanwhile.
     scene.node.kill().unwrap();
     tc(&scene.node.namespace, &format!("qdisc del dev {REPRESENTOR} clsact")).unwrap();
     assert!(datagram(&scene.node.namespace, closed.address(), PATIENCE).unwrap(), "nothing judges");
@@ -188,14 +188,14 @@ fn the_next_agent_takes_over_the_programs_of_a_representor() {
         ["enforcement", "host_interface"].map(|key| row[key].clone()),
         [json!("full"), json!(REPRESENTOR)]
     );
-    // What it has taken over it gives back as it was before the first agent.
+    // It restores the properties that an adopted device had before the first agent.
     scene.node.del(&scene.server).success();
     let after = Handle::open_in(scene.node.namespace.netns()).unwrap().link(REPRESENTOR).unwrap();
     assert_eq!((after.up, after.mtu), (false, 1400));
     assert_eq!(scene.filters(), [Vec::new(), Vec::new()]);
 }
 
-/// The programs would drop what the next holder of the VF sends.
+/// The programs would drop packets of the next holder of the VF.
 ///
 /// Rows: SRV-stray.
 #[test]
@@ -207,7 +207,8 @@ fn programs_on_a_representor_go_with_a_record_that_is_lost() {
     fs::remove_file(scene.node.path(&record)).unwrap();
     let filters = scene.filters();
     assert_eq!(filters.each_ref().map(Vec::len), [1, 1]);
-    // The end of a veth goes with its pod, and nothing passes it. A card's shows no other end, like that of one that is home.
+    // The end of a veth is deleted with its pod, and passes no packets. A representor shows no other end, like one
+    // whose VF is on the node.
     scene.node.start().unwrap();
     assert_eq!(scene.filters(), filters);
     scene.node.kill().unwrap();
@@ -235,7 +236,7 @@ fn uninstall_takes_programs_off_a_representor() {
     assert_eq!(scene.filters(), [Vec::new(), Vec::new()]);
 }
 
-/// The kernel gives the first filter of a priority the number that ours have on nodes' ends.
+/// The kernel gives the first filter of a priority the handle that ours have on nodes' ends.
 #[test]
 fn a_filter_of_others_with_the_number_of_ours_is_told_of_and_stays() {
     let mut scene = Scene::new();

@@ -1,6 +1,7 @@
 //! Policies on VFs of a card: traffic between the pods is switched by the card, and the node sees none of it.
 //!
-//! The plugin that moves them is an executed one here; `native` tests ours, `killed` what an agent leaves of it that is killed.
+//! The plugin that moves them is an executed one here; `native` tests ours, `killed` the state after an agent was
+//! killed.
 //!
 //! These run in the virtual machine that has such cards (`cargo xtask vm`), as they take its VFs from it.
 
@@ -76,7 +77,7 @@ impl Rig {
         connects(from, SocketAddr::new(address.parse().unwrap(), port), patience)
     }
 
-    /// By the policy [`only_the_client`].
+    /// Checks the policy [`only_the_client`].
     fn assert_the_policy_holds(&self) {
         let (client, outside) = (&self.client.namespace, &self.outside);
         assert!(self.reaches(client, SERVER_ADDRESS, 80, PATIENCE), "client to server 80");
@@ -104,7 +105,7 @@ impl Rig {
         }
     }
 
-    /// Nothing of the pods' attachments is left; also removes the default network's bridge.
+    /// Checks that nothing is left of the pods' attachments; also removes the default network's bridge.
     fn assert_nothing_is_left(&self) {
         assert_eq!(links(&self.node), BTreeMap::new());
         Snapshot::take(&self.node, &[&self.server, &self.client]).unwrap().assert_nothing_is_left();
@@ -118,7 +119,7 @@ impl Drop for Rig {
     }
 }
 
-/// The other card, with an address in a namespace of its own.
+/// Returns the other card's namespace, with an address on the card.
 fn outside(cards: &Cards, address: &str) -> Namespace {
     let outside = Namespace::new().unwrap();
     let machine = Namespace::of_this_process().unwrap();
@@ -223,7 +224,7 @@ fn vfs_that_vanish_from_their_pods_are_detached_and_new_ones_attached() {
     rig.assert_nothing_is_left();
 }
 
-/// Drops in the card's driver where the card is the uplink of a bridge. The driver restarts the card when it gets a
+/// The card's driver drops packets if the card is the uplink of a bridge. The driver restarts the card when it gets a
 /// program.
 #[test]
 fn a_card_drops_what_claims_to_be_a_pod_before_the_kernel_has_it() {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::on_parent::{CLIENT, OTHER, OUTSIDE, SERVER, at, is_allowed, policies};
 
-/// Host number of the pod whose address comes by DHCP.
+/// Host number of the pod whose address is assigned by DHCP.
 const LATE: u8 = 77;
 
 struct Scene {
@@ -149,8 +149,8 @@ fn policies_hold_with(attach: &str) {
     let levels: Vec<&Value> = lan.map(|row| &row["enforcement"]).collect();
     // Pods that drop no capability have packet sockets.
     assert_eq!(levels, ["full-unless-privileged"; 3]);
-    // Packets dropped by the other pod's egress policy never reach the server. A sender may have given up before its neighbour
-    // was resolved, and its packet comes after that.
+    // Packets dropped by the other pod's egress policy never reach the server. A sender may have given up before its
+    // neighbour was resolved, and its packet arrives after that.
     for (pod, reasons) in
         [("server", vec!["ingress-port"]), ("client", vec![]), ("other", vec!["egress-peer"])]
     {
@@ -174,7 +174,7 @@ fn policies_hold_with(attach: &str) {
 /// Rows: C17, MVL-macvtap.
 #[test]
 fn policies_hold_on_macvtaps() {
-    // As long as no program has its character device open, its frames are the pod's kernel's.
+    // While no program has its character device open, its frames are those of the pod's kernel.
     let scene = Scene::of("macvtap", &[], "bridge", &policies());
     assert_policies_hold(&scene);
     scene.end();
@@ -198,7 +198,7 @@ fn policies_hold_in_the_modes_without_siblings() {
     }
 }
 
-/// Another plugin asks for the address, with the pod's frames, on a parent that has programs already.
+/// Another plugin requests the address, with the pod's frames, on a parent that has programs already.
 ///
 /// Rows: C84.
 #[test]

@@ -62,7 +62,7 @@ impl Scene {
         Self::with(&[("attach", attach)], "bridge", &policies())
     }
 
-    /// The programs are attached as expected in that mode, and none of the other mode's.
+    /// Checks that the programs are attached as expected in that mode, and none of the other mode's.
     fn assert_runs(&self, attach: &str) {
         assert_eq!(Running::on(&self.node, WIRE), Running::by(attach), "{attach}");
         assert_eq!(has_clsact(&self.node), attach == "clsact", "{attach}");
@@ -121,8 +121,8 @@ fn what_somebody_takes_off_a_parent_is_put_back_in_its_place() {
     }
 }
 
-/// Somebody's `ingress` has the handle of `clsact`, and the kernel would run programs for what is sent where packets are received.
-/// It stays; once it is gone the next pod's ADD attaches all programs.
+/// A foreign `ingress` has the handle of `clsact`, and the kernel would run programs for sent packets where packets
+/// are received. It stays; once it is removed, the next pod's ADD attaches all programs.
 #[test]
 fn a_parent_whose_programs_could_not_be_attached_gets_them_with_the_next_pod() {
     let scene = Scene::by("clsact");
@@ -156,7 +156,7 @@ impl Flood {
     fn start(from: &Namespace, to: SocketAddr) -> Self {
         let socket = from.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         socket.connect(to).unwrap();
-        // The agent does not replace a program twice between two datagrams, and others get the processor.
+        // The agent does not replace a program twice between two datagrams, and other processes get the processor.
         socket.set_read_timeout(Some(Duration::from_micros(200))).unwrap();
         let ending = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&ending);
@@ -171,7 +171,7 @@ impl Flood {
         Self { ending, thread }
     }
 
-    /// How many datagrams were sent, and how many answered.
+    /// Returns how many datagrams were sent, and how many were answered.
     fn end(self) -> (u64, u64) {
         self.ending.store(true, Ordering::SeqCst);
         self.thread.join().unwrap()
@@ -206,7 +206,7 @@ fn parents_change_over_from_one_mode_to_the_other_and_judge_all_the_while() {
     scene.end();
 }
 
-/// A device in use that gets its first clsact stops for a moment. With tcx this one gets none, and loses no packet.
+/// A device in use that gets its first clsact stops for a moment. With tcx it gets none, and loses no packet.
 #[test]
 fn a_parent_in_use_is_not_stopped() {
     let scene = Scene::with(&[("attach", "tcx")], "bridge", &[]);
@@ -259,7 +259,7 @@ fn links_go_with_a_parent_that_is_gone() {
     Snapshot::take(&scene.node, &scene.pods.each_ref()).unwrap().assert_nothing_is_left();
 }
 
-/// Programs of others that let everything pass, as those of a cluster's primary network on the node's card do.
+/// Programs of others that pass everything, like those of a cluster's primary network on the node's card.
 #[test]
 fn programs_of_others_on_a_parent_let_nothing_pass_by_ours() {
     let scene = Scene::by("clsact");
@@ -278,7 +278,7 @@ fn programs_of_others_on_a_parent_let_nothing_pass_by_ours() {
             [names(&["na_par_in_from", "na_par_in_to", "foreign"]), names(&["na_par_out", "foreign"])];
         filters.iter().all(Vec::is_empty) && links == expected
     };
-    // They come while there are pods.
+    // They are attached while there are pods.
     let links = pass();
     let put_back = || node.ctl(&["status"]).unwrap()["programs_put_back"] == json!(1) && ours_first();
     assert!(eventually(PATIENCE * 4, put_back), "{:?}", Running::on(node, WIRE));
@@ -300,12 +300,12 @@ fn programs_of_others_on_a_parent_let_nothing_pass_by_ours() {
     scene.end();
 }
 
-/// A filter of others that comes before ours, of BPF or of classic BPF.
+/// A filter of others, of BPF or of classic BPF, that is placed before ours.
 #[test]
 fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
     let scene = Scene::by("clsact");
     let Scene { node, .. } = &scene;
-    // Both are there when the agent looks: it would put ours before the first while the second is put on.
+    // Both exist when the agent checks: it would place ours before the first while the second is attached.
     let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
     kill_process(agent, Signal::STOP).unwrap();
     attach_filter(&node.namespace, WIRE, true, 1, Verdict::Pass).unwrap();
@@ -337,7 +337,8 @@ fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
     scene.end();
 }
 
-/// As an agent leaves one that is killed while it puts its filters before those of others: every packet would be judged twice.
+/// The state after an agent was killed while it moved its filters before those of others: every packet would be
+/// judged twice.
 #[test]
 fn a_filter_that_was_to_stand_in_for_ours_goes() {
     let scene = Scene::by("clsact");
@@ -353,7 +354,7 @@ fn a_filter_that_was_to_stand_in_for_ours_goes() {
         asked["programs_put_back"] == json!(1) && Running::on(node, WIRE) == Running::by("clsact")
     };
     assert!(eventually(PATIENCE * 4, is_gone), "{:?}", Running::on(node, WIRE));
-    // With the last pod, whoever has left it.
+    // Removed with the last pod, whichever agent left it.
     host.ensure_filters(index, &[spare]).unwrap();
     scene.end();
 }

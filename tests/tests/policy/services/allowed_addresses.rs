@@ -1,14 +1,14 @@
-//! Addresses that pods share: the node's packet filter does not know whose they are, so what they are used for is judged at the
-//! pods' devices.
+//! Addresses that pods share: the node's packet filter does not know their holder, so traffic of these addresses is
+//! judged at the pods' devices.
 
 use netattach_tests::traffic::datagram_from;
 
 use super::*;
 
-/// By family, what the client and the server use.
+/// The addresses that the client and the server use, by family.
 const SHARED: [[&str; 2]; 2] = [["10.50.0.100", "10.50.0.101"], ["fd00:50::100", "fd00:50::101"]];
 
-/// What the client sends to from its shared address.
+/// The destinations of the client from its shared address.
 const CALLED: [To; 6] = [
     To::Pod(SERVER, WEB_BEHIND),
     To::Remote(WEB_BEHIND),
@@ -18,7 +18,7 @@ const CALLED: [To; 6] = [
     To::Gateway(NODE_PORT),
 ];
 
-/// Which of these are reached from the client's shared address, in each family.
+/// Returns which of these are reached from the client's shared address, in each family.
 fn called(scene: &Scene, expected: [bool; CALLED.len()]) -> [[bool; CALLED.len()]; 2] {
     [0, 1].map(|family| {
         let source: IpAddr = SHARED[family][0].parse().unwrap();
@@ -63,7 +63,7 @@ fn what_goes_from_or_to_an_address_that_pods_share_is_judged_at_the_pods() {
         "podSelector": {"matchLabels": {"app": "client"}}, "policyTypes": ["Egress"], "egress": [{"to": [app("server")]}]
     });
     scene.policy("client", &only_the_server);
-    // The Service leads to the server, and so does the node's port, but that is seen behind the translation alone.
+    // The Service leads to the server, and so does the node's port, but that is visible only after the translation.
     let only_the_pod = [true, false, false, false, false, false];
     assert_eq!(called(&scene, only_the_pod), [only_the_pod; 2]);
     scene.policy(

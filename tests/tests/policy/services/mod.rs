@@ -44,7 +44,7 @@ const ADMIN_BEHIND: u16 = 8081;
 const NODE_PORT: u16 = 30080;
 const HOST_PORT: u16 = 9080;
 
-/// How the pods of the node are connected to it.
+/// The links of the node's pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Links {
     /// By a bridge, whose frames the packet filter sees.
@@ -221,7 +221,7 @@ impl Scene {
         self.settle();
     }
 
-    /// Waits until the manifests are in force: the policy of the marker, which is written after all others, is.
+    /// Waits until the manifests are in force: until the policy of the marker is, which is written after all others.
     fn settle(&self) {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("marker-{}", NUMBER.fetch_add(1, Ordering::Relaxed));

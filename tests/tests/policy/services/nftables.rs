@@ -14,7 +14,7 @@ const NESTED: u16 = 0x8000;
 const NEW_TABLE: u16 = 0;
 const TABLE: &[u8] = b"kube-proxy\0";
 
-/// Translates what comes in and what the node sends to these Services, and to their ports of the node.
+/// Translates incoming packets and packets of the node to these Services, and to their ports of the node.
 fn translate(scene: &Scene, family: usize) {
     let services = scene.services(family);
     scene.node.namespace.run(|| transact(family, &services)).unwrap();
@@ -198,8 +198,8 @@ fn what_nftables_translates_is_judged_by_where_it_goes() {
     }
 }
 
-/// Without the table policies are not applied again behind the node: traffic to the node is not exempt from them, as
-/// its ports could lead to other pods.
+/// Without the table, policies are not applied again after the translation: traffic to the node is not exempt from
+/// them, as its ports could lead to other pods.
 #[test]
 fn while_the_table_cannot_be_there_no_port_of_the_node_leads_an_isolated_pod_elsewhere() {
     let scene = Scene::new(Links::Bridge);

@@ -59,7 +59,7 @@ fn a_table_that_somebody_removes_again_and_again_is_put_back_rarely_and_told_of(
     let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
     assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
     assert!(!stands(&scene));
-    // What nobody judges behind the translation does not pass before it.
+    // A packet that is not judged after the translation does not pass before it.
     scene.expect(&[("client", To::Service(3, WEB), false), ("client", To::Service(1, WEB), false)]);
 }
 

@@ -68,7 +68,7 @@ fn what_a_routed_pod_sends_to_a_service_is_judged_by_where_it_goes() {
     a_services_rules_hold_behind_it(Links::Routed);
 }
 
-/// A pod that selects the default network once more sends by the second attachment what it may send by the first, and no more.
+/// A pod that selects the default network once more may send by the second attachment the same as by the first.
 ///
 /// Rows: SVC-egress.
 #[test]

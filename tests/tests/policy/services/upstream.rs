@@ -1,6 +1,6 @@
-//! The cases of the end-to-end suite of Kubernetes 1.20 for NetworkPolicy (`test/e2e/network/network_policy.go`), by their names.
-//! As there, clients reach servers by Services. The server's Service is number 1, a pod of another namespace and node has number
-//! 2.
+//! The cases of the end-to-end suite of Kubernetes 1.20 for NetworkPolicy (`test/e2e/network/network_policy.go`), by
+//! their names. As in that suite, clients reach servers by Services. The server's Service is number 1; a pod of
+//! another namespace and node has number 2.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! `kill -9` of the agent while it takes a VF, sets it, moves it, or gives it back.
+//! `kill -9` of the agent while it takes a VF, configures it, moves it, or returns it.
 
 use std::path::Path;
 
@@ -9,17 +9,17 @@ use netattach_tests::{Outcome, nightly};
 use super::native::{Own, all_keys};
 use super::*;
 
-/// At how many points of ADD, and at how many of DEL, the agent is killed at most, unless all have their turn: in an emulated
-/// machine each takes seconds.
+/// Most points of ADD, and of DEL, at which the agent is killed, unless all are tested: in an emulated machine each
+/// takes seconds.
 const KILLED: usize = 10;
 
-/// How the VFs, the node and the pod are while the pod is not attached.
+/// The state of the VFs, the node and the pod while the pod is not attached.
 struct Before {
     vfs: Vec<(DeviceState, VfSettings)>,
     all: Snapshot,
 }
 
-/// An agent with crash points, and a pod that is to have a VF under a policy.
+/// An agent with crash points, and a pod that should have a VF under a policy.
 struct Killed {
     own: Own,
     before: Option<Before>,
@@ -53,8 +53,8 @@ impl Killed {
         self.own.node.del(&self.own.pods[0])
     }
 
-    /// The numbers of the points at which the agent is to be killed: of what `operation` changes of interfaces and programs, if
-    /// not of all. The operation is carried out.
+    /// Carries out the operation, and returns the numbers of the points at which the agent is to be killed: those at
+    /// which interfaces and programs change, unless all are tested.
     fn points_of(&self, operation: impl FnOnce(&Self) -> Outcome) -> Vec<usize> {
         self.own.node.arm(usize::MAX).unwrap();
         operation(self).success();
@@ -69,8 +69,8 @@ impl Killed {
         chosen.into_iter().step_by(apart).collect()
     }
 
-    /// Has the agent die at that point of an operation, and starts the next one; returns which point it was. `None`: the
-    /// operation has no such point, and is complete.
+    /// Makes the agent die at that point of an operation, and starts the next one; returns the point's name. `None`:
+    /// the operation has no such point, and is complete.
     fn outlives(&mut self, point: usize, verb: &str) -> Option<String> {
         let (node, pod) = (&self.own.node, &self.own.pods[0]);
         let answered = node.comes_to(point, pod, || node.call(verb, pod).run())?;
@@ -86,8 +86,8 @@ impl Killed {
         Snapshot::take(&self.own.node, &[&self.own.pods[0]]).unwrap()
     }
 
-    /// The VF is on the node under its name, as it was, with what its card had set and without an address; nothing of the pod
-    /// is left, and the agent has no namespace but its own.
+    /// Checks that the VF is on the node under its name, as before, with its settings on the card and without an
+    /// address; nothing of the pod is left, and the agent has no namespace but its own.
     fn assert_as_before(&self, what: &str) {
         let before = self.before.as_ref().unwrap();
         self.own.assert_as_after(what, &before.vfs);
@@ -97,7 +97,7 @@ impl Killed {
         assert_eq!(links[&self.own.vfs[0].device].addresses, BTreeSet::new(), "{what}");
     }
 
-    /// Namespaces that the agent keeps, and that are neither the node's nor a pod's.
+    /// Returns the namespaces that the agent keeps, and that are neither the node's nor a pod's.
     fn namespaces(&self) -> BTreeSet<PathBuf> {
         let pods = self.own.pods.iter().map(|pod| &pod.namespace);
         let known = pods.chain([&self.own.node.namespace]);
@@ -107,7 +107,7 @@ impl Killed {
         open.filter(|path| path.to_string_lossy().starts_with("net:[") && !known.contains(path)).collect()
     }
 
-    /// Both pods are attached and reach each other, and all is as before afterwards.
+    /// Checks that both pods can be attached and reach each other, and that everything is as before afterwards.
     fn end(self) {
         for pod in &self.own.pods {
             self.own.node.add(pod).success();
@@ -121,7 +121,7 @@ impl Killed {
     }
 }
 
-/// The next agent takes back what was begun, unasked, or has a complete attachment.
+/// The next agent rolls back the unfinished operation, unasked, or has a complete attachment.
 ///
 /// Rows: SRV-killed.
 #[test]
@@ -156,7 +156,7 @@ fn an_agent_killed_while_it_gives_a_vf_back_has_the_next_one_do_it() {
     for point in points {
         killed.add().success();
         let Some(what) = killed.outlives(point, "DEL") else { break };
-        // The namespace between the pod's and the node's ends with the agent, and the VF is nowhere until it has.
+        // The namespace between the pod's and the node's ends with the agent, and the VF is nowhere until then.
         assert!(eventually(PATIENCE, || killed.del().exit == 0), "{what}");
         killed.assert_as_before(&what);
     }

@@ -1,4 +1,4 @@
-//! VFs that netattach takes, sets and gives back itself.
+//! VFs that netattach takes, configures and returns itself.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ const VLAN: u16 = 100;
 const PODS: [(&str, &str, &str); 2] =
     [("server", SERVER_ADDRESS, "02:00:00:00:0a:02"), ("client", CLIENT_ADDRESS, "02:00:00:00:0a:03")];
 
-/// A node with two VFs, and two pods that are to have one each.
+/// A node with two VFs, and two pods that should have one each.
 pub(super) struct Own {
     pub(super) node: Node,
     pub(super) pods: [Pod; 2],
@@ -21,7 +21,7 @@ pub(super) struct Own {
     cards: Cards,
 }
 
-/// The keys that the card knows.
+/// The keys that the card supports.
 pub(super) fn all_keys() -> Value {
     json!({
         "vlan": VLAN, "vlanQoS": 3, "spoofchk": "off", "trust": "on", "max_tx_rate": 200,
@@ -55,7 +55,7 @@ impl Own {
         Some(own)
     }
 
-    /// Has a pod ask for a VF.
+    /// Makes a pod select a VF.
     fn select(&self, pod: usize, vf: usize) {
         self.select_as(pod, vf, PODS[pod].2);
     }
@@ -70,7 +70,7 @@ impl Own {
         self.node.write(name, &with_security_context(manifest, DROPS_ALL)).unwrap();
     }
 
-    /// Why a pod is not attached, once the agent has seen what was written last.
+    /// Returns why a pod is not attached, once the agent has read the last change.
     fn refused(&self, pod: usize) -> (u64, String) {
         let mut refusal = None;
         let is_refused = || {
@@ -85,7 +85,7 @@ impl Own {
         refusal.unwrap()
     }
 
-    /// What the card says of a VF.
+    /// Returns the card's settings of a VF.
     fn settings(&self, vf: u32) -> VfSettings {
         let mut node = Handle::open_in(self.node.namespace.netns()).unwrap();
         let card = node.link(&self.cards.device).unwrap().index;
@@ -109,10 +109,10 @@ impl Own {
 
     pub(super) fn assert_as_after(&self, what: &str, before: &[(DeviceState, VfSettings)]) {
         let back = |(device, settings): (DeviceState, VfSettings)| {
-            // The kernel may have had to give it another index.
+            // The kernel may have given it another index.
             let link = netattach::netlink::LinkState { index: 0, ..device.link };
-            // This driver takes the address that it was given last for the permanent one, and tells its card which one it
-            // has as soon as it was given one: before, the card shows none.
+            // This driver takes the address that was last set for the permanent one, and reports its address to the
+            // card only after one was set: before, the card shows none.
             let mac = settings.mac.filter(|mac| mac.0 != [0; 6] && Some(*mac) != link.mac);
             (DeviceState { link, permanent: None, ..device }, VfSettings { mac, ..settings })
         };
@@ -181,7 +181,7 @@ fn what_a_card_sets_holds_between_two_pods_and_goes_back_as_it_was() {
         connects(&own.pods[1].namespace, SocketAddr::new(SERVER_ADDRESS.parse().unwrap(), port), patience)
     };
     assert!(reaches(&own, 80, PATIENCE) && !reaches(&own, 81, SILENCE));
-    // On the wire they are in their VLAN, and a host that is not in it reaches none.
+    // On the wire they are in their VLAN, and a host outside of it reaches none.
     let client = SocketAddr::new(CLIENT_ADDRESS.parse().unwrap(), 80);
     assert!(!connects(&outside, client, SILENCE));
     tag(&outside, &own.cards);
@@ -214,7 +214,7 @@ fn a_vf_is_its_newest_pods_and_a_late_del_leaves_it_alone() {
     let Some(mut own) = Own::new(test, &all_keys()) else { return };
     let before = own.before();
     own.node.add(&own.pods[0]).success();
-    // The device plugin takes the VF for free.
+    // The device plugin considers the VF free.
     own.select(1, 0);
     let (code, told) = own.refused(1);
     let device = &own.vfs[0].address;
@@ -226,7 +226,7 @@ fn a_vf_is_its_newest_pods_and_a_late_del_leaves_it_alone() {
     assert!(eventually(PATIENCE, || own.device(0).is_some()));
     own.node.add(&own.pods[1]).success();
     let set = own.settings(0);
-    // Programs of the first came home with the VF; if they were still there, they would drop what the second sends.
+    // Programs of the first came back with the VF; if they were still there, they would drop packets of the second.
     assert!(eventually(PATIENCE, || links(&own.node).len() == 2));
     let outside = tagged_outside(&own.cards);
     assert!(ping(&own.pods[1].namespace, OUTSIDE.parse().unwrap(), PATIENCE).unwrap());
@@ -263,7 +263,7 @@ fn a_vf_gets_no_ethernet_address_of_another_vf_nor_of_its_card() {
             own.select_as(1, 1, mac);
             let told = format!("MAC address {mac} is taken: {holder}");
             let mut last = (0, String::new());
-            // The agent may not have read yet what was written.
+            // The agent may not have read the change yet.
             let is_refused = || {
                 let added = own.node.add(&own.pods[1]);
                 match added.exit {
@@ -280,7 +280,7 @@ fn a_vf_gets_no_ethernet_address_of_another_vf_nor_of_its_card() {
     own.assert_as(&before);
 }
 
-/// Nor does it keep the programs that its pod has put on it, which the kernel brings home with it.
+/// The VF does not keep the programs that its pod attached either, which come back to the node with it.
 ///
 /// Rows: SRV-namespace-gone, SRV-restart, HDV-programs.
 #[test]
@@ -369,7 +369,7 @@ fn a_vf_is_either_sriov_cnis_or_ours() {
     drop(held);
     own.assert_as(&before);
 
-    // sriov-cni is told of ours, also if it forgets.
+    // sriov-cni learns of our use of the VF, even if it forgets its own.
     own.node.add(&own.pods[0]).success();
     assert!(sriov_cni.is_of(&own.pods[0].namespace));
     fs::remove_file(&sriov_cni.mark).unwrap();
@@ -380,7 +380,8 @@ fn a_vf_is_either_sriov_cnis_or_ours() {
     assert!(!sriov_cni.mark.exists());
     own.assert_as(&before);
 
-    // What it has given to a pod that is gone is free. Then ours ends, and it gives the VF to another before our DEL comes.
+    // A VF that it has given to a deleted pod is free. Then our pod ends, and it gives the VF to another before our
+    // DEL.
     fs::write(&sriov_cni.mark, "/run/netns/netattach-test-gone").unwrap();
     own.node.add(&own.pods[0]).success();
     assert!(sriov_cni.is_of(&own.pods[0].namespace));
@@ -402,7 +403,7 @@ fn cycles_leave_nothing() {
     let Some(own) = Own::new("cycles_leave_nothing", &all_keys()) else { return };
     let before = own.before();
     for cycle in 0..nightly(20, 100) {
-        // Each VF is each pod's in turn. The agent may have read one of the manifests only.
+        // Each VF is assigned to each pod in turn. The agent may have read only one of the manifests.
         for pod in [0, 1] {
             own.select(pod, (pod + cycle) % 2);
         }
@@ -431,7 +432,7 @@ fn a_host_device_by_its_pci_address_goes_back_as_it_was() {
         own.node.check(pod).success();
     }
     assert!(ping(&own.pods[0].namespace, CLIENT_ADDRESS.parse().unwrap(), PATIENCE).unwrap());
-    // What its pod does with it is undone, and it has its own name again.
+    // The pod's changes are undone, and the device has its own name again.
     ip(&own.pods[0].namespace, &["link", "set", "net1", "down"]).unwrap();
     ip(&own.pods[0].namespace, &["link", "set", "net1", "mtu", "1400", "promisc", "on"]).unwrap();
     ip(&own.pods[0].namespace, &["link", "set", "net1", "name", "mine"]).unwrap();
@@ -459,7 +460,7 @@ fn a_vf_that_has_lost_its_driver_is_set_back_and_one_that_is_elsewhere_is_waited
     let (pod, vf) = (&own.pods[0], &own.vfs[0]);
     let before = own.before();
     own.node.add(pod).success();
-    // Its pod moves it to a namespace that nobody knows of.
+    // Its pod moves it to an unknown namespace.
     let aside = Namespace::new().unwrap();
     let task = aside.path().ancestors().nth(2).and_then(Path::file_name).unwrap().to_str().unwrap();
     ip(&pod.namespace, &["link", "set", "net1", "netns", task]).unwrap();
@@ -499,7 +500,7 @@ fn a_vf_that_its_pod_drives_is_set_by_its_card_and_has_its_addresses_in_the_resu
     let test = "a_vf_that_its_pod_drives";
     let Some(own) = Own::new(test, &all_keys()) else { return };
     let before: Vec<_> = (0..2).map(|vf| own.settings(vf)).collect();
-    // The machine has no IOMMU, without which `vfio-pci` takes nothing.
+    // The machine has no IOMMU, without which `vfio-pci` accepts no device.
     bind(&own.vfs[0], "uio_pci_generic");
     let (_, address, mac) = PODS[0];
     own.node.add(&own.pods[0]).success();
