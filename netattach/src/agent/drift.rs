@@ -125,7 +125,7 @@ impl Drift {
                 "{often} and more, and still each time, because until then the link reaches what it must not reach"
             ));
         }
-        let problem = format!("{often}, and from now on is once a minute");
+        let problem = format!("{often}, and from now on once a minute");
         // A row that says why the repair failed is more useful, so it is kept.
         locked(&self.rows).entry((key.clone(), part)).or_insert(problem);
         Due::Later

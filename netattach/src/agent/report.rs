@@ -41,8 +41,7 @@ use crate::source::Source;
 use crate::step::{Interface, MadeBy};
 
 /// The remedy if a policy has no effect; the reason precedes it.
-const WAY_OUT: &str =
-    "change that, or take a network of another kind (docs/limits.md), and have the pod made anew";
+const WAY_OUT: &str = "change that, or take a network of another kind (docs/limits.md), and recreate the pod";
 
 /// The text for an interface behind which netattach is chained, and whose addresses are not known.
 const ANY_ADDRESS: &str = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the interface, and allowedAddresses names none";

@@ -210,7 +210,7 @@ impl Agent {
     pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
         let (found, needs) = match self.work(|agent| Ok(agent.find_waiting())).await {
             Ok(Ok(found)) => found,
-            Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "recorded DELs not looked for"),
+            Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "cannot list the recorded DELs"),
             // The agent is ending.
             Err(_) => return,
         };

@@ -30,7 +30,7 @@ pub enum NoRange {
     )]
     None(String),
     /// The destinations that see the pods' own addresses are not known yet.
-    #[error("the podCIDRs of the other nodes have not been looked at yet")]
+    #[error("the podCIDRs of the other nodes have not been read yet")]
     OthersUnknown,
     /// The node has no range of a family.
     #[error("node {node} has no podCIDR of {family}, only {ranges}", family = if *is_ipv4 { "IPv4" } else { "IPv6" })]

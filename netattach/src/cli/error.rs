@@ -114,7 +114,7 @@ pub enum CliError {
     #[error(transparent)]
     Validate(#[from] ValidateError),
     /// `doctor` or `test` found a problem.
-    #[error("{0} checks failed; each is shown with what is known of it")]
+    #[error("{0} checks failed; each is shown with its details")]
     Unwell(usize),
     /// The answer cannot be encoded as YAML.
     #[error("encode the answer")]

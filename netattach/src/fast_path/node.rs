@@ -31,7 +31,7 @@ pub enum ObserveError {
     #[error(transparent)]
     Netlink(#[from] netlink::Error),
     /// Other programs' BPF programs could not be read.
-    #[error("ask for the programs of a device")]
+    #[error("list the programs of a device")]
     Programs(#[source] io::Error),
     /// A file below `/proc` could not be read.
     #[error("read {path}")]

@@ -515,7 +515,7 @@ pub enum KeepError {
     #[error(transparent)]
     Uplink(#[from] HookError),
     /// The pass took so long that its observation may be outdated. The next pass begins anew.
-    #[error("the look at the node took longer than {} s", LEASE.as_secs())]
+    #[error("the check of the node took longer than {} s", LEASE.as_secs())]
     Late,
 }
 

@@ -55,7 +55,7 @@ pub enum FirewallError {
     #[error("table bridge {TABLE} of the node's packet filter", TABLE = netlink::senders::TABLE)]
     Senders(#[source] netlink::Error),
     /// Other processes kept changing the packet filter.
-    #[error("the node's packet filter: others change it all the time")]
+    #[error("the node's packet filter: other programs keep changing it")]
     Busy,
     /// Another program keeps removing rules that the agent puts back.
     #[error(

@@ -14,7 +14,7 @@ pub enum HookError {
     #[error("attach programs")]
     Netlink(#[from] netlink::Error),
     /// The filter of an uplink could not be changed.
-    #[error("the program of uplinks, on device {device}")]
+    #[error("uplink program on device {device}")]
     Uplink {
         /// Index of the device.
         device: u32,
@@ -22,7 +22,7 @@ pub enum HookError {
         source: netlink::Error,
     },
     /// The tcx programs could not be read.
-    #[error("look at the programs that run by tcx on device {device}")]
+    #[error("list the tcx programs on device {device}")]
     Tcx {
         /// Index of the device.
         device: u32,

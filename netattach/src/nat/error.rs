@@ -36,7 +36,7 @@ pub enum NatError {
     #[error(transparent)]
     ManyPorts(Exceeded),
     /// Another attachment has the same address and asks for a different translation.
-    #[error("address {0} is translated in another way for another attachment, which has it too")]
+    #[error("another attachment also has address {0}, with a different translation")]
     Ambiguous(IpAddr),
     /// Another attachment has the same address, and its translation is in the table that plain executables share.
     #[error("another attachment also has address {address}, which is translated for it: {}", .holder.who)]

@@ -28,7 +28,7 @@ pub enum Error {
         what: &'static str,
     },
     /// The object exists, but its description cannot be parsed.
-    #[error("{0}: it is there, and described in a way that is not understood")]
+    #[error("{0}: the object exists, but the kernel's answer about it cannot be read")]
     Unreadable(&'static str),
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
     #[error("{0} dump kept being interrupted by changes")]
@@ -53,10 +53,10 @@ pub enum Error {
         actual: String,
     },
     /// Duplicate address detection of the address has not finished.
-    #[error("address {0} could not be used in time: duplicates are still looked for")]
+    #[error("address {0} is still tentative: duplicate address detection has not ended in time")]
     Tentative(IpAddr),
     /// Taps cannot be created: the driver or the device file is missing, or this process may not use it.
-    #[error("open /dev/net/tun, by which taps are made")]
+    #[error("open /dev/net/tun, which creates taps")]
     NoTun(#[source] io::Error),
     /// Packets that a device receives meet another program's filter before netattach's, which has no effect
     /// if the other filter has decided.
