@@ -4,12 +4,12 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, RawFd};
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
+use netlink_sys::Socket as RawSocket;
 
 use super::Error;
 use super::change_watch::{attribute, half, word};
 use super::readable::readable;
-use super::receive::Receiver;
+use super::receive::{Receiver, subscribed};
 
 /// `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` of `linux/rtnetlink.h`.
 const GROUPS: [u32; 2] = [5, 9];
@@ -50,14 +50,7 @@ impl AddressWatch {
     /// # Errors
     /// The socket cannot be opened.
     pub fn open() -> Result<Self, Error> {
-        let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
-        raw.bind_auto().map_err(Error::Open)?;
-        for group in GROUPS {
-            raw.add_membership(group).map_err(Error::Open)?;
-        }
-        raw.set_non_blocking(true).map_err(Error::Open)?;
-        // If the kernel refuses the size, more notifications are lost, which is reported.
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
+        let raw = subscribed(GROUPS, QUEUE).map_err(Error::Open)?;
         Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
+use netlink_sys::Socket as RawSocket;
 
-use super::receive::Receiver;
+use super::receive::{Receiver, subscribed};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_IFADDR` and `RTNLGRP_IPV6_ROUTE` of
 /// `linux/rtnetlink.h`.
@@ -148,14 +148,7 @@ impl ChangeWatch {
     /// # Errors
     /// The socket cannot be opened.
     pub fn open() -> io::Result<Self> {
-        let mut raw = RawSocket::new(NETLINK_ROUTE)?;
-        raw.bind_auto()?;
-        for group in GROUPS {
-            raw.add_membership(group)?;
-        }
-        raw.set_non_blocking(true)?;
-        // If the kernel refuses the size, more notifications are lost, which is reported.
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
+        let raw = subscribed(GROUPS, QUEUE)?;
         Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 

@@ -4,7 +4,7 @@
 
 use std::io;
 
-use netlink_sys::Socket as RawSocket;
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::Error;
 
@@ -101,6 +101,19 @@ impl Receiver {
     }
 }
 
+/// Opens a socket that receives the notifications of these groups without waiting for them, of which `queue` bytes may wait.
+pub(super) fn subscribed(groups: impl IntoIterator<Item = u32>, queue: usize) -> io::Result<RawSocket> {
+    let mut socket = RawSocket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    for group in groups {
+        socket.add_membership(group)?;
+    }
+    socket.set_non_blocking(true)?;
+    // If the kernel refuses the size, more notifications are lost, which is reported.
+    let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, queue);
+    Ok(socket)
+}
+
 /// Discards the datagrams in a socket.
 fn clear(socket: &RawSocket) {
     for _ in 0..MOST_BESIDE {
@@ -119,8 +132,6 @@ impl std::fmt::Debug for Receiver {
 
 #[cfg(test)]
 mod tests {
-    use netlink_sys::protocols::NETLINK_ROUTE;
-
     use super::*;
 
     /// A socket without privileges that has sent a request: the kernel refuses the request and repeats it in

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
+use netlink_sys::Socket as RawSocket;
 
 use super::Error;
 use super::readable::readable;
-use super::receive::Receiver;
+use super::receive::{Receiver, subscribed};
 
 /// `RTNLGRP_LINK`: links of every kind, including the bridge's notifications about its ports.
 const GROUP_LINK: u32 = 1;
@@ -84,14 +84,7 @@ impl LinkWatch {
     }
 
     fn of(groups: impl IntoIterator<Item = u32>) -> Result<Self, Error> {
-        let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
-        raw.bind_auto().map_err(Error::Open)?;
-        for group in groups {
-            raw.add_membership(group).map_err(Error::Open)?;
-        }
-        raw.set_non_blocking(true).map_err(Error::Open)?;
-        // If the kernel refuses the size, more notifications are lost, which is reported.
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
+        let raw = subscribed(groups, QUEUE).map_err(Error::Open)?;
         Ok(Self { raw, receiver: Receiver::of_notifications() })
     }
 

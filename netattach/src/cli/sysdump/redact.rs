@@ -91,7 +91,7 @@ pub(super) fn redact_text(text: &str) -> String {
 /// Words before a secret in text without structure, in lower case.
 const SECRET_WORDS: [&str; 17] = [
     "bearer ",
-    "authorization: ",
+    "authorization: basic ",
     "token=",
     "token: ",
     "password=",
@@ -181,7 +181,7 @@ mod tests {
         let broken = "kind: [\npassword: hunter2\n";
         assert_eq!(redact_yaml(broken), format!("kind: [\npassword: {REDACTED}\n"));
         for (line, kept) in [
-            ("Authorization: Basic aHVudGVyMg==", "Authorization: "),
+            ("Authorization: Basic aHVudGVyMg==", "Authorization: Basic "),
             ("  client-key-data: LS0tLS1C", "  client-key-data: "),
             ("passwd=hunter2 retry", "passwd="),
             ("privateKey: MIIE", "privateKey: "),
