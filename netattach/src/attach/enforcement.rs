@@ -54,7 +54,7 @@ pub(super) fn difference(
 }
 
 /// Tells the dataplane whether a device of kind `ifb` is in the pod's namespace. Returns whether there is one through
-/// which packets can bypass programs on the node, and the handle if it [remains usable](Handle::ifb).
+/// which packets can bypass programs on the node, and the handle if it [remains usable](Handle::has_ifb).
 ///
 /// # Errors
 /// The kernel does not report it.

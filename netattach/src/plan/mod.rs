@@ -2,7 +2,7 @@
 //!
 //! Everything that can be decided before the first effect is decided here. A value that is not known yet, such as the
 //! address of a future lease, is referred to by the step that will produce it: the executor keeps each step's
-//! [`Output`], and [`result`] and [`addressing`] compute from the outputs.
+//! [`Output`](crate::step::Output), and [`result`] and [`addressing`] compute from the outputs.
 //!
 //! | module | what it decides |
 //! |---|---|

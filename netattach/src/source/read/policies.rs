@@ -52,7 +52,7 @@ pub(in crate::source) fn multi_network_policy<'de>(
     }
 }
 
-/// Reads a document that is exactly one policy, without an intermediate [`Value`], which takes ten times as long for a
+/// Reads a document that is exactly one policy, without an intermediate [`Value`](serde_json::Value), which takes ten times as long for a
 /// policy of a hundred thousand rules. `None`: it is another document, or has an error, which
 /// [`objects`](crate::source::read::manifest::objects) reports.
 pub(in crate::source) fn policy(json: &str) -> Option<Object> {
