@@ -1,6 +1,7 @@
 //! Intervals of periodic checks: the cost of a check grows with the node, but the cost of all checks together must
 //! stay bounded.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -31,6 +32,13 @@ pub fn measured<T>(look: impl FnOnce() -> T) -> (T, Duration) {
 /// Returns the processor time that this thread has used.
 pub fn worked() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
+}
+
+/// Returns a random time of up to `most`, to spread what all agents of a cluster do for one reason.
+pub fn spread(most: Duration) -> Duration {
+    // A hash map's state has random keys.
+    let random = RandomState::new().hash_one(0_u8) % 1024;
+    most * (random as u32) / 1024
 }
 
 /// Returns the pause after a check that has used this much processor time; `every` is its interval on a small node.

@@ -28,66 +28,57 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
         Side::ToPod => unsafe { &raw mut (*limits).to_pod },
     };
     // SAFETY: the helper takes nothing.
-    charge(rate, on_the_wire(ctx), || unsafe { bpf_ktime_get_ns() })
+    charge(rate, |rate| rate, on_the_wire(ctx), || unsafe { bpf_ktime_get_ns() })
 }
 
 /// Whether the attachment may enter another flow. `by_others`: not the pod opens it. These leave room to the pod, whose own
 /// flows nobody keeps from being entered by sending to it.
 #[inline(never)]
 pub(crate) fn flow(attachment: u32, by_others: bool) -> bool {
-    let Some(limits) = maps::limits(attachment) else {
-        return true;
-    };
+    let terms = |rate: Rate| if by_others { rate.reserving() } else { rate };
     // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
-    let rate = unsafe { &raw mut (*limits).flows };
-    let view = if by_others { view(rate).reserving() } else { view(rate) };
-    charge_by(rate, view, 1, clock::nanoseconds)
+    one(attachment, |limits| unsafe { &raw mut (*limits).flows }, terms)
 }
 
 /// Whether the attachment may have another record of a new flow.
 #[inline(never)]
 pub(crate) fn flow_record(attachment: u32) -> bool {
     // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
-    one(attachment, |limits| unsafe { &raw mut (*limits).flow_records })
+    one(attachment, |limits| unsafe { &raw mut (*limits).flow_records }, |rate| rate)
 }
 
 /// Whether the attachment may have another record of a drop.
 #[inline(never)]
 pub(crate) fn drop_record(attachment: u32) -> bool {
     // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
-    one(attachment, |limits| unsafe { &raw mut (*limits).drop_records })
+    one(attachment, |limits| unsafe { &raw mut (*limits).drop_records }, |rate| rate)
 }
 
 #[inline(always)]
-fn one(attachment: u32, select: impl FnOnce(*mut Limits) -> *mut Rate) -> bool {
+fn one(
+    attachment: u32,
+    select: impl FnOnce(*mut Limits) -> *mut Rate,
+    terms: impl FnOnce(Rate) -> Rate,
+) -> bool {
     // Passed as an address: other CPUs charge the same limits, so a reference would wrongly promise exclusive access.
     let Some(limits) = maps::limits(attachment) else {
         return true;
     };
-    charge(select(limits), 1, clock::nanoseconds)
+    charge(select(limits), terms, 1, clock::nanoseconds)
 }
 
-/// Charges `units` to a rate that other CPUs charge at the same time. `false`: over the limit.
+/// Charges `units` to a rate that other CPUs charge at the same time. `terms` makes of the rate the one by which it is
+/// charged. `false`: over the limit.
 #[inline(always)]
-fn charge(rate: *mut Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
-    charge_by(rate, view(rate), units, now)
-}
-
-/// The words of a rate that programs do not change.
-#[inline(always)]
-fn view(rate: *mut Rate) -> Rate {
+fn charge(rate: *mut Rate, terms: impl FnOnce(Rate) -> Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
     // SAFETY: `rate` points into a map value. Interval and tolerance are only written by the agent, each as one aligned
     // word; a packet that sees one old and one new value is judged by a mixture once.
-    unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } }
-}
-
-/// [`charge`] by the terms of `view`.
-#[inline(always)]
-fn charge_by(rate: *mut Rate, view: Rate, units: u32, now: impl FnOnce() -> u64) -> bool {
+    let view =
+        terms(unsafe { Rate { arrival: 0, interval: (*rate).interval, tolerance: (*rate).tolerance } });
     if !view.is_limited() {
         return true;
     }
-    // SAFETY: `rate` points into a map value; `arrival` is only changed by the atomic operations below.
+    // SAFETY: as above; `arrival` is only changed by the atomic operations below.
     let word = unsafe { &raw mut (*rate).arrival };
     // SAFETY: an aligned word of a map value.
     let arrival = unsafe { word.read_volatile() };

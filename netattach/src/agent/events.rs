@@ -8,7 +8,6 @@
 //! find it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use super::conf_keeper;
 use super::handler::Agent;
 use crate::cni::{CniError, code};
 use crate::objects::ObjectName;
+use crate::pace::spread;
 use crate::publish::{Event, Regarding};
 use crate::rounds;
 use crate::rpc::message::Condition;
@@ -160,13 +160,6 @@ impl Reports {
     }
 }
 
-/// Returns a random time of up to [`SPREAD`].
-fn delay() -> Duration {
-    // A hash map's state has random keys.
-    let random = RandomState::new().hash_one(0_u8) % 1024;
-    SPREAD * (random as u32) / 1024
-}
-
 /// Reports new conditions as events, without end. `node`: the name of this node in the cluster.
 pub(super) async fn report(agent: Arc<Agent>, node: String) {
     let mut tick = ticks(INTERVAL);
@@ -174,9 +167,14 @@ pub(super) async fn report(agent: Arc<Agent>, node: String) {
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
-        let (conditions, namespaces) =
-            rounds::look(move || (conditions(&looking), namespaces(&looking))).await;
-        for event in reports.look(conditions, &namespaces, (&node, Instant::now()), delay) {
+        let look = move || {
+            let conditions = conditions(&looking);
+            // Collecting them takes longer the more is attached, and without conditions they are not asked for.
+            let namespaces = if conditions.is_empty() { BTreeSet::new() } else { namespaces(&looking) };
+            (conditions, namespaces)
+        };
+        let (conditions, namespaces) = rounds::look(look).await;
+        for event in reports.look(conditions, &namespaces, (&node, Instant::now()), || spread(SPREAD)) {
             agent.report(event);
         }
     }
@@ -265,7 +263,7 @@ mod tests {
         ]);
         let expected: [&[&str]; 8] = [&[], &[], &[], &[], &["shop/n"], &[], &[], &["shop/n"]];
         assert_eq!(found, expected);
-        assert!((0..20).all(|_| delay() < SPREAD));
+        assert!((0..20).all(|_| spread(SPREAD) < SPREAD));
     }
 
     #[test]

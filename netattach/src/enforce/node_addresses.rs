@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::error::EnforceError;
 use crate::error_chain::Chain;
@@ -42,11 +42,12 @@ impl NodeAddresses {
     /// The addresses: the same value until there are others. Those that were read last if they cannot be read again, which the
     /// next call tries.
     pub(super) fn known(&self) -> Arc<BTreeSet<IpAddr>> {
-        if let Err(error) = self.refresh() {
+        let mut followed = self.lock();
+        let Some(followed) = followed.as_mut() else { return Arc::default() };
+        if let Err(error) = followed.refresh() {
             tracing::warn!(error = %Chain(&error), "addresses of the node not read; will try again");
         }
-        let followed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        followed.as_ref().map(|followed| Arc::clone(&followed.known)).unwrap_or_default()
+        Arc::clone(&followed.known)
     }
 
     /// Reads the addresses again if the kernel has notified a change. Returns whether they are others than before.
@@ -54,8 +55,11 @@ impl NodeAddresses {
     /// # Errors
     /// The kernel cannot be asked.
     pub(super) fn refresh(&self) -> Result<bool, EnforceError> {
-        let mut followed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        followed.as_mut().map_or(Ok(false), Followed::refresh)
+        self.lock().as_mut().map_or(Ok(false), Followed::refresh)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Followed>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Pauses between attempts: each twice as long as the one before, up to a bound, and randomised so that the
 //! agents of a cluster do not return at once. Pure but for the random number.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
+
+use crate::pace::spread;
 
 /// Pauses between attempts.
 #[derive(Debug)]
@@ -28,13 +29,6 @@ impl Backoff {
     pub(super) fn reset(&mut self) {
         self.next = self.first;
     }
-}
-
-/// Returns a random time of up to `most`, to spread what all agents of a cluster do for one reason.
-pub(super) fn spread(most: Duration) -> Duration {
-    // A hash map's state has random keys.
-    let random = RandomState::new().hash_one(0_u8) % 1024;
-    most * (random as u32) / 1024
 }
 
 #[cfg(test)]

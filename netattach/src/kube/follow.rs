@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 
-use super::backoff::{Backoff, spread};
+use super::backoff::Backoff;
 use super::cache::{self, Cache, Unlisted};
 use super::client::{Client, RequestError};
 use super::list::{GONE, UNKNOWN, list, version_now};
 use super::resource::{Content, Resource, Target};
 use super::view::View;
 use super::watch::{Broken, Event, watch};
+use crate::pace::spread;
 use crate::source::read::Kind;
 use crate::source::read::manifest::Key;
 

@@ -5,12 +5,12 @@
 //! kind, by all agents together, is expensive for the API server. So lists that nothing waits for are
 //! spread over time, and a kind that is needed again soon after it was dropped is kept longer.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::follow::Follower;
+use crate::pace::spread;
 
 /// Longest delay of the first list of a kind that nothing waits for.
 const SPREAD: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub(super) enum Want {
 pub(super) async fn follow_wanted(follower: Follower, mut wanted: watch::Receiver<Want>) {
     let mut keeping = Keeping::default();
     while wanted.wait_for(|want| *want != Want::Not).await.is_ok() {
-        if !is_time(&mut wanted, at_random(SPREAD)).await {
+        if !is_time(&mut wanted, spread(SPREAD)).await {
             continue;
         }
         let kept = keeping.begins(Instant::now());
@@ -65,13 +65,6 @@ async fn unwanted(wanted: &mut watch::Receiver<Want>, kept: Duration) {
             return;
         }
     }
-}
-
-/// Returns a random time of up to `most`.
-fn at_random(most: Duration) -> Duration {
-    // A hash map's state has random keys.
-    let random = RandomState::new().hash_one(0_u8) % 1024;
-    most * (random as u32) / 1024
 }
 
 /// How long the kind is kept. Pure.
@@ -136,6 +129,6 @@ mod tests {
             assert_eq!(found, expected, "{first:?} {then:?}");
             assert!(began.elapsed() >= SHORT / 2 && began.elapsed() < LONG / 10, "{first:?} {then:?}");
         }
-        assert!(at_random(LONG) < LONG);
+        assert!(spread(LONG) < LONG);
     }
 }

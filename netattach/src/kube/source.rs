@@ -16,6 +16,7 @@ use super::backoff::Backoff;
 use super::client::{Access, AccessError, Ask, Client, RequestError, Watcher};
 use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
+use super::list::UNKNOWN;
 use super::nodes;
 use super::on_demand::follow_wanted;
 use super::publish::Publisher;
@@ -238,23 +239,22 @@ impl Cluster {
         let mut pauses = Backoff::new(AGAIN, MOST_AGAIN);
         let mut is_told = false;
         loop {
-            let asked = self.ask(&wanted.name, deadline).await;
-            let is_unknown = asked.as_ref().is_err_and(|error| error.code() == Some(404));
-            match asked {
+            match self.ask(&wanted.name, deadline).await {
                 Ok(Asked::Found(Some(pod))) if wanted.is(&pod) => return,
                 // Changes of what the server has answered come by the watch.
                 Ok(Asked::Found(_) | Asked::Elsewhere) => return pending().await,
                 Ok(Asked::NoTime) => {}
-                Err(error) if is_told => {
-                    tracing::debug!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod again");
-                }
                 Err(error) => {
-                    tracing::warn!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod");
-                    is_told = true;
+                    if is_told {
+                        tracing::debug!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod again");
+                    } else {
+                        tracing::warn!(pod = %wanted.name, error = %Chain(&error), "the API server was asked for a pod");
+                        is_told = true;
+                    }
+                    if error.code() == Some(UNKNOWN) {
+                        return pending().await;
+                    }
                 }
-            }
-            if is_unknown {
-                return pending().await;
             }
             tokio::time::sleep(pauses.next()).await;
         }

@@ -1,6 +1,8 @@
 //! Removes secrets from data of other authors: values of keys that name a secret, objects of kind Secret, private
 //! keys and bearer tokens in any text.
 
+use std::sync::LazyLock;
+
 use serde::de::Deserialize;
 use serde_json::Value;
 
@@ -8,7 +10,7 @@ use serde_json::Value;
 const REDACTED: &str = "REDACTED";
 
 /// A key that contains one of these words has a secret as its value.
-const SECRET_KEYS: [&str; 9] = [
+const SECRET_KEYS: [&str; 10] = [
     "token",
     "secret",
     "password",
@@ -16,6 +18,7 @@ const SECRET_KEYS: [&str; 9] = [
     "credential",
     "privatekey",
     "private-key",
+    "private_key",
     "key-data",
     "authorization",
 ];
@@ -88,26 +91,12 @@ pub(super) fn redact_text(text: &str) -> String {
     shown
 }
 
-/// Words before a secret in text without structure, in lower case.
-const SECRET_WORDS: [&str; 17] = [
-    "bearer ",
-    "authorization: basic ",
-    "token=",
-    "token: ",
-    "password=",
-    "password: ",
-    "passwd=",
-    "passwd: ",
-    "secret=",
-    "secret: ",
-    "credential=",
-    "credential: ",
-    "key-data: ",
-    "privatekey=",
-    "privatekey: ",
-    "private-key: ",
-    "private_key: ",
-];
+/// Words before a secret in text without structure, in lower case: the [`SECRET_KEYS`], and how an authorization goes on.
+static SECRET_WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let keys = SECRET_KEYS.iter().filter(|key| **key != "authorization");
+    let words = keys.flat_map(|key| [format!("{key}="), format!("{key}: ")]);
+    words.chain(["bearer ", "authorization: basic "].map(str::to_owned)).collect()
+});
 
 /// A line up to a word that names a secret; the rest of it is left out where something follows.
 fn redact_line(line: &str) -> String {
