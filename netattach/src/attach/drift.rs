@@ -7,7 +7,6 @@
 //!
 //! [`differences`] makes the decisions, and is pure.
 
-use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
@@ -192,8 +191,8 @@ pub struct Drifted {
 
 impl Engine {
     /// Returns the sandboxes whose ends on the node differ from their recorded state, among `these` and those whose
-    /// links or bridges have changed. If there are any to check, costs one dump of the node's links and, with routed
-    /// ends, of its addresses and routes.
+    /// links or bridges have changed. If any of these has an end on the node, costs one dump of the node's links and,
+    /// with routed ends, of its addresses and routes.
     ///
     /// # Errors
     /// The kernel objects cannot be listed.
@@ -206,22 +205,25 @@ impl Engine {
         if let Changed::Of(links) = changed {
             all.retain(|attached| these.contains(&attached.key) || is_on(attached, links));
         }
+        // Sandboxes without an end on the node have nothing to compare.
+        let with_ends = all.into_iter().map(|attached| (ends(&attached), attached));
+        let mut all: Vec<(Vec<End>, Arc<Attached>)> = with_ends.filter(|(ends, _)| !ends.is_empty()).collect();
         if all.is_empty() {
             return Ok(Drifted::default());
         }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-        let seen = Seen::gather(&mut host, all.iter().flat_map(ends))?;
-        all.retain(|attached| ends(attached).iter().any(|end| !seen.differences(end).is_empty()));
-        let keys_of = |is_one: &dyn Fn(&Arc<Attached>) -> bool| -> BTreeSet<JournalKey> {
-            all.iter().filter(|it| is_one(it)).map(|it| it.key.clone()).collect()
+        let seen = Seen::gather(&mut host, all.iter().flat_map(|(ends, _)| ends))?;
+        all.retain(|(ends, _)| ends.iter().any(|end| !seen.differences(end).is_empty()));
+        let key = |attached: &Arc<Attached>| attached.key.clone();
+        let is_open = |ends: &[End]| ends.iter().any(|end| seen.is_open(end));
+        let is_on_changed = |attached: &Attached| match changed {
+            Changed::Of(links) => has_bridge_among(attached, links),
+            Changed::Anything => false,
         };
         Ok(Drifted {
-            open: keys_of(&|attached| ends(attached).iter().any(|end| seen.is_open(end))),
-            on_changed: keys_of(&|attached| match changed {
-                Changed::Of(links) => has_bridge_among(attached, links),
-                Changed::Anything => false,
-            }),
-            keys: all.iter().map(|attached| attached.key.clone()).collect(),
+            open: all.iter().filter(|(ends, _)| is_open(ends)).map(|(_, it)| key(it)).collect(),
+            on_changed: all.iter().filter(|(_, it)| is_on_changed(it)).map(|(_, it)| key(it)).collect(),
+            keys: all.iter().map(|(_, attached)| key(attached)).collect(),
         })
     }
 
@@ -432,9 +434,9 @@ struct Seen {
 }
 
 impl Seen {
-    fn gather<E: Borrow<End>>(
+    fn gather<'e>(
         host: &mut Handle,
-        ends: impl IntoIterator<Item = E>,
+        ends: impl IntoIterator<Item = &'e End>,
     ) -> Result<Self, AttachError> {
         let failed = |error: netlink::Error| AttachError::Open(error.into());
         let links = host.links().map_err(failed)?;
@@ -447,7 +449,6 @@ impl Seen {
         let (mut is_routed, mut has_gateways, mut has_vlans) = (false, false, false);
         let mut to_filter = BTreeSet::new();
         for end in ends {
-            let end: &End = end.borrow();
             is_routed |= end.routed.is_some();
             has_vlans |= end.port.as_ref().is_some_and(|(_, port)| port.vlans.is_some());
             let beneath = end.port.iter().map(|(beneath, _)| beneath).filter(|it| it.spec.vlan_filtering);
@@ -468,10 +469,8 @@ impl Seen {
             }
         }
         if is_routed {
-            for route in host.routes().map_err(failed)? {
-                if let Some(interface) = route.interface {
-                    seen.routes.entry(interface).or_default().push(route.destination);
-                }
+            for (index, destination) in host.destinations_by_link().map_err(failed)? {
+                seen.routes.entry(index).or_default().push(destination);
             }
         }
         Ok(seen)
@@ -496,10 +495,10 @@ impl Seen {
     /// Whether a routed end has its addresses and routes. Returns `true` for other ends.
     fn has_addressing(&self, end: &End) -> bool {
         let Some(wanted) = &end.routed else { return true };
-        let of = |all: &BTreeMap<u32, Vec<IpNet>>| all.get(&end.made.index).cloned().unwrap_or_default();
-        let (addresses, routes) = (of(&self.addresses), of(&self.routes));
-        wanted.addresses.iter().all(|address| addresses.contains(address))
-            && wanted.routes.iter().all(|route| routes.contains(&route.destination.trunc()))
+        let index = &end.made.index;
+        let has = |all: &BTreeMap<u32, Vec<IpNet>>, net: &IpNet| all.get(index).is_some_and(|it| it.contains(net));
+        wanted.addresses.iter().all(|address| has(&self.addresses, address))
+            && wanted.routes.iter().all(|route| has(&self.routes, &route.destination.trunc()))
     }
 }
 

@@ -15,11 +15,20 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec};
 use rustix::io::Errno;
 
+use super::answer::u32_at;
+use super::nft::attribute_in;
 use super::route::route_message;
 use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::mac::Mac;
 use crate::spec::Addressing;
+
+/// Length of `struct ifaddrmsg`, and offset of the link's index in it.
+const ADDRESS_HEADER: usize = 8;
+const LINK_AT: usize = 4;
+/// `IFA_ADDRESS` and `IFA_LOCAL` of `linux/if_addr.h`: on a point-to-point link the first is the peer's.
+const ADDRESS: u16 = 1;
+const LOCAL: u16 = 2;
 
 /// Time between two checks of addresses whose duplicate address detection is running.
 const DETECTION_POLL: Duration = Duration::from_millis(10);
@@ -146,15 +155,7 @@ impl Handle {
 
     /// The addresses of all links, each with the index of its link, host bits kept.
     pub fn addresses_by_link(&mut self) -> Result<Vec<(u32, IpNet)>, Error> {
-        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
-        let of_link = |message| match &message {
-            RouteNetlinkMessage::NewAddress(address) => {
-                let index = address.header.index;
-                Some((index, observed(message, Some(index))?))
-            }
-            _ => None,
-        };
-        Ok(found.into_iter().filter_map(of_link).collect())
+        self.socket.scan(RouteNetlinkMessage::GetAddress(AddressMessage::default()), by_link)
     }
 
     /// The addresses of a link, host bits kept. A link that is gone has none.
@@ -267,6 +268,20 @@ fn without_prefix_route(message: &mut AddressMessage) {
         }
     }
     message.attributes.push(AddressAttribute::Flags(AddressFlags::Noprefixroute));
+}
+
+/// An address and the index of its link, from the part of its message after the header.
+fn by_link(message: &[u8]) -> Option<(u32, IpNet)> {
+    let (header, attributes) = message.split_at_checked(ADDRESS_HEADER)?;
+    let own = attribute_in(attributes, LOCAL).or_else(|| attribute_in(attributes, ADDRESS))?;
+    Some((u32_at(header, LINK_AT)?, IpNet::new(address_of(own)?, header[1]).ok()?))
+}
+
+/// An address as the kernel writes it into a message.
+pub(super) fn address_of(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+    let v6 = || <[u8; 16]>::try_from(bytes).map(IpAddr::from);
+    v4().or_else(|_| v6()).ok()
 }
 
 /// `index`: only addresses of this link; `None`: of any.

@@ -11,9 +11,23 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::RouteMessageBuilder;
 
+use super::address::address_of;
+use super::answer::{u16_at, u32_at};
+use super::nft::attribute_in;
 use super::socket::{APPEND, CREATE, EXCL, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::spec::Route;
+
+/// Length of `struct rtmsg`.
+const ROUTE_HEADER: usize = 12;
+/// `RTA_DST`, `RTA_OIF`, `RTA_MULTIPATH` and `RTA_TABLE` of `linux/rtnetlink.h`.
+const DESTINATION: u16 = 1;
+const INTERFACE: u16 = 4;
+const NEXT_HOPS: u16 = 9;
+const TABLE: u16 = 15;
+/// Length of `struct rtnexthop`, and offset of the interface's index in it.
+const HOP_HEADER: usize = 8;
+const HOP_LINK_AT: usize = 4;
 
 /// A route as the kernel describes it; a route with several next hops is split into one per hop.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,12 +92,28 @@ impl Handle {
     pub fn routes_in(&mut self, table: u32) -> Result<Vec<RouteState>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let mut all = RouteMessage::default();
-            all.header.address_family = family;
-            let answers = self.socket.dump(RouteNetlinkMessage::GetRoute(all))?;
-            found.extend(answers.into_iter().flat_map(observed));
+            match self.socket.dump(every(family, table)) {
+                Err(error) if is_without_table(&error) => {}
+                answers => found.extend(answers?.into_iter().flat_map(observed)),
+            }
         }
         found.retain(|route| route.table == table);
+        Ok(found)
+    }
+
+    /// The destinations of the routes of the namespace's main table, both families, each with the index of the
+    /// interface that leads there; one for each next hop. Reads nothing else of the routes, of which a node has several
+    /// for each attachment.
+    pub fn destinations_by_link(&mut self) -> Result<Vec<(u32, IpNet)>, Error> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            match self.socket.scan(every(family, RouteHeader::RT_TABLE_MAIN.into()), led_to) {
+                Err(error) if is_without_table(&error) => {}
+                routes => found.extend(
+                    routes?.into_iter().flat_map(|(to, by)| by.into_iter().map(move |link| (link, to))),
+                ),
+            }
+        }
         Ok(found)
     }
 
@@ -365,6 +395,49 @@ fn metrics(route: &RouteMessage) -> (Option<u32>, Option<u32>) {
     (mtu, advmss)
 }
 
+/// Requests all routes of a table: the kernel leaves out those of others, and its own table has one for each address
+/// of each link, and more.
+fn every(family: AddressFamily, table: u32) -> RouteNetlinkMessage {
+    let mut all = RouteMessage::default();
+    all.header.address_family = family;
+    all.attributes.push(RouteAttribute::Table(table));
+    RouteNetlinkMessage::GetRoute(all)
+}
+
+/// Whether the kernel refused a list because there is no such table yet: it makes tables with their first routes.
+fn is_without_table(error: &Error) -> bool {
+    error.errno() == Some(rustix::io::Errno::NOENT)
+}
+
+/// The destination of a route of the main table, and the interfaces that lead there, from the part of its message after
+/// the header. `None`: it is a route of another table, or cannot be read.
+fn led_to(message: &[u8]) -> Option<(IpNet, Vec<u32>)> {
+    let (header, attributes) = message.split_at_checked(ROUTE_HEADER)?;
+    let (family, length) = (header[0], header[1]);
+    let number = |kind| attribute_in(attributes, kind).and_then(|value| u32_at(value, 0));
+    let table = number(TABLE).unwrap_or_else(|| header[4].into());
+    if table != u32::from(RouteHeader::RT_TABLE_MAIN) {
+        return None;
+    }
+    let unspecified = || match i32::from(family) {
+        libc::AF_INET => Some(IpAddr::from(Ipv4Addr::UNSPECIFIED)),
+        libc::AF_INET6 => Some(IpAddr::from(Ipv6Addr::UNSPECIFIED)),
+        _ => None,
+    };
+    let destination = match attribute_in(attributes, DESTINATION) {
+        Some(bytes) => address_of(bytes)?,
+        // The default route names none.
+        None => unspecified()?,
+    };
+    let mut by: Vec<u32> = number(INTERFACE).into_iter().collect();
+    let mut hops = attribute_in(attributes, NEXT_HOPS).unwrap_or_default();
+    while let (Some(length), Some(link)) = (u16_at(hops, 0), u32_at(hops, HOP_LINK_AT)) {
+        by.push(link);
+        hops = hops.get(usize::from(length).max(HOP_HEADER).next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some((IpNet::new(destination, length).ok()?, by))
+}
+
 /// One state per next hop; none for messages other than routes.
 fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
     let RouteNetlinkMessage::NewRoute(route) = message else { return Vec::new() };
@@ -483,5 +556,39 @@ mod tests {
             let found = handle.matching_route(to.parse().unwrap()).unwrap();
             assert_eq!(found.map(|it| (it.destination, it.gateway, it.interface)), expected, "{to}");
         }
+    }
+
+    #[test]
+    fn destinations_are_those_of_the_main_table_with_each_link_that_leads_there() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        // The kernel may not have made the table yet.
+        handle.destinations_by_link().unwrap();
+        let bridge = Bridge { name: "a".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = handle.ensure_bridge(&bridge).unwrap().link.index;
+        handle.ensure_up(index).unwrap();
+        for address in ["10.1.0.1/24", "fd00:1::1/64"] {
+            handle.ensure_address(index, address.parse().unwrap()).unwrap();
+        }
+        let through = |net: &str, router: &str| Route::via(net.parse().unwrap(), router.parse().unwrap());
+        let elsewhere = Route { table: Some(100), ..through("10.4.0.0/16", "10.1.0.9") };
+        let routes = [through("10.3.0.0/16", "10.1.0.9"), through("0.0.0.0/0", "10.1.0.9"), elsewhere];
+        handle.ensure_routes(index, &routes).unwrap();
+        for router in ["fd00:1::8", "fd00:1::9"] {
+            handle.ensure_route_beside_others(index, &through("fd00:3::/64", router)).unwrap();
+        }
+        let found = handle.destinations_by_link().unwrap();
+        let all = handle.routes().unwrap().into_iter();
+        let expected: Vec<_> = all.filter_map(|route| Some((route.interface?, route.destination))).collect();
+        assert_eq!(found, expected);
+        for (net, times) in [("10.3.0.0/16", 1), ("0.0.0.0/0", 1), ("10.4.0.0/16", 0), ("fd00:3::/64", 2)] {
+            let wanted = (index, net.parse().unwrap());
+            assert_eq!(found.iter().filter(|it| **it == wanted).count(), times, "{net}");
+        }
+        assert_eq!(handle.routes_in(100).unwrap().len(), 1);
+        assert_eq!(handle.routes_in(101).unwrap(), []);
+        let addresses = handle.addresses_by_link().unwrap();
+        assert!(addresses.contains(&(index, "10.1.0.1/24".parse().unwrap())));
+        assert!(addresses.contains(&(index, "fd00:1::1/64".parse().unwrap())));
     }
 }
