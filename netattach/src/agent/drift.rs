@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::handler::Agent;
-use crate::attach::{AttachError, Attached, Drifted, WholeRecords};
+use crate::attach::{AttachError, Attached, Drifted, Examined, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::{ChangeWatch, Changed};
@@ -343,8 +343,9 @@ impl Agent {
 
     /// Returns the sandboxes whose record is missing or changed.
     fn with_changed_record(&self) -> Result<Vec<JournalKey>, AttachError> {
-        let mut changed = self.engine.without_record()?;
-        changed.extend(self.engine.with_edited_record(&mut locked(&self.drift.records)));
+        let Examined { edited, are_complete } = self.engine.examine_records(&mut locked(&self.drift.records));
+        let mut changed = if are_complete { Vec::new() } else { self.engine.without_record()? };
+        changed.extend(edited);
         Ok(changed)
     }
 

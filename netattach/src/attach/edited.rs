@@ -1,6 +1,6 @@
 //! Finds records that other programs have edited, before an operation needs them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::time::SystemTime;
 
@@ -14,26 +14,50 @@ use crate::journal::{JournalKey, Loaded};
 #[derive(Debug, Default)]
 pub struct WholeRecords(BTreeMap<JournalKey, FileVersion>);
 
+/// The result of a check of all records.
+#[derive(Debug, Default)]
+pub struct Examined {
+    /// The attached sandboxes whose record exists and is not as it was written.
+    pub edited: Vec<JournalKey>,
+    /// Whether each attached sandbox has a record.
+    pub are_complete: bool,
+}
+
 impl Engine {
-    /// Returns the attached sandboxes whose record exists and is not as it was written. Costs one `lstat` of the file
-    /// of each, and reads the files that have changed.
-    pub fn with_edited_record(&self, whole: &mut WholeRecords) -> Vec<JournalKey> {
-        let (mut now, mut edited) = (BTreeMap::new(), Vec::new());
-        for attached in self.registry().all() {
+    /// Examines the records of attached sandboxes. Costs one `lstat` of the file of each, and reads the files that have
+    /// changed.
+    pub fn examine_records(&self, whole: &mut WholeRecords) -> Examined {
+        let mut examined = Examined { edited: Vec::new(), are_complete: true };
+        let all = self.registry().all();
+        let mut found = 0;
+        for attached in &all {
             let key = &attached.key;
             // Missing records are handled elsewhere, and a record that cannot be examined may be missing.
             let path = self.journal.path(key).ok();
-            let Some(file) = path.and_then(|path| fs::symlink_metadata(path).ok()) else { continue };
+            let Some(file) = path.and_then(|path| fs::symlink_metadata(path).ok()) else {
+                examined.are_complete = false;
+                whole.0.remove(key);
+                continue;
+            };
             let version = FileVersion::of(&file);
-            let is_known = whole.0.get(key).is_some_and(|known| *known == version);
-            if !is_known && !self.journal.can_read(key) {
-                edited.push(key.clone());
-            } else if is_known || version.is_settled(SystemTime::now()) {
-                now.insert(key.clone(), version);
+            if whole.0.get(key) == Some(&version) {
+                found += 1;
+                continue;
+            }
+            whole.0.remove(key);
+            if !self.journal.can_read(key) {
+                examined.edited.push(key.clone());
+            } else if version.is_settled(SystemTime::now()) {
+                whole.0.insert(key.clone(), version);
+                found += 1;
             }
         }
-        whole.0 = now;
-        edited
+        // The others are of sandboxes that have been detached.
+        if whole.0.len() > found {
+            let attached: BTreeSet<&JournalKey> = all.iter().map(|attached| &attached.key).collect();
+            whole.0.retain(|key, _| attached.contains(key));
+        }
+        examined
     }
 
     /// Refuses the record of an attached sandbox that is not as it was written. `false`: there is no record.

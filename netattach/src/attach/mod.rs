@@ -98,7 +98,7 @@ pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork}
 pub use departed::inhabited;
 pub use devices::Devices;
 pub use drift::Drifted;
-pub use edited::WholeRecords;
+pub use edited::{Examined, WholeRecords};
 pub use enforcement::{Looked, Which};
 pub use engine::Engine;
 pub use error::{AttachError, Doing, StepError};
