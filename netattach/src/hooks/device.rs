@@ -191,6 +191,10 @@ impl DeviceHooks<'_> {
         programs: &Programs,
         handle: &mut Handle,
     ) -> Result<Option<Lack>, HookError> {
+        // Where nothing runs by tcx, as on most devices, neither the pins of links nor other programs' need a look.
+        if self.first && wanted == AttachMode::Clsact && self.is_without_tcx()? {
+            return Ok(self.with_handle(handle, |handle| self.missing_filter(handle))?.flatten());
+        }
         self.missing(self.present_mode(wanted, programs)?, programs, handle)
     }
 
@@ -279,11 +283,27 @@ impl DeviceHooks<'_> {
         Ok(None)
     }
 
+    /// Whether no program at all runs by tcx on the hooks of the device, which is on the node: neither netattach's nor
+    /// another's.
+    fn is_without_tcx(&self) -> Result<bool, HookError> {
+        for HookProgram { hook, .. } in &self.programs {
+            if !self.by_tcx(*hook)?.is_empty() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The ids of the programs that run by tcx on a hook of the device, which is on the node, in their order.
+    fn by_tcx(&self, hook: TcHook) -> Result<Vec<u32>, HookError> {
+        sys::tcx_programs(self.index, hook).map_err(|source| HookError::Tcx { device: self.index, source })
+    }
+
     /// The position of the first program that is not netattach's among the tcx programs on a hook of the
     /// device, which is on the node.
     fn first_of_others(&self, hook: TcHook) -> Result<Option<usize>, HookError> {
         let shown = |source| HookError::Tcx { device: self.index, source };
-        for (position, id) in sys::tcx_programs(self.index, hook).map_err(shown)?.into_iter().enumerate() {
+        for (position, id) in self.by_tcx(hook)?.into_iter().enumerate() {
             let name = sys::program_name(id).map_err(shown)?;
             if !name.as_deref().is_some_and(Program::is_one) {
                 return Ok(Some(position));
