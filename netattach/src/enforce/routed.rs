@@ -152,13 +152,9 @@ impl Routed {
         restrictions: &Restrictions,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
-        let addresses = self.addresses(attachment, restrictions, host)?;
-        let mut state = self.lock();
-        if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
-            let (own, holder) = (attachment.label.clone(), state.label(holder));
-            return Err(EnforceError::AddressGuarded { address, own, holder });
-        }
-        state.guard(attachment, &addresses, host)
+        self.guard_if(attachment, restrictions, host, |address, holder| {
+            Err(EnforceError::AddressGuarded { address, own: attachment.label.clone(), holder })
+        })
     }
 
     /// As [`Routed::guard`], for an existing attachment. An address that two attachments have stays with
@@ -170,16 +166,30 @@ impl Routed {
         restrictions: &Restrictions,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
-        let addresses = self.addresses(attachment, restrictions, host)?;
-        let mut state = self.lock();
-        if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
-            let (of, holder) = (&attachment.label, state.label(holder));
+        self.guard_if(attachment, restrictions, host, |address, holder| {
             tracing::warn!(
-                attachment = of,
+                attachment = attachment.label,
                 %address,
                 holder,
                 "two attachments have the same routed address: this one's packets are judged only at its own device"
             );
+            Ok(())
+        })
+    }
+
+    /// Guards the addresses of an attachment. If another one has an address already, only if `shared` agrees, which gets
+    /// the address and the other one's name.
+    fn guard_if(
+        &self,
+        attachment: &EnforcedAttachment,
+        restrictions: &Restrictions,
+        host: &mut Handle,
+        shared: impl FnOnce(IpAddr, String) -> Result<(), EnforceError>,
+    ) -> Result<(), EnforceError> {
+        let addresses = self.addresses(attachment, restrictions, host)?;
+        let mut state = self.lock();
+        if let Some((address, holder)) = state.maps.holder(attachment.id, &addresses) {
+            shared(address, state.label(holder))?;
         }
         state.guard(attachment, &addresses, host)
     }
