@@ -208,14 +208,13 @@ impl Agent {
     /// Starts the due recorded DELs, as far as there are slots beside those `under_way`, except those of
     /// containers whose turn another operation has. Does not wait for them, as one may hang.
     pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
-        let (found, needs) = match self.work(|agent| Ok(agent.find_waiting())).await {
+        let (due, needs) = match self.work(|agent| Ok(agent.find_due())).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "cannot list the recorded DELs"),
             // The agent is ending.
             Err(_) => return,
         };
         under_way.end();
-        let due = self.collector.waiting_dels.due(found, Instant::now());
         for (path, at, turn) in under_way.places.give(due, &needs, |container| self.turns.take(container)) {
             turn.rolls_back();
             let agent = Arc::clone(self);
@@ -227,15 +226,17 @@ impl Agent {
         }
     }
 
-    /// Returns the recorded DELs, and the resources that those of each container may wait for.
-    fn find_waiting(&self) -> Result<(Vec<Pending>, BTreeMap<String, Footprint>), PendingError> {
-        let found = pending::list(&self.collector.waiting_dels.state_dir)?;
-        let containers: BTreeSet<&str> = found.iter().filter_map(|it| it.container.as_deref().ok()).collect();
+    /// Returns the recorded DELs to try now, with their containers, and the resources that those of each container may
+    /// wait for.
+    fn find_due(&self) -> Result<(Vec<(PathBuf, String)>, BTreeMap<String, Footprint>), PendingError> {
+        let waiting_dels = &self.collector.waiting_dels;
+        let due = waiting_dels.due(pending::list(&waiting_dels.state_dir)?, Instant::now());
+        let containers: BTreeSet<&str> = due.iter().map(|(_, container)| container.as_str()).collect();
         let needs = match containers.is_empty() {
             true => BTreeMap::new(),
             false => self.engine.needs_of(&containers),
         };
-        Ok((found, needs))
+        Ok((due, needs))
     }
 
     /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and

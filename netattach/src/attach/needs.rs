@@ -11,11 +11,12 @@ impl Engine {
     /// is missing or cannot be read. Reads the records of containers that are not attached, for example those that an
     /// earlier agent has begun to detach.
     pub fn needs_of(&self, containers: &BTreeSet<&str>) -> BTreeMap<String, Footprint> {
-        let attached = self.registry.all();
-        let recorded = self.journal.keys().unwrap_or_default();
-        let keys: BTreeSet<JournalKey> = attached.iter().map(|it| it.key.clone()).chain(recorded).collect();
+        let attached = containers.iter().flat_map(|container| self.registry.of_container(container));
+        let recorded = self.journal.keys().unwrap_or_default().into_iter();
+        let recorded = recorded.filter(|key| containers.contains(key.container_id.as_str()));
+        let keys: BTreeSet<JournalKey> = attached.map(|it| it.key.clone()).chain(recorded).collect();
         let mut needs: BTreeMap<String, Footprint> = BTreeMap::new();
-        for key in keys.into_iter().filter(|key| containers.contains(key.container_id.as_str())) {
+        for key in keys {
             let of_key = match self.registry.get(&key) {
                 Some(attached) => footprint(&attached.plan),
                 None => match self.journal.peek(&key) {
