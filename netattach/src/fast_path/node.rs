@@ -143,8 +143,9 @@ impl Observation {
             }
         };
         if !matches!(changes, Changes::Of(touched) if !touched.default_routes) {
-            let routes = host.default_routes()?;
-            node.default_routes = routes.into_iter().filter_map(|route| route.interface).collect();
+            let all = host.destinations_by_link()?;
+            let default = all.into_iter().filter(|(_, destination)| destination.prefix_len() == 0);
+            node.default_routes = default.map(|(link, _)| link).collect();
         }
         for index in stale.iter().flatten() {
             let before = node.links.get(index).map(|link| link.name.clone());
