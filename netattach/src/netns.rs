@@ -5,6 +5,7 @@
 //! process is ended; the journal makes this safe at any time.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -309,30 +310,49 @@ impl AsFd for Netns {
     }
 }
 
+thread_local! {
+    /// The namespace to which [`within`] returns, opened once per thread: nothing else changes a thread's namespace.
+    /// `None` before the first call, and inside a namespace that was entered.
+    static HOME: RefCell<Option<Netns>> = const { RefCell::new(None) };
+}
+
 /// Runs `work` inside `netns` on the calling thread and returns its result.
 ///
 /// Sockets opened by `work` stay in that namespace, and its accesses to `/proc/sys/net` apply there. Entering and
 /// leaving cost a few microseconds.
 pub fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> Result<T, NetnsError> {
-    let home = Netns::current()?;
-    let enter = |netns: &Netns| {
+    let home = match HOME.take() {
+        Some(home) => home,
+        None => Netns::current()?,
+    };
+    let entered = timing::part("namespace", || {
         move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))
             .map_err(|source| NetnsError::Enter { path: netns.path.clone(), source: source.into() })
-    };
-    timing::part("namespace", || enter(netns))?;
-    let _back = Back(&home);
-    Ok(work())
+    });
+    match entered {
+        Ok(()) => {
+            let _back = Back(Some(home));
+            Ok(work())
+        }
+        Err(error) => {
+            HOME.set(Some(home));
+            Err(error)
+        }
+    }
 }
 
 /// Returns to a namespace when dropped, also if the work in the other one panicked.
-struct Back<'a>(&'a Netns);
+struct Back(Option<Netns>);
 
-impl Drop for Back<'_> {
+impl Drop for Back {
     fn drop(&mut self) {
-        if let Err(error) = move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)) {
+        let Some(home) = self.0.take() else { return };
+        if let Err(error) = move_into_link_name_space(home.as_fd(), Some(LinkNameSpaceType::Network)) {
             tracing::error!(error = %Chain(&error), "cannot leave a pod's network namespace; ending");
             std::process::abort();
         }
+        // Not while the thread ends, which drops what it has.
+        let _ = HOME.try_with(|kept| kept.replace(Some(home)));
     }
 }
 
