@@ -391,6 +391,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_thread_returns_from_each_namespace_to_where_it_was() {
+        let [one, other] = [(); 2].map(|()| Netns::private().unwrap());
+        let here = || Netns::current().unwrap().id();
+        let before = here();
+        for _ in 0..2 {
+            let inside = within(&one, || ([(); 2].map(|()| within(&other, here).unwrap()), here()));
+            assert_eq!((inside.unwrap(), here()), (([other.id(); 2], one.id()), before));
+        }
+    }
+
+    #[test]
     fn a_plain_file_is_not_a_namespace() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = Netns::open(file.path()).unwrap_err();
