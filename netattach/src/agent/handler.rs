@@ -38,7 +38,7 @@ use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Resp
 use crate::rpc::server::{Handler, Reply};
 use crate::rpc::shim::TRACE_VARIABLE;
 use crate::sync::{Mutex, locked};
-use crate::timing;
+use crate::timing::{self, Times};
 use crate::waits::{self, Footprint, Resource};
 
 /// Most queries that are answered or wait at a time; further queries are refused.
@@ -289,10 +289,12 @@ impl Agent {
             if class == Class::Add {
                 check_awaited(&answering.reply)?;
             }
-            let Done { stdout, made } = agent.timed(&request, &devices, &answering.trace)?;
+            let (done, times) = agent.timed(&request, &devices, &answering.trace);
+            let Done { stdout, made } = done.inspect_err(|_| log_times(&request, &times))?;
             agent.turns.finish(&request.container_id);
             let publish = made.added().map(|attached| attached.key.clone());
             agent.answer(&answering, stdout, || made.in_words());
+            log_times(&request, &times);
             agent.engine.catch_up();
             Ok(publish)
         };
@@ -530,20 +532,19 @@ impl Agent {
             .unwrap_or_else(|ending| Response::Refused(ending.to_string()))
     }
 
-    /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
-    fn timed(&self, request: &cni::Request, devices: &Asked, trace: &Trace) -> Result<Done, CniError> {
+    /// Carries out a request. Returns its timings too, for [`log_times`].
+    fn timed(
+        &self,
+        request: &cni::Request,
+        devices: &Asked,
+        trace: &Trace,
+    ) -> (Result<Done, CniError>, Times) {
         let (done, times) = timing::operation(|| self.call_engine(request, devices));
         trace.worked(&times);
         if request.command == Command::Add && done.is_ok() {
             self.metrics.added(&times);
         }
-        let (container, took_us) = (&request.container_id, times.total().as_micros());
-        if times.total() >= SLOW {
-            tracing::info!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "slow");
-        } else {
-            tracing::debug!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "done");
-        }
-        done
+        (done, times)
     }
 
     pub(super) fn call_engine(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
@@ -685,6 +686,17 @@ impl Agent {
                 tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
             }
         }
+    }
+}
+
+/// Logs the timings of a request, after its answer if that is a success: at level debug, or at level info if it took
+/// long.
+fn log_times(request: &cni::Request, times: &Times) {
+    let (container, took_us) = (&request.container_id, times.total().as_micros());
+    if times.total() >= SLOW {
+        tracing::info!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "slow");
+    } else {
+        tracing::debug!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "done");
     }
 }
 
