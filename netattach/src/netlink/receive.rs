@@ -38,6 +38,11 @@ impl Receiver {
         Self { peeks: false, ..Self::new() }
     }
 
+    /// Whether the next datagrams are sure to fit into the buffer, so that their lengths need not be read first.
+    pub(super) fn expect_short(&mut self, are_short: bool) {
+        self.peeks = !are_short;
+    }
+
     /// Receives the next datagram into [`Receiver::bytes`]. Waits if the socket is blocking.
     ///
     /// # Errors
