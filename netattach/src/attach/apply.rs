@@ -52,7 +52,12 @@ pub fn apply(
     netns: &Netns,
     progress: &mut dyn Progress,
 ) -> Result<(), AttachError> {
-    let (pod, present) = Handle::open_with_names(netns)?;
+    // Names matter only to a plan that makes interfaces.
+    let makes_one = plan.steps().any(|(_, _, step)| made_name(step).is_some());
+    let (pod, present) = match makes_one {
+        true => Handle::open_with_names(netns)?,
+        false => (Handle::open_in(netns)?, Some(BTreeSet::new())),
+    };
     let mut executor = Executor {
         node,
         plan,
@@ -191,8 +196,7 @@ impl<'a> Executor<'a> {
                 firewall::senders::check_possible()
                     .map_err(|error| AttachError::step(Doing::Attach, attachment, step.describe(), error))?;
             }
-            let made = step.makes_interface().and_then(MadeBy::pod_name);
-            let Some(name) = made else { continue };
+            let Some(name) = made_name(step) else { continue };
             if present.contains(name) {
                 return Err(AttachError::step(
                     Doing::Attach,
@@ -317,6 +321,11 @@ impl<'a> Executor<'a> {
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
     }
+}
+
+/// Returns the name of the interface that a step makes in the pod, if it makes one.
+fn made_name(step: &Step) -> Option<&str> {
+    step.makes_interface().and_then(MadeBy::pod_name)
 }
 
 /// Returns the parent of an attachment's link on the node.
