@@ -74,3 +74,39 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::rig;
+    use crate::journal::Store;
+
+    #[test]
+    fn records_that_were_edited_are_named_and_it_is_told_where_one_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let store = Store::open(directory.join("journal")).unwrap();
+        let engine = rig::engine(directory, store, &crate::sync::Arc::default());
+        for container in ["a", "b"] {
+            let attached = rig::attached(container, &serde_json::json!(null));
+            engine.journal.create(attached.key.clone(), attached.plan.clone()).unwrap();
+            engine.registry.insert(attached);
+        }
+        let mut whole = WholeRecords::default();
+        let mut look = || {
+            let Examined { edited, are_complete } = engine.examine_records(&mut whole);
+            (edited, are_complete)
+        };
+        assert_eq!(look(), (Vec::new(), true));
+        let [a, b] = ["a", "b"].map(|container| engine.journal.path(&rig::key(container)).unwrap());
+        let written = fs::read_to_string(&a).unwrap();
+        fs::write(&a, written.replace("shop/net", "shop/ten")).unwrap();
+        assert_eq!([look(), look()], [(); 2].map(|()| (vec![rig::key("a")], true)));
+        fs::write(&a, written).unwrap();
+        assert_eq!(look(), (Vec::new(), true));
+        fs::remove_file(b).unwrap();
+        assert_eq!(look(), (Vec::new(), false));
+        engine.registry.remove(&rig::key("b"), &rig::attached("b", &serde_json::json!(null)).plan);
+        assert_eq!(look(), (Vec::new(), true));
+    }
+}
