@@ -56,6 +56,8 @@ pub(super) struct Observation {
     seen_elsewhere: BTreeMap<(u32, Mac), Instant>,
     /// Other programs' filters, for each link in `node`.
     filters: BTreeMap<u32, Others>,
+    /// The links that the last read of links has read; `None`: all.
+    read: Option<BTreeSet<u32>>,
     /// Whether the next read of all links keeps the known filters: see [`Observation::keep_filters`].
     keeps_filters: bool,
     /// BPF programs found so far.
@@ -183,6 +185,7 @@ impl Observation {
         let is_same = |index: &u32| stale.as_ref().map_or(keeps, |stale| !stale.contains(index));
         let current = |index: &u32| self.node.links.contains_key(index) && is_same(index);
         self.filters.retain(|index, _| current(index));
+        self.read = stale;
         Ok(())
     }
 
@@ -247,16 +250,32 @@ impl Observation {
         self.chains = None;
     }
 
-    /// Reads XDP programs, and other programs' tc programs and filters. The kernel notifies only of filters.
-    pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), ObserveError> {
-        let with_xdp = host.links_with_xdp()?;
-        for (index, link) in &mut self.node.links {
-            link.xdp = with_xdp.contains(index);
+    /// Reads XDP programs, and other programs' tc programs and filters: of the links that were just read, and of those
+    /// whose filters have changed, or of `all`. The kernel notifies only of filters.
+    pub(super) fn at_programs(&mut self, all: bool, host: &mut Handle) -> Result<(), ObserveError> {
+        let all = all || self.read.is_none();
+        // The kernel's description of a link, where it was just read, says whether an XDP program runs there.
+        if all && self.read.is_some() {
+            let with_xdp = host.links_with_xdp()?;
+            for (index, link) in &mut self.node.links {
+                link.xdp = with_xdp.contains(index);
+            }
         }
         let ours = Program::ALL.map(Program::name);
-        self.node.others.clear();
-        self.programs.begin();
+        let before = std::mem::take(&mut self.node.others);
+        if all {
+            self.programs.begin();
+        }
+        let is_read = |index: &u32| self.read.as_ref().is_none_or(|read| read.contains(index));
         for (index, link) in &self.node.links {
+            if let Some(known) = before.get(index)
+                && !all
+                && !is_read(index)
+                && self.filters.contains_key(index)
+            {
+                self.node.others.insert(*index, *known);
+                continue;
+            }
             let mut others = match self.filters.get(index) {
                 Some(known) => *known,
                 None => Others {
@@ -423,6 +442,24 @@ mod tests {
             (stands, observation.filters.contains_key(&LOOPBACK))
         };
         assert_eq!((next(true), next(false)), ((true, true), (false, false)));
+    }
+
+    #[test]
+    fn programs_are_read_on_links_that_were_read_and_on_all_links_when_that_is_due() {
+        const LOOPBACK: u32 = 1;
+        let mut host = Handle::open().unwrap();
+        let mut observation = Observation::default();
+        let mut is_kept = |changes: &Changes, all: bool| {
+            observation.node.others.insert(LOOPBACK, Others { ingress: true, egress: true });
+            observation.at_links(&[LOOPBACK].into(), changes, &mut host).unwrap();
+            observation.at_programs(all, &mut host).unwrap();
+            observation.node.others[&LOOPBACK].ingress
+        };
+        let touched =
+            |links: &[u32]| Changes::Of(Touched { links: links.iter().copied().collect(), ..Touched::default() });
+        assert!(!is_kept(&Changes::Anything, false));
+        assert!(is_kept(&touched(&[]), false));
+        assert!(!is_kept(&touched(&[LOOPBACK]), false) && !is_kept(&touched(&[]), true));
     }
 
     #[test]

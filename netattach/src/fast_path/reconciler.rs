@@ -121,11 +121,10 @@ impl FullLook {
     }
 }
 
-/// The last complete pass.
+/// The last pass that read the programs of all links.
 #[derive(Debug, Clone, Copy, Default)]
 struct LastLook {
     ended: Option<Instant>,
-    took: Duration,
     worked: Duration,
 }
 
@@ -231,6 +230,8 @@ impl FastPaths {
         let mut node = Observation::default();
         let mut full_look: Option<FullLook> = None;
         let mut last = LastLook::default();
+        // How long the last complete pass took.
+        let mut lasted = Duration::ZERO;
         let mut failing = Failing::default();
         loop {
             // Each branch may be cancelled at any time: notifications stay in the socket, members in the
@@ -250,7 +251,7 @@ impl FastPaths {
                 _ = tick.tick() => false,
             };
             if gather {
-                tokio::time::sleep(pace::gather(last.took)).await;
+                tokio::time::sleep(pace::gather(lasted)).await;
             }
             let is_due = full_look.is_none_or(|last| last.is_long_ago());
             let observed_at = bpf::FastPath::now();
@@ -269,12 +270,13 @@ impl FastPaths {
                 }
             };
             let is_full = changes == Changes::Anything;
-            let is_light = !gather && !is_moved && changes.is_none() && !last.is_long_ago();
+            let are_programs_due = is_full || last.is_long_ago();
+            let is_light = !gather && !is_moved && changes.is_none() && !are_programs_due;
             let this = Arc::clone(&self);
             let take = move || {
                 let look = || match is_light {
                     true => this.look_lightly(&mut node, &changes, observed_at),
-                    false => this.look(&mut node, &changes, observed_at),
+                    false => this.look(&mut node, (&changes, are_programs_due), observed_at),
                 };
                 // Excludes the time during which other tasks have had their turn.
                 let begun = Instant::now();
@@ -284,7 +286,10 @@ impl FastPaths {
             let (seen, done, took, worked) = rounds::take(!gather && !is_moved, take).await;
             node = seen;
             if !is_light {
-                last = LastLook { ended: Some(Instant::now()), took, worked };
+                lasted = took;
+            }
+            if are_programs_due {
+                last = LastLook { ended: Some(Instant::now()), worked };
             }
             if is_full {
                 full_look = Some(FullLook { ended: Instant::now(), worked });
@@ -317,22 +322,23 @@ impl FastPaths {
             (state.members.is_empty(), state.members.values().any(is_routed))
         };
         if self.mode == Mode::Off || is_none {
-            return self.look(observation, changes, observed_at);
+            return self.look(observation, (changes, true), observed_at);
         }
         let before = (observation.node.ipsec, observation.node.filters.clone());
         observation.node.look_at_ipsec()?;
         observation.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
         if before != (observation.node.ipsec, observation.node.filters.clone()) {
-            return self.look(observation, changes, observed_at);
+            return self.look(observation, (changes, true), observed_at);
         }
         self.renew(observed_at)
     }
 
-    /// Reads the node's state and brings the maps up to date.
+    /// Reads the node's state and brings the maps up to date. `all_programs`: programs are read on all links, and not
+    /// only where links are read.
     fn look(
         &self,
         observation: &mut Observation,
-        changes: &Changes,
+        (changes, all_programs): (&Changes, bool),
         observed_at: Duration,
     ) -> Result<(), KeepError> {
         let members = self.lock().members.clone();
@@ -352,7 +358,7 @@ impl FastPaths {
             )?;
             observation.node.look_at_ipsec()?;
             if self.mode == Mode::Auto {
-                observation.at_programs(&mut host)?;
+                observation.at_programs(all_programs, &mut host)?;
             }
             if self.mode != Mode::Off {
                 let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
