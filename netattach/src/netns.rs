@@ -143,7 +143,11 @@ fn is_nothing_at(path: &Path) -> bool {
 /// # Errors
 /// The path cannot be examined, so nothing is known.
 pub fn is_at(path: &Path, id: NetnsId) -> io::Result<bool> {
-    match reachable(path).metadata() {
+    let found = match path.metadata() {
+        Err(error) if bounded::is_absent(&error) => twin(path).map_or(Err(error), |twin| twin.metadata()),
+        found => found,
+    };
+    match found {
         Ok(found) => Ok(NetnsId { device: found.dev(), inode: found.ino() } == id),
         Err(error) if bounded::is_absent(&error) => Ok(false),
         Err(error) => Err(error),
