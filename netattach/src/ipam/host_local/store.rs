@@ -449,13 +449,13 @@ impl Leases {
         match patience {
             Patience::Operation => {
                 let deadline = Instant::now() + self.deadline;
-                locked(&known).act(path, deadline, act)
+                locked(&known).act(path, deadline, After::Mark, act)
             }
             Patience::Look => {
                 let deadline = Instant::now() + LOOK_DEADLINE;
                 // A thread that waits for another process holds this lock meanwhile.
                 match locked_until(&known, deadline) {
-                    Some(mut known) => known.act(path, deadline, act),
+                    Some(mut known) => known.act(path, deadline, After::Keep, act),
                     None => Err(Error::Busy { path: path.join(LOCK) }),
                 }
             }
@@ -467,12 +467,22 @@ impl Leases {
     }
 }
 
+/// How a directory is known again after its contents have been used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum After {
+    /// By a new mark.
+    Mark,
+    /// By the mark that it has: a check changes nothing, and an idle node need not write to the disk for it.
+    Keep,
+}
+
 impl Known {
     /// As [`Leases::locked`].
     fn act<T>(
         &mut self,
         path: &Path,
         deadline: Instant,
+        after: After,
         act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
         let Self { opened, stamp, contents } = self;
@@ -483,14 +493,15 @@ impl Known {
             // Other processes change the directory only under the lock.
             if Stamp::of(path) == remembered {
                 contents.keeps_spares = true;
-                return acted(&directory, stamp, contents, act).map(Some);
+                let kept = remembered.filter(|_| after == After::Keep);
+                return acted(&directory, (stamp, kept), contents, act).map(Some);
             }
         }
         *opened = Opened::open(path)?;
         let Some(opened) = opened else { return Ok(None) };
         let directory = opened.lock(deadline)?;
         *contents = directory.read()?;
-        acted(&directory, stamp, contents, act).map(Some)
+        acted(&directory, (stamp, None), contents, act).map(Some)
     }
 }
 
@@ -516,16 +527,17 @@ impl Directories {
     }
 }
 
-/// Runs `act`, and marks the directory unless its state may be unknown afterwards.
+/// Runs `act`, and marks the directory unless its state may be unknown afterwards. `kept`: the mark that it has, if
+/// `act` changes nothing.
 fn acted<T>(
     directory: &Locked<'_>,
-    stamp: &mut Option<Stamp>,
+    (stamp, kept): (&mut Option<Stamp>, Option<Stamp>),
     contents: &mut Contents,
     act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let result = act(directory, contents);
     if result.as_ref().err().is_none_or(Error::is_decision) {
-        *stamp = directory.mark();
+        *stamp = kept.or_else(|| directory.mark());
     }
     result
 }
