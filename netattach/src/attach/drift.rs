@@ -207,7 +207,8 @@ impl Engine {
         }
         // Sandboxes without an end on the node have nothing to compare.
         let with_ends = all.into_iter().map(|attached| (ends(&attached), attached));
-        let mut all: Vec<(Vec<End>, Arc<Attached>)> = with_ends.filter(|(ends, _)| !ends.is_empty()).collect();
+        let mut all: Vec<(Vec<End>, Arc<Attached>)> =
+            with_ends.filter(|(ends, _)| !ends.is_empty()).collect();
         if all.is_empty() {
             return Ok(Drifted::default());
         }
@@ -434,10 +435,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn gather<'e>(
-        host: &mut Handle,
-        ends: impl IntoIterator<Item = &'e End>,
-    ) -> Result<Self, AttachError> {
+    fn gather<'e>(host: &mut Handle, ends: impl IntoIterator<Item = &'e End>) -> Result<Self, AttachError> {
         let failed = |error: netlink::Error| AttachError::Open(error.into());
         let links = host.links().map_err(failed)?;
         let bridges = links.iter().filter(|link| link.kind == "bridge");
@@ -496,7 +494,8 @@ impl Seen {
     fn has_addressing(&self, end: &End) -> bool {
         let Some(wanted) = &end.routed else { return true };
         let index = &end.made.index;
-        let has = |all: &BTreeMap<u32, Vec<IpNet>>, net: &IpNet| all.get(index).is_some_and(|it| it.contains(net));
+        let has =
+            |all: &BTreeMap<u32, Vec<IpNet>>, net: &IpNet| all.get(index).is_some_and(|it| it.contains(net));
         wanted.addresses.iter().all(|address| has(&self.addresses, address))
             && wanted.routes.iter().all(|route| has(&self.routes, &route.destination.trunc()))
     }

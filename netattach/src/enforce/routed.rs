@@ -177,8 +177,8 @@ impl Routed {
         })
     }
 
-    /// Guards the addresses of an attachment. If another one has an address already, only if `shared` agrees, which gets
-    /// the address and the other one's name.
+    /// Guards the addresses of an attachment. If another one has an address already, only if `shared` agrees, which
+    /// gets the address and the other one's name.
     fn guard_if(
         &self,
         attachment: &EnforcedAttachment,

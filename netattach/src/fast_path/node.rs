@@ -455,8 +455,9 @@ mod tests {
             observation.at_programs(all, &mut host).unwrap();
             observation.node.others[&LOOPBACK].ingress
         };
-        let touched =
-            |links: &[u32]| Changes::Of(Touched { links: links.iter().copied().collect(), ..Touched::default() });
+        let touched = |links: &[u32]| {
+            Changes::Of(Touched { links: links.iter().copied().collect(), ..Touched::default() })
+        };
         assert!(!is_kept(&Changes::Anything, false));
         assert!(is_kept(&touched(&[]), false));
         assert!(!is_kept(&touched(&[LOOPBACK]), false) && !is_kept(&touched(&[]), true));
