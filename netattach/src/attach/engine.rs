@@ -423,10 +423,10 @@ impl Engine {
     /// The kernel's state cannot be read.
     pub fn differences_in_pod(&self, attached: &Attached) -> Result<Vec<(String, String)>, AttachError> {
         let sandbox = &attached.plan.sandbox;
-        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, attached.netns_cookie)?;
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, None)?;
         let Some(netns) = netns.filter(|netns| netns.id() != self.own) else { return Ok(Vec::new()) };
         let enforcer = self.node.enforcer.as_ref();
-        let pod = Handle::open_in(&netns)?;
+        let Some(pod) = Handle::open_in_that(&netns, attached.netns_cookie)? else { return Ok(Vec::new()) };
         let (has_ifb, pod) = match enforcer {
             Some(enforcer) => enforcement::look_for_ifb(enforcer.as_ref(), &attached.plan, pod)?,
             None => (false, Some(pod)),
