@@ -27,8 +27,8 @@ use crate::spec::Addressing;
 const ADDRESS_HEADER: usize = 8;
 const LINK_AT: usize = 4;
 /// `IFA_ADDRESS` and `IFA_LOCAL` of `linux/if_addr.h`: on a point-to-point link the first is the peer's.
-const ADDRESS: u16 = 1;
-const LOCAL: u16 = 2;
+pub(super) const ADDRESS: u16 = 1;
+pub(super) const LOCAL: u16 = 2;
 
 /// Time between two checks of addresses whose duplicate address detection is running.
 const DETECTION_POLL: Duration = Duration::from_millis(10);

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use netlink_sys::Socket as RawSocket;
 
 use super::Error;
+use super::address::{ADDRESS, LOCAL, address_of};
 use super::change_watch::{attribute, half, word};
 use super::readable::readable;
 use super::receive::{Receiver, subscribed};
@@ -18,9 +19,6 @@ const RTM_DELADDR: u16 = 21;
 const HEADER: usize = 16;
 /// Where the attributes are, behind `ifaddrmsg`.
 const ATTRIBUTES: usize = HEADER + 8;
-/// `IFA_ADDRESS` and `IFA_LOCAL`: where both are there, the first is the peer's.
-const ADDRESS: u16 = 1;
-const LOCAL: u16 = 2;
 /// Bytes of notifications that may wait: see [`LinkWatch`](super::LinkWatch).
 const QUEUE: usize = 1 << 20;
 /// Most datagrams that are read in one call: more than fit into the queue.
@@ -117,11 +115,7 @@ fn read(mut datagram: &[u8], told: &mut Vec<ToldAddress>) {
 /// The link's own address in a message.
 fn own(message: &[u8]) -> Option<IpAddr> {
     let of = |kind| attribute(message, ATTRIBUTES, kind);
-    let bytes = of(LOCAL).or_else(|| of(ADDRESS))?;
-    match <[u8; 4]>::try_from(bytes) {
-        Ok(bytes) => Some(IpAddr::from(bytes)),
-        Err(_) => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?)),
-    }
+    address_of(of(LOCAL).or_else(|| of(ADDRESS))?)
 }
 
 #[cfg(test)]
