@@ -55,6 +55,14 @@ struct Failed {
     again: Instant,
 }
 
+/// The recorded DELs to try now.
+struct Due {
+    /// Their files, with their containers.
+    files: Vec<(PathBuf, String)>,
+    /// The resources that the DEL of each container may wait for, as far as known.
+    needs: BTreeMap<String, Footprint>,
+}
+
 /// The DELs that are running, each with the resources at which it may hang.
 #[derive(Debug, Default)]
 pub(super) struct UnderWay {
@@ -208,14 +216,14 @@ impl Agent {
     /// Starts the due recorded DELs, as far as there are slots beside those `under_way`, except those of
     /// containers whose turn another operation has. Does not wait for them, as one may hang.
     pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
-        let (due, needs) = match self.work(|agent| Ok(agent.find_due())).await {
-            Ok(Ok(found)) => found,
+        let Due { files, needs } = match self.work(|agent| Ok(agent.find_due())).await {
+            Ok(Ok(due)) => due,
             Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "cannot list the recorded DELs"),
             // The agent is ending.
             Err(_) => return,
         };
         under_way.end();
-        for (path, at, turn) in under_way.places.give(due, &needs, |container| self.turns.take(container)) {
+        for (path, at, turn) in under_way.places.give(files, &needs, |container| self.turns.take(container)) {
             turn.rolls_back();
             let agent = Arc::clone(self);
             under_way.tasks.spawn(async move {
@@ -226,17 +234,16 @@ impl Agent {
         }
     }
 
-    /// Returns the recorded DELs to try now, with their containers, and the resources that those of each container may
-    /// wait for.
-    fn find_due(&self) -> Result<(Vec<(PathBuf, String)>, BTreeMap<String, Footprint>), PendingError> {
+    /// Finds the recorded DELs to try now. Reads the records of their containers alone.
+    fn find_due(&self) -> Result<Due, PendingError> {
         let waiting_dels = &self.collector.waiting_dels;
-        let due = waiting_dels.due(pending::list(&waiting_dels.state_dir)?, Instant::now());
-        let containers: BTreeSet<&str> = due.iter().map(|(_, container)| container.as_str()).collect();
+        let files = waiting_dels.due(pending::list(&waiting_dels.state_dir)?, Instant::now());
+        let containers: BTreeSet<&str> = files.iter().map(|(_, container)| container.as_str()).collect();
         let needs = match containers.is_empty() {
             true => BTreeMap::new(),
             false => self.engine.needs_of(&containers),
         };
-        Ok((due, needs))
+        Ok(Due { files, needs })
     }
 
     /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and
