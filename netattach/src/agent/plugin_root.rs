@@ -4,6 +4,9 @@
 //! The node's processes have other pids than in the agent's container, and plugins open namespaces by their
 //! own pid. So plugins get the agent's `/proc`, mounted in the agent's own mount namespace only.
 //!
+//! Paths of leases in definitions are those of the agent's container too, except files of name servers,
+//! which are read in the node's root directory where it is there.
+//!
 //! If the settings of a containerised agent do not say where plugins are started, the plugins of the
 //! default network are reported as a problem: most of them lack files that they need, which would otherwise
 //! show only with the first pod of each node.
@@ -12,6 +15,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::mount_bind_recursive;
 
 use super::config::Delegation;
@@ -86,9 +90,64 @@ pub(super) fn without_the_nodes_files(network: &str, plugins: &[String]) -> Opti
     })
 }
 
+/// Files that each container has of its own, whatever the node has at these paths.
+const OF_EACH_CONTAINER: [&str; 3] = ["/etc/resolv.conf", "/etc/hosts", "/etc/hostname"];
+
+/// Returns why one of these paths, each with its key, leads to a file of the agent's container and not of
+/// the node.
+pub(super) fn in_the_container(paths: &[(&'static str, PathBuf)]) -> Option<String> {
+    if paths.is_empty() || !is_in_container() {
+        return None;
+    }
+    let (key, path) = paths.iter().find(|(_, path)| is_of_container(path, mount_of))?;
+    let remedy = match *key {
+        "ipam.resolvConf" => {
+            "add deploy/components/executed-plugins (helm: executedPlugins.enabled), with which the node's file \
+             is read, or leave it out"
+        }
+        _ => {
+            "leave it out, write a path below /var/lib/cni, or have the node's directory mounted there in the \
+             agent's container"
+        }
+    };
+    let path = path.display();
+    Some(format!("{key} {path} leads to the agent's container and not to the node: {remedy}"))
+}
+
+/// Whether a path of a container leads to the container's own files: nothing of the node is mounted there.
+/// `mount`: the number of the mount that a path is on, if it exists.
+fn is_of_container(path: &Path, mount: impl Fn(&Path) -> Option<u64>) -> bool {
+    if OF_EACH_CONTAINER.iter().any(|own| path == Path::new(own)) {
+        return true;
+    }
+    let found = path.ancestors().find_map(&mount);
+    found.is_some() && found == mount(Path::new("/"))
+}
+
+fn mount_of(path: &Path) -> Option<u64> {
+    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
+    let has_it = found.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    has_it.then_some(found.stx_mnt_id)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_of_a_container_are_told_from_those_of_the_node_by_what_is_mounted_there() {
+        let mount = |path: &Path| match path.to_str().unwrap() {
+            "/" | "/run" | "/etc" => Some(1),
+            "/var/lib/cni" => Some(2),
+            _ => None,
+        };
+        for path in ["/run/cni-ipam-state", "/etc/cni/resolv.conf", "/etc/resolv.conf", "/var/lib/other"] {
+            assert!(is_of_container(Path::new(path), mount), "{path}");
+        }
+        assert!(!is_of_container(Path::new("/var/lib/cni/networks"), mount));
+        // The kernel does not number mounts.
+        assert!(!is_of_container(Path::new("/run/a"), |_| None));
+    }
 
     #[test]
     fn a_container_is_known_by_its_first_process_or_by_its_root_directory() {

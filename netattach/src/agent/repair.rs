@@ -26,7 +26,7 @@ use super::missed::{PutOff, Repair};
 use crate::attach::Attached;
 use crate::cri;
 use crate::error_chain::Chain;
-use crate::kube::{ATTACHED_LABEL, Candidate, Cluster, NotEvicted};
+use crate::kube::{Candidate, Cluster, NotEvicted};
 use crate::netns::{Netns, NetnsError};
 use crate::npwg::{NETWORKS_ANNOTATION, STATUS_ANNOTATION, status};
 use crate::objects::{ObjectName, Objects, Phase, Pod};
@@ -89,8 +89,7 @@ fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef
     // replaced it: statuses of an earlier agent are withdrawn at the start. An unreadable status may say
     // the same.
     let is_anothers = |pod: &Pod| {
-        let text =
-            pod.annotations.get(STATUS_ANNOTATION).filter(|_| !pod.labels.contains_key(ATTACHED_LABEL));
+        let text = pod.annotations.get(STATUS_ANNOTATION).filter(|_| pod.is_by_another());
         text.is_some_and(|text| {
             status::parse(text).map_or(true, |entries| entries.iter().any(|entry| !entry.default))
         })

@@ -15,6 +15,7 @@ use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
 use super::health::{NOT_IN_FORCE, log_new, note};
 use super::node_network::NodeNetwork;
 use super::own_node::OwnNode;
+use super::plugin_root;
 use super::share::shared;
 use crate::attach::{Engine, IntentReader};
 use crate::builtin::{ThisNode, pod_cidr};
@@ -263,11 +264,14 @@ impl Troubles {
         kept.collect()
     }
 
-    /// Returns why no pod can be attached by a definition.
+    /// Returns why no pod can be attached by a definition, or not as on the node itself.
     fn unusable(&self, objects: &Objects, name: &NetworkRef) -> Option<String> {
         let problem = match self.intents.network(objects, name) {
             Err(error) => Some(Chain(&error).to_string()),
-            Ok(network) => self.engine.check_plan(&network).err().map(|error| error.to_string()),
+            Ok(network) => match self.engine.check_plan(&network) {
+                Err(error) => Some(error.to_string()),
+                Ok(()) => plugin_root::in_the_container(&self.engine.paths_of_leases(&network)),
+            },
         };
         problem.map(clipped)
     }

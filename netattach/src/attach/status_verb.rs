@@ -132,6 +132,20 @@ impl Engine {
         Vec::from_iter(called.collect::<BTreeSet<_>>())
     }
 
+    /// The paths that the `host-local` of this process uses for an attachment to the network, each with its
+    /// key; not those that it resolves below the root directory of plugins.
+    pub fn paths_of_leases(&self, network: &Network) -> Vec<(&'static str, PathBuf)> {
+        let plan = self.rehearsed(network).ok().flatten();
+        let mut paths = Vec::new();
+        for step in plan.iter().flat_map(|plan| &plan.steps) {
+            let Step::Lease(ipam::Config::HostLocal(config)) = step else { continue };
+            paths.push(("ipam.dataDir", config.data_dir.clone()));
+            let resolv_conf = config.resolv_conf.clone().filter(|_| self.node.delegate.root.is_none());
+            paths.extend(resolv_conf.map(|path| ("ipam.resolvConf", path)));
+        }
+        paths
+    }
+
     /// Runs STATUS of the network's other plugins, in order, each for at most `patience`.
     ///
     /// # Errors

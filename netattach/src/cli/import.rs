@@ -224,6 +224,8 @@ kubeconfig      \"/k\"       kubernetes: {\"enabled\":true}; by the service acco
 confDir         -          cniConfDir: \"/etc/cni/multus/net.d\"; the default of Multus
 cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default of Multus
 cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of Multus
+(its macvlans)  -          otherMacvlans: \"pass\"; Multus's macvlans keep their network beside netattach's; set back to
+                           the default, drop, when no Multus pod is left
 "
         );
         assert_eq!(
@@ -261,6 +263,7 @@ cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of
             "cniConfDir": "/c", "multusStateDir": "/d", "cniBinDirs": ["/b"],
             "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach", "repair": "rewrite", "remove": false, "agentWaitSeconds": 5},
             "networkStatus": {"everyInterface": true, "multusKeys": true, "prefixLengths": false},
+            "otherMacvlans": "pass",
         });
         let read = serde_json::to_value(&settings).unwrap();
         for (key, value) in expected.as_object().unwrap() {

@@ -1,6 +1,7 @@
 //! Dispatches the calls of steps and requests to the kinds of IPAM.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use serde_json::Value;
 
@@ -16,12 +17,21 @@ pub struct Leases {
     host_local: host_local::Leases,
     /// Present only in an agent, which alone renews leases.
     dhcp: Option<dhcp::Leases>,
+    /// The node's root directory, if this process has another one.
+    root: Option<PathBuf>,
 }
 
 impl Leases {
     /// Makes the IPAM of an agent, which renews leases.
     pub fn renewing(dhcp: dhcp::Leases) -> Self {
         Self { dhcp: Some(dhcp), ..Self::default() }
+    }
+
+    /// The same with the node's root directory, if this process has another one: files of name servers are
+    /// the node's. Pools are where their paths lead in this process.
+    #[must_use]
+    pub fn with_root(self, root: Option<PathBuf>) -> Self {
+        Self { root, ..self }
     }
 
     /// Returns the leases of `dhcp`, if this process keeps them.
@@ -47,7 +57,8 @@ impl Leases {
         match config {
             Config::HostLocal(config) => {
                 // Steps that may fail come before the reservation.
-                let dns = config.resolv_conf.as_deref().map(host_local::read_resolv_conf).transpose()?;
+                let dns = config.resolv_conf.as_deref();
+                let dns = dns.map(|path| host_local::read_resolv_conf(path, self.root.as_deref())).transpose()?;
                 let route = |route: &_| serde_json::from_value(Value::Object(Clone::clone(route)));
                 let routes: Result<Vec<cni::Route>, _> = config.routes.iter().map(route).collect();
                 let routes = routes.map_err(Error::Routes)?;

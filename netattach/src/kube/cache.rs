@@ -16,7 +16,7 @@ use serde_json::value::RawValue;
 use super::on_demand::Want;
 pub(super) use super::refused::REMEMBERED;
 use super::refused::Refused;
-use super::resource::{ATTACHED_LABEL, Content};
+use super::resource::Content;
 use super::stand_ins::StandIns;
 use super::weights::Weights;
 use crate::budget::{self, Budget, Exceeded};
@@ -721,7 +721,7 @@ fn of_this_node(object: Object) -> Object {
         Object::Pod(pod) => {
             let mut pod = Arc::unwrap_or_clone(pod);
             pod.on_this_node = true;
-            let is_in_use = pod.labels.contains_key(ATTACHED_LABEL) || pod.mirror_of.is_some();
+            let is_in_use = !pod.is_by_another() || pod.mirror_of.is_some();
             if pod.phase.has_ended() && !is_in_use {
                 pod.annotations = BTreeMap::new();
                 pod.ports = Vec::new();

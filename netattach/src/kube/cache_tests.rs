@@ -3,7 +3,9 @@
 use serde_json::json;
 
 use super::*;
+use crate::kube::ATTACHED_LABEL;
 use crate::objects::budget::REMOTE_PODS;
+use crate::objects::remote::BY_ANOTHER;
 
 fn raw(json: &serde_json::Value) -> Box<RawValue> {
     serde_json::value::to_raw_value(json).unwrap()
@@ -236,6 +238,16 @@ fn pods_that_name_this_node_take_no_more_than_their_bound_and_nothing_once_they_
     }));
     cache.put(Kind::Pod, &attached);
     assert_eq!(cache.objects.pods[&ObjectName::new("shop", "job")].annotations.len(), 1);
+    // That of another plugin is not needed any more.
+    let by_another = raw(&json!({
+        "metadata": {
+            "namespace": "shop", "name": "former", "labels": {ATTACHED_LABEL: BY_ANOTHER},
+            "annotations": {"k8s.v1.cni.cncf.io/network-status": "[]"},
+        },
+        "status": {"phase": "Succeeded"},
+    }));
+    cache.put(Kind::Pod, &by_another);
+    assert!(cache.objects.pods[&ObjectName::new("shop", "former")].annotations.is_empty());
 }
 
 /// Returns the policies of namespaces, each with its number of requirements; those without rules are marked.

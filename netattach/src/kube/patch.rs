@@ -1,4 +1,5 @@
-//! Composes the merge patches (RFC 7386) that write a pod's network-status. Pure.
+//! Composes the merge patches (RFC 7386) that write a pod's network-status, or only the label of a pod whose
+//! status another plugin has written. Pure.
 //!
 //! They are sent to the subresource `status`, which accepts a pod's labels and annotations too. The uid in
 //! a patch makes the server refuse it for another pod of the same name.
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::resource::{ATTACHED_LABEL, pod_path};
 use crate::npwg::STATUS_ANNOTATION;
-use crate::objects::remote::{PORTS_ANNOTATION, ports_annotation};
+use crate::objects::remote::{BY_ANOTHER, PORTS_ANNOTATION, ports_annotation};
 use crate::objects::{ObjectName, Pod};
 
 /// The status to write for a pod.
@@ -17,6 +18,31 @@ pub(super) enum Status {
     Attached { text: String },
     /// It has no networks any more.
     Detached,
+    /// Another plugin has attached it. The status stays as that plugin has written it, and is labelled, so
+    /// that agents of other nodes read it. The named ports are written as for attached pods.
+    ByAnother,
+    /// It was [`Status::ByAnother`], and has ended or lost its status.
+    Unlabelled,
+}
+
+impl Status {
+    /// Whether it is about the attachments of this node.
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Self::Attached { .. } | Self::Detached)
+    }
+
+    /// Returns what is to be written for a pod of this node that the agent has not attached; `None`:
+    /// nothing.
+    pub(super) fn of_another(pod: &Pod) -> Option<Self> {
+        if !pod.is_by_another() || pod.terminating {
+            return None;
+        }
+        let has_status = pod.annotations.get(STATUS_ANNOTATION).is_some_and(|text| !text.trim().is_empty());
+        if has_status && !pod.host_network && !pod.phase.has_ended() {
+            return Some(Self::ByAnother);
+        }
+        pod.labels.contains_key(ATTACHED_LABEL).then_some(Self::Unlabelled)
+    }
 }
 
 /// Returns the path of the patch.
@@ -26,18 +52,18 @@ pub(super) fn path(name: &ObjectName) -> String {
 
 /// Returns the patch. `pod`: the known object; if unknown, so are its ports, and their written values stay.
 pub(super) fn patch(uid: Option<&str>, pod: Option<&Pod>, status: &Status) -> Value {
+    let ports = || pod.map(|pod| json!(ports_annotation(&pod.ports)));
     let (text, ports, label) = match status {
-        Status::Attached { text } => {
-            (json!(text), pod.map(|pod| json!(ports_annotation(&pod.ports))), json!(""))
-        }
-        Status::Detached => (Value::Null, Some(Value::Null), Value::Null),
+        Status::Attached { text } => (Some(json!(text)), ports(), json!("")),
+        Status::Detached => (Some(Value::Null), Some(Value::Null), Value::Null),
+        Status::ByAnother => (None, ports(), json!(BY_ANOTHER)),
+        Status::Unlabelled => (None, Some(Value::Null), Value::Null),
     };
-    let mut metadata = json!({
-        "annotations": { STATUS_ANNOTATION: text },
-        "labels": { ATTACHED_LABEL: label },
-    });
-    if let Some(ports) = ports {
-        metadata["annotations"][PORTS_ANNOTATION] = ports;
+    let mut metadata = json!({ "labels": { ATTACHED_LABEL: label } });
+    for (key, value) in [(STATUS_ANNOTATION, text), (PORTS_ANNOTATION, ports)] {
+        if let Some(value) = value {
+            metadata["annotations"][key] = value;
+        }
     }
     if let Some(uid) = uid {
         metadata["uid"] = uid.into();
@@ -50,11 +76,12 @@ pub(super) fn is_written(pod: &Pod, status: &Status) -> bool {
     let annotation = |key| pod.annotations.get(key).map(String::as_str);
     let (text, ports) = (annotation(STATUS_ANNOTATION), annotation(PORTS_ANNOTATION));
     let is_labelled = pod.labels.contains_key(ATTACHED_LABEL);
+    let has_its_ports = || ports == ports_annotation(&pod.ports).as_deref();
     match status {
-        Status::Attached { text: wanted } => {
-            is_labelled && text == Some(wanted) && ports == ports_annotation(&pod.ports).as_deref()
-        }
+        Status::Attached { text: wanted } => !pod.is_by_another() && text == Some(wanted) && has_its_ports(),
         Status::Detached => !is_labelled && text.is_none() && ports.is_none(),
+        Status::ByAnother => is_labelled && pod.is_by_another() && has_its_ports(),
+        Status::Unlabelled => !is_labelled && ports.is_none(),
     }
 }
 
@@ -102,5 +129,48 @@ mod tests {
             }})
         );
         assert_eq!(path(&ObjectName::new("shop", "cart-0")), "/api/v1/namespaces/shop/pods/cart-0/status");
+    }
+
+    #[test]
+    fn of_a_pod_that_another_plugin_has_attached_the_label_and_the_ports_are_written() {
+        let pod = with_ports(&json!([{"name": "http", "containerPort": 8080}]));
+        assert_eq!(
+            patch(Some("u-1"), Some(&pod), &Status::ByAnother),
+            json!({"metadata": {
+                "uid": "u-1",
+                "annotations": {"netattach.dev/ports": "{\"TCP/http\":[8080]}"},
+                "labels": {"netattach.dev/networks": "by-another"},
+            }})
+        );
+        assert_eq!(
+            patch(Some("u-1"), Some(&pod), &Status::Unlabelled),
+            json!({"metadata": {
+                "uid": "u-1",
+                "annotations": {"netattach.dev/ports": null},
+                "labels": {"netattach.dev/networks": null},
+            }})
+        );
+    }
+
+    #[test]
+    fn only_a_living_pod_with_a_status_of_another_is_labelled() {
+        use crate::objects::Phase;
+
+        let mut pod = with_ports(&json!([]));
+        assert_eq!(Status::of_another(&pod), None, "it has no status");
+        pod.annotations.insert(STATUS_ANNOTATION.to_owned(), "[]".to_owned());
+        assert_eq!(Status::of_another(&pod), Some(Status::ByAnother));
+        assert!(!is_written(&pod, &Status::ByAnother));
+        pod.labels.insert(ATTACHED_LABEL.to_owned(), BY_ANOTHER.to_owned());
+        assert!(is_written(&pod, &Status::ByAnother));
+        assert!(!is_written(&pod, &Status::Attached { text: "[]".to_owned() }), "the label is another's");
+        let ended = Pod { phase: Phase::Succeeded, ..pod.clone() };
+        assert_eq!(Status::of_another(&ended), Some(Status::Unlabelled));
+        assert_eq!(Status::of_another(&Pod { host_network: true, ..pod.clone() }), Some(Status::Unlabelled));
+        assert_eq!(Status::of_another(&Pod { terminating: true, ..pod.clone() }), None);
+        pod.labels.insert(ATTACHED_LABEL.to_owned(), String::new());
+        assert_eq!(Status::of_another(&pod), None, "it is an agent's");
+        let unlabelled = Pod { labels: Default::default(), ..ended };
+        assert_eq!(Status::of_another(&unlabelled), None);
     }
 }

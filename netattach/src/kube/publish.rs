@@ -3,6 +3,9 @@
 //! The newest status of a pod is written, unless the pod already has it. A deleted pod is skipped, and a
 //! pod that is being deleted is given time to end, so that DEL of a deleted pod needs no request. If the
 //! server asks for a pause, the writes of all pods pause.
+//!
+//! Pods of this node that another plugin has attached, such as Multus before netattach replaced it, get the
+//! label without which the agents of other nodes do not read their status. The status stays that plugin's.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
@@ -20,11 +23,10 @@ use super::failures::{Failures, Line};
 use super::patch::{self, Status};
 use super::queue::{Outcome, Queue, Waiter, Write};
 use super::rate::Bucket;
-use super::resource::ATTACHED_LABEL;
 use super::view::View;
 use crate::error_chain::Chain;
 use crate::npwg::{StatusEntry, status};
-use crate::objects::ObjectName;
+use crate::objects::{Identity, ObjectName, Pod};
 use crate::plan::PodRef;
 use crate::publish::{Event, Publish, PublishError, Published};
 use crate::source::Warning;
@@ -69,6 +71,8 @@ pub struct Publisher {
     /// Pods published since the start, by this agent or its predecessor. `None`: leftovers of others were
     /// withdrawn, or are kept.
     mine: Mutex<Option<BTreeSet<PodRef>>>,
+    /// The names of the pods whose status this agent publishes. Locked before the queue.
+    own: Mutex<BTreeSet<ObjectName>>,
     /// Whether those of the predecessor are included.
     adopted: watch::Sender<bool>,
     more: Notify,
@@ -89,6 +93,7 @@ impl Publisher {
             queue: Mutex::default(),
             failures: Mutex::default(),
             mine: Mutex::new(Some(BTreeSet::new())),
+            own: Mutex::default(),
             adopted: watch::Sender::new(false),
             more: Notify::new(),
             events,
@@ -118,15 +123,22 @@ impl Publisher {
         let mut writing = JoinSet::new();
         // When the server may be written to again.
         let mut from = Instant::now();
+        let mut looked = Identity::default();
         loop {
+            self.look_for_others(&mut looked);
             let wake = match from > Instant::now() {
                 true => from,
                 false => self.start(&client, &mut bucket, &mut writing),
             };
             let sleep = tokio::time::sleep_until(wake.into());
-            // All three may be dropped at any time: a notification is kept, and writes continue.
+            // All may be dropped at any time: a notification or a change is kept, and writes continue.
             tokio::select! {
                 () = self.more.notified() => {}
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
                 () = sleep => {}
                 Some(done) = writing.join_next() => {
                     if let Ok(sent) = done {
@@ -196,16 +208,39 @@ impl Publisher {
     fn withdraw_unknown(&self) {
         let Some(mine) = self.mine().take() else { return };
         let snapshot = self.view.snapshot();
-        let labelled = snapshot.pods.values().filter(|pod| pod.labels.contains_key(ATTACHED_LABEL));
+        let labelled = snapshot.pods.values().filter(|pod| !pod.is_by_another());
         // An earlier pod of the same name, whose DEL is still to come, is a different pod.
         for pod in labelled.filter(|pod| !mine.iter().any(|of| of.is(pod))) {
             self.queue().put(pod.name.clone(), pod.uid.clone(), Status::Detached, None, Instant::now());
         }
     }
 
+    /// Queues the labels of pods that another plugin has attached, if the pods have changed since.
+    fn look_for_others(&self, looked: &mut Identity<ObjectName, Arc<Pod>>) {
+        let snapshot = self.view.snapshot();
+        if looked.is_of(&snapshot.pods) {
+            return;
+        }
+        *looked = snapshot.pods.identity();
+        let own = locked(&self.own);
+        let mut queue = self.queue();
+        for pod in snapshot.pods.values().filter(|pod| !own.contains(&pod.name)) {
+            if let Some(status) = Status::of_another(pod) {
+                queue.put_of_another(pod, status, Instant::now());
+            }
+        }
+    }
+
     fn put(&self, pod: &PodRef, status: Status, waiter: Option<Waiter>) {
         if let Some(mine) = self.mine().as_mut() {
             mine.insert(pod.clone());
+        }
+        {
+            let mut own = locked(&self.own);
+            match status {
+                Status::Attached { .. } => own.insert(pod.name.clone()),
+                _ => own.remove(&pod.name),
+            };
         }
         self.queue().put(pod.name.clone(), pod.uid.clone(), status, waiter, Instant::now());
         self.more.notify_one();

@@ -159,6 +159,18 @@ impl Queue {
         self.wanted.insert(name, wanted);
     }
 
+    /// Sets what to write for a pod that another plugin has attached, unless it is written or pending, or
+    /// something about attachments of the pod is pending.
+    pub(super) fn put_of_another(&mut self, pod: &Pod, status: Status, now: Instant) {
+        self.forget_seen(&pod.name, Some(pod));
+        let is_pending = self.wanted.get(&pod.name).is_some_and(|wanted| {
+            !is_another(&wanted.uid, &pod.uid) && (wanted.status == status || wanted.status.is_own())
+        });
+        if !is_pending && !is_written(pod, &status) {
+            self.put(pod.name.clone(), pod.uid.clone(), status, None, now);
+        }
+    }
+
     /// Returns the next write that is due and necessary. `known`: the pod as the watch shows it.
     pub(super) fn next<'p>(
         &mut self,
@@ -220,7 +232,8 @@ impl Queue {
     fn is_needed(&self, name: &ObjectName, pod: Option<&Pod>) -> bool {
         let Some(wanted) = self.wanted.get(name) else { return false };
         let is_other = pod.is_some_and(|pod| wanted.uid.as_deref().is_some_and(|uid| !pod.has_uid(uid)));
-        if is_other || (wanted.status == Status::Detached && pod.is_none()) {
+        let is_of_known = !matches!(wanted.status, Status::Attached { .. });
+        if is_other || (is_of_known && pod.is_none()) {
             return false;
         }
         match self.written.get(name) {

@@ -330,3 +330,34 @@ fn a_pod_that_is_being_deleted_is_withdrawn_if_it_does_not_end_soon() {
     assert_eq!(queue.next(now + END, |_| Some(&next)), None);
     assert_eq!(queue.due(), None);
 }
+
+#[test]
+fn the_label_of_a_pod_of_another_plugin_is_written_once_and_never_instead_of_a_status() {
+    let now = Instant::now();
+    let mut json = object("1", None, false);
+    json["metadata"]["annotations"][STATUS_ANNOTATION] = "[7]".into();
+    let bare = pod(&json);
+    json["metadata"]["labels"]["netattach.dev/networks"] = "by-another".into();
+    let labelled = pod(&json);
+    let mut queue = Queue::default();
+    queue.put_of_another(&bare, Status::ByAnother, now);
+    assert_eq!(queue.next(now, |_| Some(&bare)), Some(write(Status::ByAnother)));
+    queue.put_of_another(&bare, Status::ByAnother, now);
+    queue.done(write(Status::ByAnother), &Outcome::Written(None), now);
+    // The watch lags.
+    queue.put_of_another(&bare, Status::ByAnother, now);
+    assert_eq!(queue.next(now, |_| Some(&bare)), None);
+    queue.put_of_another(&labelled, Status::ByAnother, now);
+    assert_eq!(queue.due(), None);
+    // Another removes the label.
+    queue.put_of_another(&bare, Status::ByAnother, now);
+    let again = queue.next(now, |_| Some(&bare)).unwrap();
+    // A failed write is not tried sooner because the pod is looked at again.
+    queue.done(again, &failed("503", Duration::from_secs(5), false), now);
+    queue.put_of_another(&bare, Status::ByAnother, now);
+    assert_eq!(queue.due(), Some(now + Duration::from_secs(5)));
+    // The pod is attached here.
+    put(&mut queue, attached("[1]"), now);
+    queue.put_of_another(&labelled, Status::Unlabelled, now);
+    assert_eq!(queue.next(now, |_| Some(&labelled)).unwrap().status, attached("[1]"));
+}

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use crate::objects::ObjectName;
+pub use crate::objects::remote::ATTACHED_LABEL;
 use crate::source::read::Kind;
-
-/// Label that agents set on pods that they have attached, by which agents of other nodes select these pods.
-pub const ATTACHED_LABEL: &str = "netattach.dev/networks";
 
 /// A kind of objects.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,7 +28,7 @@ pub(super) struct Resource {
 pub(super) enum Content {
     /// Objects of a kind.
     Objects(Kind),
-    /// The metadata of pods that agents have attached, on whichever node.
+    /// The metadata of pods that agents have labelled, on whichever node.
     RemotePods,
     /// The object of this node.
     OwnNode,
@@ -89,7 +87,7 @@ pub(super) const NETWORK_POLICIES: Resource = Resource {
     optional: false,
 };
 
-/// Pods that agents have attached, which policies select as peers: their metadata only.
+/// Pods that agents have labelled, which policies select as peers: their metadata only.
 pub(super) const REMOTE_PODS: Resource = Resource {
     name: "pods of other nodes",
     content: Content::RemotePods,

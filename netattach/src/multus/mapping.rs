@@ -7,6 +7,9 @@ use super::imported::{Fate, Imported, Row, Wanted, insert, text};
 use super::{STATE_DIRECTORY, delegates};
 use crate::cni::{Map, Value};
 
+/// Stands in the place of a key in the row of pods that Multus has attached to parents of macvlans.
+const MACVLANS: &str = "(its macvlans)";
+
 /// Maps a configuration of Multus.
 pub fn import(configuration: &Configuration, wanted: Wanted<'_>) -> Imported {
     let keys = &configuration.keys;
@@ -48,6 +51,17 @@ pub fn import(configuration: &Configuration, wanted: Wanted<'_>) -> Imported {
             });
         }
     }
+    // Otherwise the first macvlan of netattach on a parent ends the network of Multus's macvlans there.
+    insert(&mut settings, "otherMacvlans", "pass".into());
+    rows.push(Row {
+        key: MACVLANS.into(),
+        value: None,
+        fate: Fate::Becomes {
+            setting: "otherMacvlans",
+            note: "Multus's macvlans keep their network beside netattach's; set back to the default, drop, when no \
+                   Multus pod is left",
+        },
+    });
     Imported { rows, settings, files }
 }
 
@@ -239,7 +253,7 @@ mod tests {
                 "networkStatus": {"everyInterface": true, "multusKeys": true}, "defaultNetwork": "default", "namespaceIsolation": true,
                 "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
                 "cniConfDir": "/etc/cni/multus/net.d", "multusStateDir": "/var/lib/cni/multus",
-                "cniBinDirs": ["/opt/cni/bin"], "cniConf": {"dir": "/etc/cni/net.d"},
+                "cniBinDirs": ["/opt/cni/bin"], "cniConf": {"dir": "/etc/cni/net.d"}, "otherMacvlans": "pass",
             })
         );
         let lost: Vec<&str> = imported

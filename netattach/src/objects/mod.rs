@@ -35,6 +35,7 @@ use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Labels;
 pub use crate::objects::node::{ClusterRanges, Node};
 use crate::objects::policy::Policy;
+use crate::objects::remote::{ATTACHED_LABEL, BY_ANOTHER};
 use crate::objects::remote_pods::RemotePods;
 
 /// Label that the API server sets on every namespace: its name.
@@ -120,8 +121,9 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The privileges of its containers over its network.
     pub powers: Powers,
-    /// The source knows that the pod is on this node: its addresses are those of its attachments, never
-    /// those that its status claims. Manifests do not show it.
+    /// The source knows that the pod is on this node: its addresses are those of its attachments, and
+    /// those that its status claims only if [another plugin](Pod::is_by_another) has written it. Manifests
+    /// do not show it.
     pub on_this_node: bool,
     /// Whether it is being deleted.
     pub terminating: bool,
@@ -338,6 +340,18 @@ impl Pod {
     pub fn has_uid(&self, uid: &str) -> bool {
         let own = self.uid.as_deref().is_none_or(|own| own == uid);
         own || self.mirror_of.as_deref() == Some(uid)
+    }
+
+    /// Whether a network-status of the pod is not an agent's: agents label the pods whose status they
+    /// write.
+    pub fn is_by_another(&self) -> bool {
+        self.labels.get(ATTACHED_LABEL).is_none_or(|value| value == BY_ANOTHER)
+    }
+
+    /// Whether the pod has the addresses that its status claims, unless it has an attachment on this node.
+    /// A status of this node's agent says nothing that its attachments do not say better.
+    pub fn has_what_it_claims(&self) -> bool {
+        !self.on_this_node || self.is_by_another()
     }
 }
 

@@ -21,6 +21,14 @@ use crate::npwg::{NetworkRef, StatusEntry, status};
 /// the status for the agents of other nodes, which do not read the pod's containers.
 pub const PORTS_ANNOTATION: &str = "netattach.dev/ports";
 
+/// Label of pods with a network-status, by which agents of other nodes select these pods. Agents set it on
+/// the pods that they have attached, without a value, and on those that another plugin has attached, with
+/// the value [`BY_ANOTHER`].
+pub const ATTACHED_LABEL: &str = "netattach.dev/networks";
+
+/// Value of the label [`ATTACHED_LABEL`] of a pod whose status another plugin has written.
+pub const BY_ANOTHER: &str = "by-another";
+
 /// A pod of another node, reduced to what makes it a peer of policies.
 ///
 /// Memory of a pod with a UUID, a name of up to 40 bytes and two IPv4 addresses, in bytes of the C
@@ -74,7 +82,7 @@ pub enum UnreadablePod {
     #[error("annotation {PORTS_ANNOTATION}: {0:?} is not of the form PROTOCOL/name")]
     PortName(String),
     /// A part exceeds its bound.
-    #[error("{what}: {found} {unit}, and at most {most} are read of a pod of another node")]
+    #[error("{what}: {found} {unit}, and at most {most} are read of a pod that is attached elsewhere")]
     TooLarge {
         /// The part.
         what: &'static str,
@@ -198,8 +206,11 @@ fn within_labels(labels: Labels) -> Result<Labels, UnreadablePod> {
     Ok(labels)
 }
 
-/// The addresses that a status annotation claims, sorted.
-fn claims(status: Option<&str>, namespace: &str) -> Result<Vec<(Place, IpAddr)>, UnreadablePod> {
+/// Returns the addresses that a status annotation claims, sorted.
+///
+/// # Errors
+/// It cannot be read, or exceeds its bounds.
+pub fn claims(status: Option<&str>, namespace: &str) -> Result<Vec<(Place, IpAddr)>, UnreadablePod> {
     let Some(text) = status else { return Ok(Vec::new()) };
     within("network-status annotation", text.len(), REMOTE_STATUS_ANNOTATION, "bytes")?;
     let mut claims = published(&status::parse(text)?, namespace);
@@ -210,7 +221,7 @@ fn claims(status: Option<&str>, namespace: &str) -> Result<Vec<(Place, IpAddr)>,
 }
 
 /// Returns the addresses in the entries of a status annotation, each with its network as policies name it.
-pub fn published(entries: &[StatusEntry], namespace: &str) -> Vec<(Place, IpAddr)> {
+fn published(entries: &[StatusEntry], namespace: &str) -> Vec<(Place, IpAddr)> {
     let mut addresses = Vec::new();
     for entry in entries {
         let network = network_of(entry, namespace).map(Place::Network);

@@ -118,18 +118,18 @@ fn one_that_cannot_be_read_says_why() {
     assert_eq!(read(Some(&status(64)), None).claims().count(), 64);
     assert_eq!(
         why(&status(65), None).unwrap(),
-        "addresses in its status: 65 addresses, and at most 64 are read of a pod of another node"
+        "addresses in its status: 65 addresses, and at most 64 are read of a pod that is attached elsewhere"
     );
     assert_eq!(why(&" ".repeat(64 << 10), None), None);
     assert_eq!(
         why(&" ".repeat((64 << 10) + 1), None).unwrap(),
-        "network-status annotation: 65537 bytes, and at most 65536 are read of a pod of another node"
+        "network-status annotation: 65537 bytes, and at most 65536 are read of a pod that is attached elsewhere"
     );
     let ports = |count: usize| json!({"TCP/http": (1..=count).collect::<Vec<_>>()}).to_string();
     assert_eq!(why("[]", Some(&ports(256))), None);
     assert_eq!(
         why("[]", Some(&ports(257))).unwrap(),
-        "ports: 257 ports, and at most 256 are read of a pod of another node"
+        "ports: 257 ports, and at most 256 are read of a pod that is attached elsewhere"
     );
     assert!(
         why("[]", Some(&" ".repeat((16 << 10) + 1))).unwrap().starts_with("annotation of ports: 16385 b")
@@ -146,7 +146,7 @@ fn addresses_count_as_claimed_even_where_the_rest_cannot_be_read() {
         RemotePod::read(&name, Written { labels, status, ..Written::default() }, &mut Interner::default());
     assert_eq!(
         pod.unreadable(),
-        Some("labels: 16387 bytes, and at most 16384 are read of a pod of another node")
+        Some("labels: 16387 bytes, and at most 16384 are read of a pod that is attached elsewhere")
     );
     let claims: Vec<_> = pod.claims().collect();
     assert_eq!((pod.labels().len(), claims), (0, vec![(&lan("lan"), "10.0.0.9".parse().unwrap())]));

@@ -249,7 +249,7 @@ impl View<'_> {
         let is_local = |pod: &ObjectName| self.endpoints.iter().any(|endpoint| endpoint.pod == *pod);
         let elsewhere = self.objects.pods.values().filter(|pod| !is_local(&pod.name));
         let elsewhere = elsewhere.filter(|pod| !pod.host_network && !pod.phase.has_ended());
-        for pod in elsewhere.filter(|pod| !pod.on_this_node) {
+        for pod in elsewhere.filter(|pod| pod.has_what_it_claims()) {
             for (place, address) in published_addresses(pod).unwrap_or_default() {
                 let named = Named { pod: Some(pod.name.clone()), address };
                 found.push(Candidate { named, at: BTreeSet::from([place]), endpoint: None });

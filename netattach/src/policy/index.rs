@@ -10,11 +10,11 @@ use ipnet::IpNet;
 use super::desired::{Condition, Subject};
 use super::options::Options;
 use crate::error_chain::Chain;
-use crate::npwg::{STATUS_ANNOTATION, status};
+use crate::npwg::STATUS_ANNOTATION;
 use crate::objects::access::Restrictions;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::policy::{Policy, PolicyKind, Severity};
-use crate::objects::remote::published;
+use crate::objects::remote::claims;
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
 /// The attachments of this node, by number. Each is one value, shared by all its users.
@@ -151,10 +151,10 @@ pub(super) fn usable_networks(
 /// The addresses in a pod's status annotation.
 pub(super) fn published_addresses(pod: &Pod) -> Result<BTreeSet<(Place, IpAddr)>, Condition> {
     let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return Ok(BTreeSet::new()) };
-    let entries = status::parse(annotation).map_err(|error| Condition {
+    let claims = claims(Some(annotation), &pod.name.namespace).map_err(|error| Condition {
         object: Subject::Pod(pod.name.clone()),
         severity: Severity::Error,
         message: format!("is no policy's peer: {}", Chain(&error)),
     })?;
-    Ok(published(&entries, &pod.name.namespace).into_iter().collect())
+    Ok(claims.into_iter().collect())
 }

@@ -7,6 +7,7 @@ use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
 use super::index::{Endpoints, published_addresses};
 use super::lookup::RuleId;
+use crate::npwg::STATUS_ANNOTATION;
 use crate::objects::{ObjectName, Objects, Place};
 
 /// A flow or packet as it was recorded at an attachment.
@@ -88,9 +89,14 @@ fn pods_of(
             claim(address, place, pod.object_name());
         }
     }
-    // With manifests as the source, pods of other nodes are among these.
-    let elsewhere =
-        objects.pods.values().filter(|pod| !pod.on_this_node && !pod.host_network && !pod.phase.has_ended());
+    // With manifests as the source, pods of other nodes are among these; with a cluster, pods that another
+    // plugin has attached.
+    let elsewhere = objects
+        .pods
+        .values()
+        .filter(|pod| pod.has_what_it_claims() && !pod.host_network && !pod.phase.has_ended())
+        .filter(|pod| pod.annotations.contains_key(STATUS_ANNOTATION))
+        .filter(|pod| !endpoints.values().any(|endpoint| endpoint.pod == pod.name));
     for pod in elsewhere {
         for (place, address) in published_addresses(pod).unwrap_or_default() {
             if wanted.contains(&address) {

@@ -163,7 +163,7 @@ impl Known {
 
 impl PeerPod {
     /// Makes a pod with the addresses of its attachments on this node. A pod without attachments has the
-    /// addresses of its status annotation, unless the source knows that it is on this node.
+    /// addresses of its status annotation, unless this node's agent has written it.
     fn new<'e>(
         name: &ObjectName,
         pod: Option<&Arc<Pod>>,
@@ -186,7 +186,7 @@ impl PeerPod {
             _ if is_attached => (attachments.flat_map(of).collect::<BTreeSet<_>>(), None),
             None => return None,
             Some(_) if standing == Standing::Ended => return None,
-            Some(pod) if pod.on_this_node => (BTreeSet::new(), None),
+            Some(pod) if !pod.has_what_it_claims() => (BTreeSet::new(), None),
             Some(pod) => match published_addresses(pod) {
                 Ok(addresses) => (addresses, None),
                 Err(condition) => (BTreeSet::new(), Some(condition)),

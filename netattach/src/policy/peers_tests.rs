@@ -15,7 +15,7 @@ use crate::objects::budget::CLAIMANTS;
 use crate::objects::interner::Interner;
 use crate::objects::labels::Labels;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
-use crate::objects::remote::{RemotePod, Written};
+use crate::objects::remote::{ATTACHED_LABEL, BY_ANOTHER, RemotePod, Written};
 use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Place, Pod};
 use crate::policy::desired::Desired;
 use crate::policy::evaluate::evaluate;
@@ -254,14 +254,57 @@ fn nobody_else_has_the_addresses_of_this_nodes_attachments() {
     assert_eq!(node.admitted(), ["10.0.0.4"]);
     node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
-    // The status of a pod of this node is not trusted, with attachments or without.
-    node.pod("liar", "client").annotations =
-        BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.1.0.2"]))]);
+    // The status that this node's agent has written says nothing, with attachments or without.
+    let labels = |of: &str| {
+        let mut labels = labels("client");
+        labels.insert(ATTACHED_LABEL.to_owned(), of.to_owned());
+        labels
+    };
+    let former = node.pod("former", "client");
+    former.annotations = BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.1.0.2"]))]);
+    former.labels = labels("");
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
+    node.objects.pods.remove(&named("former"));
     node.pod("manifest", "client").annotations =
         BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.1.0.2"]))]);
     Arc::make_mut(node.objects.pods.get_mut(&named("manifest")).unwrap()).on_this_node = false;
     assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.1.0.2"]);
+}
+
+#[test]
+fn a_pod_of_this_node_that_another_plugin_has_attached_has_the_addresses_of_its_status() {
+    let mut node = Node::admitting(json!([role("client")]));
+    let by_another = |node: &mut Node, name: &str, role: &str, addresses: &[&str]| {
+        node.pod(name, role).annotations =
+            BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(addresses))]);
+    };
+    by_another(&mut node, "old", "client", &["10.0.0.2", "10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3"]);
+    let label = (ATTACHED_LABEL.to_owned(), BY_ANOTHER.to_owned());
+    Arc::make_mut(node.objects.pods.get_mut(&named("old")).unwrap()).labels.extend([label]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3"], "agents label it for other nodes");
+    // An attachment keeps its address, and two pods that claim one have to be selected both.
+    node.attach("mine", "stranger", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), ["10.0.0.3"]);
+    by_another(&mut node, "other", "stranger", &["10.0.0.3", "10.0.0.4"]);
+    assert_eq!(node.admitted(), [""; 0]);
+    node.objects.pods.remove(&named("other"));
+    assert_eq!(node.admitted(), ["10.0.0.3"]);
+    // It is never the address of an attachment: netattach has attached the pod since.
+    node.attach("old", "client", &["10.0.0.4"]);
+    node.pod("old", "client").annotations =
+        BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.0.0.3"]))]);
+    assert_eq!(node.admitted(), ["10.0.0.4"]);
+    node.endpoints.retain(|endpoint| endpoint.pod != named("old"));
+    node.pod("old", "client").phase = Phase::Succeeded;
+    by_another(&mut node, "garbled", "client", &[]);
+    node.pod("garbled", "client").annotations =
+        BTreeMap::from([(STATUS_ANNOTATION.to_owned(), "[".to_owned())]);
+    assert_eq!(node.admitted(), [""; 0]);
+    let conditions = node.conditions();
+    assert_eq!(conditions.len(), 1, "{conditions:?}");
+    let expected = "pod shop/garbled is no policy's peer: read network-status annotation: ";
+    assert!(conditions[0].starts_with(expected), "{conditions:?}");
 }
 
 #[test]

@@ -52,6 +52,28 @@ fn a_server_that_asks_for_a_pause_gets_it() {
 }
 
 #[test]
+fn a_pod_that_another_plugin_has_attached_is_labelled_while_it_runs_and_keeps_its_status() {
+    let rig = Rig::started();
+    let status = json!([{"name": "shop/lan-a", "interface": "net1", "ips": ["10.61.0.77"]}]).to_string();
+    let mut former = object("former", NODE);
+    former["metadata"]["annotations"][STATUS] = json!(status);
+    former["status"] = json!({"phase": "Running"});
+    let mark = rig.server.mark();
+    rig.server.create(&former).unwrap();
+    let metadata = || rig.server.get("pods", NAMESPACE, "former").unwrap()["metadata"].take();
+    let is_labelled = || metadata()["labels"][LABEL] == "by-another";
+    assert!(eventually(PATIENCE, is_labelled), "{:#}", metadata());
+    assert_eq!(metadata()["annotations"][STATUS], status);
+    // Its addresses may be another pod's from now on.
+    let ended = json!({"status": {"phase": "Succeeded"}});
+    rig.server.patch("pods", NAMESPACE, "former", &ended).unwrap();
+    assert!(eventually(PATIENCE, || metadata()["labels"].get(LABEL).is_none()), "{:#}", metadata());
+    assert_eq!(metadata()["annotations"][STATUS], status);
+    let answers = || rig.writes(mark, "former");
+    assert!(eventually(PATIENCE, || answers() == [Some(200), Some(200)]), "{:?}", answers());
+}
+
+#[test]
 fn the_status_of_a_pod_that_is_gone_is_dropped() {
     let rig = Rig::started();
     let pod = rig.pod("a");

@@ -12,8 +12,11 @@ const MULTUS: &str = r#"
 mkdir -p /opt/cni/bin /etc/cni/net.d /etc/netattach/manifests /var/lib/cni/multus/results
 cp $home/plugins/{bridge,macvlan,host-local} /opt/cni/bin/
 export PATH=$home/target/dist:$PATH
-ip link add eth0 up type veth peer name switch
-ip link set switch up
+# Another host on the network of the card.
+ip netns add host
+ip link add eth0 up type veth peer name eth0 netns host
+ip -n host address add 10.45.0.200/24 dev eth0
+ip -n host link set eth0 up
 
 plugin='{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": {"type": "host-local", "subnet": "10.44.0.0/24"}'
 cluster='{"cniVersion": "1.0.0", "name": "cbr0", "plugins": ['$plugin'}]}'

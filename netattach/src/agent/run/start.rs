@@ -153,15 +153,17 @@ fn engine(
     metrics: &Arc<Metrics>,
     group: Option<Arc<PluginGroup>>,
 ) -> Result<Arc<Engine>, AgentError> {
+    let root = settings.delegation.plugin_root().map(Path::to_path_buf);
+    let dhcp = dhcp::Leases::open(&settings.state_dir.join("dhcp"))?;
     let node = Node {
-        leases: ipam::Leases::renewing(dhcp::Leases::open(&settings.state_dir.join("dhcp"))?),
+        leases: ipam::Leases::renewing(dhcp).with_root(root.clone()),
         nat: Some(Nat::new(&owner).reserving(settings.reserved_ports()?)),
         firewall: Some(Firewall::new(&owner)),
         delegate: Delegate {
             search: settings.cni_bin_dirs.clone(),
             timeout: settings.plugin_timeout(),
             owner,
-            root: settings.delegation.plugin_root().map(Path::to_path_buf),
+            root,
             watcher: Some(Arc::clone(metrics) as Arc<dyn delegate::Watcher>),
             group,
         },

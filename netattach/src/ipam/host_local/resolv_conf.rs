@@ -16,12 +16,17 @@ pub struct ReadResolvConfError {
     pub source: io::Error,
 }
 
-/// Reads a file in the format of resolv.conf(5).
+/// Reads a file in the format of resolv.conf(5), as a process with the root directory `root` does.
 ///
 /// # Errors
 /// The file cannot be read as text.
-pub fn read(path: &Path) -> Result<Dns, ReadResolvConfError> {
-    match bounded::read_text(path, budget::RESOLV_CONF.most) {
+pub fn read(path: &Path, root: Option<&Path>) -> Result<Dns, ReadResolvConfError> {
+    let most = budget::RESOLV_CONF.most;
+    let text = match root {
+        Some(root) => bounded::read_text_below(root, path, most),
+        None => bounded::read_text(path, most),
+    };
+    match text {
         Ok(text) => Ok(parse(&text)),
         Err(source) => Err(ReadResolvConfError { path: path.to_owned(), source }),
     }
@@ -71,7 +76,7 @@ mod tests {
         let most = budget::RESOLV_CONF.most;
         let read_padded = |bytes: usize| {
             std::fs::write(&path, bounded::padded("nameserver 192.0.2.1\n", bytes)).unwrap();
-            read(&path).map_err(|error| crate::error_chain::Chain(&error).to_string())
+            read(&path, None).map_err(|error| crate::error_chain::Chain(&error).to_string())
         };
         let dns = Dns { nameservers: vec!["192.0.2.1".to_owned()], ..Dns::default() };
         assert_eq!(read_padded(most), Ok(dns));
@@ -80,9 +85,19 @@ mod tests {
     }
 
     #[test]
+    fn with_the_nodes_root_directory_the_file_is_the_nodes() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("etc")).unwrap();
+        std::fs::write(root.path().join("etc/names.of.the.node"), "nameserver 192.0.2.9\n").unwrap();
+        let path = Path::new("/etc/names.of.the.node");
+        assert_eq!(read(path, Some(root.path())).unwrap().nameservers, ["192.0.2.9"]);
+        assert!(read(path, None).is_err());
+    }
+
+    #[test]
     fn a_missing_file_is_named() {
         assert_eq!(
-            read(Path::new("/nonexistent/resolv.conf")).unwrap_err().to_string(),
+            read(Path::new("/nonexistent/resolv.conf"), None).unwrap_err().to_string(),
             "read ipam.resolvConf /nonexistent/resolv.conf"
         );
     }

@@ -90,7 +90,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The directory cannot be created.
-    #[error("create {path}{}", durable::remedy(source))]
+    #[error("create {path}{}", creating(source))]
     Create {
         /// The directory.
         path: PathBuf,
@@ -145,6 +145,18 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
+}
+
+/// Returns the advice for a directory that cannot be created, to be appended to a message.
+fn creating(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => {
+            ": it is on a read-only file system, as is all of an agent's pod that is not mounted there: \
+             ipam.dataDir has to be below /var/lib/cni, or another directory that the pod has of the node"
+                .to_owned()
+        }
+        _ => durable::remedy(error),
+    }
 }
 
 impl Error {
