@@ -402,7 +402,10 @@ mod tests {
             ("00-another-agent.conflist", &of_another),
             // What a program that moves files away has left of ours, which no runtime reads.
             ("00-netattach.conflist.cilium_bak", &written),
-            ("05-by-hand.conflist", br#"{"plugins": [{"type": "netattach", "socket": "/run/x/netattach.sock"}]}"#),
+            (
+                "05-by-hand.conflist",
+                br#"{"plugins": [{"type": "netattach", "socket": "/run/x/netattach.sock"}]}"#,
+            ),
             ("06-torn.conflist", b"{"),
             ("10-flannel.conflist", br#"{"plugins": [{"type": "flannel"}]}"#),
         ];
