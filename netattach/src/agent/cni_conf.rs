@@ -12,6 +12,7 @@ use super::config::{ConfRepair, Settings};
 use crate::attach::conf_dir;
 use crate::cni::load::is_read_by_runtimes;
 use crate::cni::{self, NetworkList, Version};
+use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::shim::WAIT_KEY;
 use crate::{bounded, budget, durable};
 
@@ -138,11 +139,12 @@ impl CniConf {
         Ok(removed)
     }
 
-    /// Whether an agent with our socket has written this. A file that names another socket is of another agent.
+    /// Whether netattach has written this for an agent with our socket. A file with another socket is of another agent; one
+    /// without a socket, as the installation writes, means the usual one.
     fn is_former(&self, content: &[u8]) -> bool {
         serde_json::from_slice::<Value>(content).is_ok_and(|conf| {
-            let socket = conf["plugins"][0]["socket"].as_str();
-            conf[MANAGED] == true && socket.is_some_and(|socket| Path::new(socket) == self.socket)
+            let socket = conf["plugins"][0]["socket"].as_str().unwrap_or(DEFAULT_SOCKET);
+            conf[MANAGED] == true && Path::new(socket) == self.socket
         })
     }
 
@@ -412,6 +414,10 @@ mod tests {
         for (name, content) in stay {
             std::fs::write(at(name), content).unwrap();
         }
+        // The installation writes none of the socket's usual place.
+        let installed = br#"{"netattach.dev/managed": true, "plugins": [{"type": "netattach"}]}"#;
+        let usual = CniConf { socket: DEFAULT_SOCKET.into(), ..conf.clone() };
+        assert_eq!((conf.is_former(installed), usual.is_former(installed)), (false, true));
         let former = ["00-former.conflist", "01-netattach.conflist"].map(at);
         for path in &former {
             std::fs::write(path, &written).unwrap();
