@@ -116,8 +116,9 @@ impl CniConf {
         Ok(removed)
     }
 
-    /// Removes the files that an agent with our socket has written under other names, among these names of the directory,
-    /// before `cniConf.name` was changed: the runtime would read one that sorts before ours. Returns what it removed.
+    /// Removes the files that an agent with our socket has written under other names, among these names of the
+    /// directory, before `cniConf.name` was changed: the runtime would read one that sorts before ours. Returns what
+    /// it removed.
     ///
     /// # Errors
     /// [`CniConfError`].
@@ -139,8 +140,8 @@ impl CniConf {
         Ok(removed)
     }
 
-    /// Whether netattach has written this for an agent with our socket. A file with another socket is of another agent; one
-    /// without a socket, as the installation writes, means the usual one.
+    /// Whether netattach has written this for an agent with our socket. A file with another socket is of another
+    /// agent; one without a socket, as the installation writes, means the usual one.
     fn is_former(&self, content: &[u8]) -> bool {
         serde_json::from_slice::<Value>(content).is_ok_and(|conf| {
             let socket = conf["plugins"][0]["socket"].as_str().unwrap_or(DEFAULT_SOCKET);

@@ -130,8 +130,8 @@ impl ConfKeeper {
         if problem.is_none() {
             state.identity = conf.identity();
             state.memory.in_order(wanted);
-            // Only now: at each moment there is a file by which the runtime calls netattach. An agent that is killed before
-            // this leaves it to the next one.
+            // Only now: at each moment there is a file by which the runtime calls netattach. An agent that is killed
+            // before this leaves it to the next one.
             if !state.former_are_gone {
                 for path in conf.remove_former(names)? {
                     let path = path.display();

@@ -666,7 +666,8 @@ fn pods_are_as_the_values_say() {
         image: {digest: 'sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef', pullPolicy: Always}
         updateStrategy: {type: OnDelete}
         minReadySeconds: 0
-        hostPaths: {cniBin: /var/lib/cni/bin, cniConf: /etc/kubernetes/cni, podResources: /k/pod-resources, devicePlugins: /k/plugins}
+        hostPaths:
+          {cniBin: /var/lib/cni/bin, cniConf: /etc/kubernetes/cni, podResources: /k/pod-resources, devicePlugins: /k/plugins}
         extraEnv: [{name: HTTPS_PROXY, value: http://proxy}]
         initResources: {requests: {cpu: 5m}}
         podLabels: {team: net, app.kubernetes.io/name: mine}

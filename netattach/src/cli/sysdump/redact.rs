@@ -143,7 +143,8 @@ fn redact_line(line: &str) -> Line {
     Line { text, goes_on: false }
 }
 
-/// The first secret: the value of a key, in YAML or JSON that may be torn and may be inside a string, or a bearer token.
+/// The first secret: the value of a key, in YAML or JSON that may be torn and may be inside a string, or a bearer
+/// token.
 fn first_secret(line: &str) -> Option<Secret> {
     let is_between = |it: char| !(it.is_ascii_alphanumeric() || matches!(it, '_' | '-'));
     let mut end = 0;
@@ -179,8 +180,8 @@ fn value_after(line: &str, key_end: usize, key: &str) -> Option<Secret> {
     Some(Secret { start: place(inside), end, goes_on: end.is_none() })
 }
 
-/// The place of the closing quote, or of the backslashes before it. A quote of the value itself has more of them than the
-/// opening one has.
+/// The place of the closing quote, or of the backslashes before it. A quote of the value itself has more of them than
+/// the opening one has.
 fn closing(inside: &str, quote: char, escapes: usize) -> Option<usize> {
     inside.match_indices(quote).find_map(|(at, _)| {
         let before = inside[..at].len() - inside[..at].trim_end_matches('\\').len();
