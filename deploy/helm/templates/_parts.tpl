@@ -3,6 +3,7 @@
 {{- $uninstall := dict "nodes" list "dryRun" false "force" false -}}
 {{- $came := dict "executedPlugins" (dict "enabled" false) "imagePullSecrets" list "kubernetesBefore122" false "kubernetesBefore130" false "uninstall" $uninstall -}}
 {{- $_ := merge .Values $came -}}
+{{- /* Of keys that came later still, and of keys inside of others, templates ask with get, which takes a missing one for empty. */ -}}
 {{- end }}
 {{- define "netattach.labels" -}}
 app.kubernetes.io/name: netattach
@@ -11,7 +12,19 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 {{- define "netattach.image" -}}
-{{ required "image.repository is empty: set it to the image in your registry" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- $repository := required "image.repository is empty: set it to the image in your registry" .Values.image.repository -}}
+{{- with get .Values.image "digest" }}{{ $repository }}@{{ . }}{{ else }}{{ $repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end }}
+{{- define "netattach.initResources" -}}
+{{- $usual := dict "requests" (dict "cpu" "10m" "memory" "16Mi") "limits" (dict "memory" "64Mi") -}}
+{{- if hasKey .Values "initResources" }}{{ toYaml .Values.initResources }}{{ else }}{{ toYaml $usual }}{{ end -}}
+{{- end }}
+{{- define "netattach.hostPath" -}}
+{{- /* Of the values, a key of hostPaths and the usual path. */ -}}
+{{- get (get (index . 0) "hostPaths" | default dict) (index . 1) | default (index . 2) -}}
+{{- end }}
+{{- define "netattach.configName" -}}
+netattach-{{ include "netattach.config" . | sha256sum | trunc 10 }}
 {{- end }}
 {{- define "netattach.config" -}}
 {{- include "netattach.values" . -}}
@@ -29,6 +42,8 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if hasKey $settings "metrics" }}{{ if and (hasKey $settings.metrics "listen") (not $anywhere) }}{{ if ne (printf "%v" $listen) "127.0.0.1:10475" }}{{ fail "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set metrics.enabled for an address that others reach" }}{{ end }}{{ end }}{{ end -}}
 {{- if hasKey $settings "log" }}{{ if hasKey $settings.log "format" }}{{ fail "settings.log.format contradicts log.format: set log.format alone" }}{{ end }}{{ end -}}
 {{- if and .Values.kubernetesBefore122 (not .Values.kubernetesBefore130) }}{{ fail "kubernetesBefore122 contradicts kubernetesBefore130, as API servers before 1.22 are before 1.30 too: set both to true" }}{{ end -}}
+{{- $rolling := get (get .Values "updateStrategy" | default dict) "rollingUpdate" | default dict -}}
+{{- if and .Values.kubernetesBefore122 (hasKey $rolling "maxSurge") }}{{ fail "updateStrategy.rollingUpdate.maxSurge contradicts kubernetesBefore122, whose DaemonSets have none: remove it" }}{{ end -}}
 {{- if and .Values.kubernetesBefore130 .Values.admissionPolicy.enabled }}{{ fail "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false" }}{{ end -}}
 {{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ if or .Values.executedPlugins.enabled (ne (printf "%v" $settings.delegation.root) "/") }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end }}{{ end -}}
 {{- $conf := get $settings "cniConf" | default dict -}}

@@ -12,6 +12,7 @@ use super::config::{ConfRepair, Settings};
 use crate::attach::conf_dir;
 use crate::cni::load::is_read_by_runtimes;
 use crate::cni::{self, NetworkList, Version};
+use crate::rpc::DEFAULT_SOCKET;
 use crate::rpc::shim::WAIT_KEY;
 use crate::{bounded, budget, durable};
 
@@ -102,12 +103,50 @@ impl CniConf {
         self.remove
     }
 
-    /// Removes the file if netattach has written it. Returns whether it did.
+    /// Removes the file if netattach has written it, and those of [`CniConf::remove_former`]. Returns what it removed.
     ///
     /// # Errors
     /// [`CniConfError`].
-    pub(super) fn remove(&self) -> Result<bool, CniConfError> {
-        remove_managed(&self.path).map_err(self.failed("remove"))
+    pub(super) fn remove(&self) -> Result<Vec<PathBuf>, CniConfError> {
+        // Former files may sort behind this one, and the runtime would take them next.
+        let mut removed = self.remove_former(&self.names()?)?;
+        if remove_managed(&self.path).map_err(self.failed("remove"))? {
+            removed.push(self.path.clone());
+        }
+        Ok(removed)
+    }
+
+    /// Removes the files that an agent with our socket has written under other names, among these names of the
+    /// directory, before `cniConf.name` was changed: the runtime would read one that sorts before ours. Returns what
+    /// it removed.
+    ///
+    /// # Errors
+    /// [`CniConfError`].
+    pub(super) fn remove_former(&self, names: &[String]) -> Result<Vec<PathBuf>, CniConfError> {
+        let own = self.name();
+        let mut removed = Vec::new();
+        for name in names.iter().filter(|name| is_read_by_runtimes(name) && **name != own) {
+            let path = self.directory().join(name);
+            // A file that cannot be read makes no runtime call netattach.
+            let Ok(content) = bounded::read(&path, budget::CONFIG.most) else { continue };
+            if self.is_former(&content) {
+                match remove_managed(&path) {
+                    Ok(true) => removed.push(path),
+                    Ok(false) => {}
+                    Err(source) => return Err(CniConfError::Io { action: "remove", path, source }),
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Whether netattach has written this for an agent with our socket. A file with another socket is of another
+    /// agent; one without a socket, as the installation writes, means the usual one.
+    fn is_former(&self, content: &[u8]) -> bool {
+        serde_json::from_slice::<Value>(content).is_ok_and(|conf| {
+            let socket = conf["plugins"][0]["socket"].as_str().unwrap_or(DEFAULT_SOCKET);
+            conf[MANAGED] == true && Path::new(socket) == self.socket
+        })
     }
 
     /// The content of the file for this default network.
@@ -351,5 +390,49 @@ mod tests {
         assert_eq!(find(None), Err(format!("read {}: Is a directory (os error 21)", to("").display())));
         let names = conf.names().unwrap();
         assert_eq!(names.len(), 2, "nothing temporary is left: {names:?}");
+    }
+
+    #[test]
+    fn files_under_former_names_go_and_those_of_others_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = conf(directory.path());
+        let written = conf.content(&default("1.0.0"));
+        let of_another = CniConf { socket: "/run/y/netattach.sock".into(), ..conf.clone() };
+        let of_another = of_another.content(&default("1.0.0"));
+        conf.write(&written).unwrap();
+        let at = |name: &str| directory.path().join("deep").join(name);
+        let stay: [(&str, &[u8]); 5] = [
+            ("00-another-agent.conflist", &of_another),
+            // What a program that moves files away has left of ours, which no runtime reads.
+            ("00-netattach.conflist.cilium_bak", &written),
+            (
+                "05-by-hand.conflist",
+                br#"{"plugins": [{"type": "netattach", "socket": "/run/x/netattach.sock"}]}"#,
+            ),
+            ("06-torn.conflist", b"{"),
+            ("10-flannel.conflist", br#"{"plugins": [{"type": "flannel"}]}"#),
+        ];
+        for (name, content) in stay {
+            std::fs::write(at(name), content).unwrap();
+        }
+        // The installation writes none of the socket's usual place.
+        let installed = br#"{"netattach.dev/managed": true, "plugins": [{"type": "netattach"}]}"#;
+        let usual = CniConf { socket: DEFAULT_SOCKET.into(), ..conf.clone() };
+        assert_eq!((conf.is_former(installed), usual.is_former(installed)), (false, true));
+        let former = ["00-former.conflist", "01-netattach.conflist"].map(at);
+        for path in &former {
+            std::fs::write(path, &written).unwrap();
+        }
+        assert_eq!(conf.remove_former(&conf.names().unwrap()).unwrap(), former);
+        let mut left = stay.map(|(name, _)| name.to_owned()).to_vec();
+        left.push(conf.name());
+        left.sort();
+        assert_eq!(conf.names().unwrap(), left);
+        assert!(conf.remove_former(&conf.names().unwrap()).unwrap().is_empty());
+
+        std::fs::write(&former[1], &written).unwrap();
+        assert_eq!(conf.remove().unwrap(), [former[1].clone(), conf.path().to_owned()]);
+        left.retain(|name| *name != conf.name());
+        assert_eq!(conf.names().unwrap(), left);
     }
 }

@@ -35,6 +35,8 @@ struct State {
     memory: Memory,
     /// Identity of the file while it is present.
     identity: Option<Identity>,
+    /// Whether files under former names were looked for: only an earlier agent leaves some.
+    former_are_gone: bool,
 }
 
 impl ConfKeeper {
@@ -62,7 +64,8 @@ impl ConfKeeper {
         let failed = |error: CniConfError| CniError::from_chain(code::NOT_AVAILABLE, &error);
         if self.conf.is_to_go() {
             let path = self.conf.path().display();
-            if self.conf.remove().map_err(failed)? {
+            for path in self.conf.remove().map_err(failed)? {
+                let path = path.display();
                 tracing::info!(%path, "configuration for the container runtime removed: new pods are not attached");
             }
             return Ok(format!("{path} is kept away by cniConf.remove: new pods are not attached"));
@@ -127,6 +130,15 @@ impl ConfKeeper {
         if problem.is_none() {
             state.identity = conf.identity();
             state.memory.in_order(wanted);
+            // Only now: at each moment there is a file by which the runtime calls netattach. An agent that is killed
+            // before this leaves it to the next one.
+            if !state.former_are_gone {
+                for path in conf.remove_former(names)? {
+                    let path = path.display();
+                    tracing::info!(%path, "configuration under a former cniConf.name removed");
+                }
+                state.former_are_gone = true;
+            }
         }
         Ok(problem)
     }

@@ -184,6 +184,32 @@ fn the_page_has_every_setting_with_its_option_and_default_and_no_other() {
     assert_eq!(rows_of_the_page(), rows_of_the_code(), "docs/configuration.md, left, and the code, right");
 }
 
+/// The paths of the keys of a schema. A key that it does not name is refused.
+fn keys_of_the_schema(schema: &serde_json::Value, path: &str, keys: &mut Vec<String>) {
+    let Some(properties) = schema["properties"].as_object() else {
+        keys.push(path.to_owned());
+        return;
+    };
+    assert_eq!(schema["additionalProperties"], false, "{path}");
+    for (key, of) in properties {
+        let below = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        keys_of_the_schema(of, &below, keys);
+    }
+}
+
+/// helm refuses a misspelt key before any agent reads it.
+#[test]
+fn the_chart_takes_every_setting_and_no_other() {
+    let schema = include_str!("../../../deploy/helm/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let mut of_chart = Vec::new();
+    keys_of_the_schema(&schema["properties"]["settings"], "", &mut of_chart);
+    let mut of_code: Vec<String> = rows_of_the_code().into_iter().map(|(key, ..)| key).collect();
+    of_chart.sort();
+    of_code.sort();
+    assert_eq!(of_chart, of_code, "settings of values.schema.json, left, and the code, right");
+}
+
 /// Rows: CFG-19.
 #[test]
 fn the_usual_directories_are_the_defaults() {

@@ -48,8 +48,9 @@ fn render_into(renderer: &Path, chart: &Path, namespace: &str, values: &[&str]) 
 /// Returns the objects of a command's output by kind and name, without intended differences:
 /// - the definitions, which helm takes from `crds` unchanged;
 /// - helm's own labels, and `part-of`, which the Service of `with-metrics` has only in the chart;
-/// - the name of the ConfigMap, which kustomize derives from its content, where the chart annotates the pods with a
-///   checksum;
+/// - the name of the ConfigMap, which kustomize and the chart derive from its content in ways of their own, and the
+///   annotations by which helm keeps it;
+/// - the Job that stops `helm uninstall`, which is no object of the release;
 /// - comments and the order of keys in the settings.
 fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -58,11 +59,10 @@ fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
     let mut found = BTreeMap::new();
     for mut object in documents {
         let kind = object["kind"].as_str().unwrap_or_default().to_owned();
-        let labels = object.pointer_mut("/metadata/labels").and_then(Value::as_object_mut);
-        if kind.is_empty() || kind == "CustomResourceDefinition" {
+        if kind.is_empty() || kind == "CustomResourceDefinition" || is_guard(&object) {
             continue;
         }
-        let labels = labels.unwrap();
+        let labels = object.pointer_mut("/metadata/labels").and_then(Value::as_object_mut).unwrap();
         for label in ["helm.sh/chart", "app.kubernetes.io/managed-by"] {
             labels.remove(label);
         }
@@ -70,13 +70,12 @@ fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
             "Service" => drop(labels.remove("app.kubernetes.io/part-of")),
             "ConfigMap" => {
                 object["metadata"]["name"] = json!("netattach");
+                object["metadata"].as_object_mut().unwrap().remove("annotations");
                 let settings = object["data"]["config.yaml"].as_str().unwrap();
                 object["data"]["config.yaml"] = serde_norway::from_str(settings).unwrap();
             }
             "DaemonSet" => {
                 let template = &mut object["spec"]["template"];
-                let annotations = template["metadata"]["annotations"].as_object_mut().unwrap();
-                annotations.remove("checksum/config");
                 template["spec"]["volumes"][0]["configMap"]["name"] = json!("netattach");
             }
             _ => {}
@@ -85,6 +84,26 @@ fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
         found.insert((kind, name), object);
     }
     found
+}
+
+/// Whether helm makes this object when it is asked to remove the release.
+fn is_guard(object: &Value) -> bool {
+    object["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+}
+
+/// The objects of the chart as they are.
+fn documents(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::str::from_utf8(&output.stdout).unwrap();
+    let all = serde_norway::Deserializer::from_str(text).map(|it| Value::deserialize(it).unwrap());
+    all.filter(|object| object.is_object()).collect()
+}
+
+/// Writes values to a file, and returns its path.
+fn values_file(dir: &Path, values: &str) -> String {
+    let file = dir.join("mine.yaml");
+    std::fs::write(&file, values).unwrap();
+    file.to_str().unwrap().to_owned()
 }
 
 #[test]
@@ -231,8 +250,23 @@ const FIRST: [&str; 9] = [
     "tolerations",
 ];
 /// And those that later charts have added.
-const LATER: [&str; 5] =
-    ["executedPlugins", "imagePullSecrets", "kubernetesBefore122", "kubernetesBefore130", "uninstall"];
+const LATER: [&str; 15] = [
+    "affinity",
+    "executedPlugins",
+    "extraEnv",
+    "hostPaths",
+    "imagePullSecrets",
+    "initResources",
+    "kubernetesBefore122",
+    "kubernetesBefore130",
+    "minReadySeconds",
+    "podAnnotations",
+    "podLabels",
+    "prometheusRule",
+    "serviceMonitor",
+    "uninstall",
+    "updateStrategy",
+];
 
 /// And those that earlier charts had, each with `enabled`.
 const GONE: [&str; 1] = ["modprobeConfiguration"];
@@ -249,7 +283,7 @@ fn the_values_of_an_older_chart_do() {
     keys.sort_unstable();
     let mut known = [&FIRST[..], &LATER[..]].concat();
     known.sort_unstable();
-    assert_eq!(keys, known, "a new key is one of LATER, and in netattach.values of the chart");
+    assert_eq!(keys, known, "a new key is one of LATER, and templates do without it");
 
     let mine = tempfile::tempdir().unwrap();
     let old = mine.path().join("helm");
@@ -411,6 +445,15 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
              /opt/cni/bin, or remove it",
         ),
         (
+            "{kubernetesBefore122: true, kubernetesBefore130: true, admissionPolicy: {enabled: false}, updateStrategy: \
+             {rollingUpdate: {maxSurge: 1}}}",
+            "updateStrategy.rollingUpdate.maxSurge contradicts kubernetesBefore122, whose DaemonSets have none: remove it",
+        ),
+        (
+            "serviceMonitor: {enabled: true}",
+            "serviceMonitor.enabled contradicts metrics.enabled, without which there is no Service that it names: set both to true",
+        ),
+        (
             "uninstall: {force: true}",
             "uninstall.force and uninstall.dryRun say nothing without uninstall.nodes: set the nodes, or remove them",
         ),
@@ -500,6 +543,192 @@ fn an_agent_takes_the_settings_of_the_chart() {
     }
 }
 
+/// Agents of before keep the settings that they were started with, and `helm rollback` finds them: helm deletes nothing
+/// that a hook has made, and makes it again for each revision.
+#[test]
+fn settings_that_change_are_another_object_which_an_upgrade_keeps() {
+    let Some(renderer) = renderer("settings_that_change_are_another_object_which_an_upgrade_keeps") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let name = |values: &str| {
+        let objects = documents(&render(&renderer, &[&values_file(dir.path(), values)]));
+        let of_kind = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
+        let map = &of_kind("ConfigMap")["metadata"];
+        let hook = &map["annotations"]["helm.sh/hook"];
+        assert_eq!(*hook, "pre-install,pre-upgrade,pre-rollback", "{values}");
+        // By which docs/remove.md deletes them.
+        assert_eq!(map["labels"]["app.kubernetes.io/part-of"], "netattach", "{values}");
+        let mounted = &of_kind("DaemonSet")["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"];
+        assert_eq!(*mounted, map["name"], "{values}");
+        map["name"].as_str().unwrap().to_owned()
+    };
+    let usual = name("{}");
+    let hash = usual.strip_prefix("netattach-").unwrap();
+    assert!(hash.len() == 10 && hash.bytes().all(|it| it.is_ascii_hexdigit()), "{usual}");
+    assert_eq!(name("image: {tag: 0.2.0}"), usual);
+    assert_ne!(name("settings: {podWaitSeconds: 6}"), usual);
+}
+
+/// `helm uninstall` leaves the nodes with a file by which runtimes call an agent that is gone.
+#[test]
+fn helm_removes_no_agents_before_the_nodes_are_taken_care_of() {
+    let Some(renderer) = renderer("helm_removes_no_agents_before_the_nodes_are_taken_care_of") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let guards = |values: &str| -> Vec<Value> {
+        let objects = documents(&render(&renderer, &[&values_file(dir.path(), values)]));
+        objects.into_iter().filter(is_guard).collect()
+    };
+    let made = guards("imagePullSecrets: [{name: registry}]");
+    let [guard] = &made[..] else { panic!("{made:#?}") };
+    assert_eq!((&guard["kind"], &guard["spec"]["backoffLimit"]), (&json!("Job"), &json!(0)));
+    let pod = &guard["spec"]["template"]["spec"];
+    assert_eq!(pod["imagePullSecrets"], json!([{"name": "registry"}]));
+    // The Jobs for which docs/remove.md waits.
+    assert_ne!(guard["metadata"]["labels"]["app.kubernetes.io/name"], "netattach-uninstall");
+    let command = pod["containers"][0]["command"].as_array().unwrap().iter();
+    let command: Vec<&str> = command.map(|word| word.as_str().unwrap()).collect();
+    let [_, "uninstall", refuse] = command[..] else { panic!("{command:?}") };
+    assert!(refuse.starts_with("--refuse=helm uninstall leaves"), "{refuse}");
+    assert!(refuse.contains("docs/remove.md") && !refuse.contains('\n'), "{refuse}");
+    for done in ["uninstall: {nodes: [worker-1]}", "uninstall: {acknowledged: true}"] {
+        assert!(guards(done).is_empty(), "{done}");
+    }
+}
+
+/// helm shows them after an installation; the renderer only parses them, so they are rendered as a manifest here.
+#[test]
+fn the_notes_name_the_next_step_and_the_page_on_removal() {
+    let Some(renderer) = renderer("the_notes_name_the_next_step_and_the_page_on_removal") else { return };
+    let chart = repository().join("deploy/helm");
+    let mine = tempfile::tempdir().unwrap();
+    std::fs::create_dir(mine.path().join("templates")).unwrap();
+    for name in ["Chart.yaml", "values.yaml", "templates/_parts.tpl"] {
+        std::fs::copy(chart.join(name), mine.path().join(name)).unwrap();
+    }
+    std::fs::copy(chart.join("templates/NOTES.txt"), mine.path().join("templates/notes.yaml")).unwrap();
+    let said = |values: &[&str]| {
+        let output = render_into(&renderer, mine.path(), "elsewhere", values);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let usual = said(&[]);
+    for words in [
+        "kubectl netattach status -A --agents-namespace elsewhere",
+        "executedPlugins.enabled=true",
+        "Do not remove netattach by helm uninstall alone",
+        "docs/remove.md",
+    ] {
+        assert!(usual.contains(words), "{words}: {usual}");
+    }
+    let removing = said(&["deploy/helm/ci/uninstall.yaml"]);
+    assert!(removing.contains("helm uninstall netattach --namespace elsewhere"), "{removing}");
+}
+
+/// What the operator of Prometheus reads is what `deploy/metrics` has.
+#[test]
+fn the_chart_has_the_monitor_and_the_alerts_of_deploy() {
+    let Some(renderer) = renderer("the_chart_has_the_monitor_and_the_alerts_of_deploy") else { return };
+    let of_deploy = |name: &str| -> Value {
+        let text = std::fs::read_to_string(repository().join("deploy/metrics").join(name)).unwrap();
+        serde_norway::from_str(&text).unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let values =
+        "{metrics: {enabled: true}, serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}}";
+    let made = objects(&render(&renderer, &[&values_file(dir.path(), values)]));
+    let of_chart = |kind: &str, name: &str| &made[&(kind.to_owned(), name.to_owned())];
+    let monitor = of_chart("ServiceMonitor", "netattach");
+    assert_eq!(*monitor, of_deploy("service-monitor.yaml"));
+    assert_eq!(of_chart("PrometheusRule", "netattach")["spec"], of_deploy("alerts.yaml"));
+    // It finds the Service, and the port by its name.
+    let service = of_chart("Service", "netattach-metrics");
+    let selected = monitor["spec"]["selector"]["matchLabels"].as_object().unwrap();
+    for (label, value) in selected {
+        assert_eq!(service["metadata"]["labels"][label], *value);
+    }
+    assert_eq!(monitor["spec"]["endpoints"][0]["port"], service["spec"]["ports"][0]["name"]);
+
+    let labelled = "{metrics: {enabled: true}, serviceMonitor: {enabled: true, labels: {release: a}}, prometheusRule: \
+                    {enabled: true, labels: {release: a}}}";
+    let made = objects(&render(&renderer, &[&values_file(dir.path(), labelled)]));
+    for kind in ["ServiceMonitor", "PrometheusRule"] {
+        assert_eq!(made[&(kind.to_owned(), "netattach".to_owned())]["metadata"]["labels"]["release"], "a");
+    }
+}
+
+/// Values that an operator sets for the agents' pods, and for the Jobs as far as they apply to them.
+#[test]
+fn pods_are_as_the_values_say() {
+    const VALUES: &str = "
+        image: {digest: 'sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef', pullPolicy: Always}
+        updateStrategy: {type: OnDelete}
+        minReadySeconds: 0
+        hostPaths:
+          {cniBin: /var/lib/cni/bin, cniConf: /etc/kubernetes/cni, podResources: /k/pod-resources, devicePlugins: /k/plugins}
+        extraEnv: [{name: HTTPS_PROXY, value: http://proxy}]
+        initResources: {requests: {cpu: 5m}}
+        podLabels: {team: net, app.kubernetes.io/name: mine}
+        podAnnotations: {note: a}
+        affinity: {nodeAffinity: {}}
+        ";
+    let Some(renderer) = renderer("pods_are_as_the_values_say") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let mine = values_file(dir.path(), VALUES);
+    let image = "localhost/netattach@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    let path = |pod: &Value, volume: &str| {
+        let mut volumes = pod["volumes"].as_array().unwrap().iter();
+        volumes.find(|it| it["name"] == volume).unwrap()["hostPath"]["path"].as_str().unwrap().to_owned()
+    };
+
+    let made = objects(&render(&renderer, &[&mine]));
+    let set = &made[&("DaemonSet".to_owned(), "netattach".to_owned())]["spec"];
+    assert_eq!((&set["updateStrategy"], &set["minReadySeconds"]), (&json!({"type": "OnDelete"}), &json!(0)));
+    let (about, pod) = (&set["template"]["metadata"], &set["template"]["spec"]);
+    // What selects the pods is not an operator's to change.
+    let labels = json!({
+        "team": "net", "app.kubernetes.io/name": "netattach", "app.kubernetes.io/component": "agent"
+    });
+    assert_eq!(about["labels"], labels);
+    assert_eq!(
+        about["annotations"],
+        json!({"note": "a", "kubectl.kubernetes.io/default-container": "agent"})
+    );
+    assert_eq!(pod["affinity"], json!({"nodeAffinity": {}}));
+    let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap());
+    for container in containers.into_iter().flatten() {
+        assert_eq!((&container["image"], &container["imagePullPolicy"]), (&json!(image), &json!("Always")));
+    }
+    // As helm, the renderer merges mappings: the other sizes stay.
+    for container in pod["initContainers"].as_array().unwrap() {
+        let resources = json!({"requests": {"cpu": "5m", "memory": "16Mi"}, "limits": {"memory": "64Mi"}});
+        assert_eq!(container["resources"], resources);
+    }
+    let env = pod["containers"][0]["env"].as_array().unwrap();
+    assert_eq!(env.last(), Some(&json!({"name": "HTTPS_PROXY", "value": "http://proxy"})));
+    for (volume, expected) in [
+        ("cni-bin", "/var/lib/cni/bin"),
+        ("cni-conf", "/etc/kubernetes/cni"),
+        ("pod-resources", "/k/pod-resources"),
+        ("device-plugins", "/k/plugins"),
+    ] {
+        assert_eq!(path(pod, volume), expected);
+    }
+
+    let made = objects(&render(&renderer, &["deploy/helm/ci/uninstall.yaml", &mine]));
+    let jobs: Vec<&Value> = made.iter().filter(|((kind, _), _)| kind == "Job").map(|(_, job)| job).collect();
+    assert_eq!(jobs.len(), 2);
+    for job in jobs {
+        let pod = &job["spec"]["template"]["spec"];
+        let container = &pod["containers"][0];
+        assert_eq!((&container["image"], &container["imagePullPolicy"]), (&json!(image), &json!("Always")));
+        assert_eq!(path(pod, "cni-bin"), "/var/lib/cni/bin");
+        assert_eq!(path(pod, "cni-conf"), "/etc/kubernetes/cni/net.d");
+    }
+}
+
 /// Returns `values.schema.json` in the form for a validator of JSON schemas: it is a valid schema itself.
 fn schema() -> (Schemas, SchemaIndex, Value) {
     const NAME: &str = "values.schema.json";
@@ -521,6 +750,8 @@ fn the_page_on_installing_has_every_value() {
     let mut values = BTreeSet::new();
     for (name, of) in schema["properties"].as_object().unwrap() {
         match of["properties"].as_object() {
+            // The page on the configuration has its keys.
+            _ if name == "settings" => drop(values.insert(name.clone())),
             Some(inner) => values.extend(inner.keys().map(|key| format!("{name}.{key}"))),
             None => drop(values.insert(name.clone())),
         }
@@ -585,7 +816,7 @@ fn the_schema_takes_the_values_of_the_chart_and_of_each_file_of_ci() {
 
 /// Values of the wrong kind, empty ones, or unknown ones, and the key that the refusal names: at least one for each
 /// key of the schema.
-const WRONG: [(&str, &str); 29] = [
+const WRONG: [(&str, &str); 49] = [
     ("privileged: true", "/privileged"),
     ("global: []", "/global"),
     ("image: localhost/netattach:0.1.0", "/image"),
@@ -593,6 +824,7 @@ const WRONG: [(&str, &str); 29] = [
     ("image: {repository: ''}", "/image/repository"),
     ("image: {tag: 0.2}", "/image/tag"),
     ("image: {digest: 'sha256:0'}", "/image/digest"),
+    ("image: {pullPolicy: Sometimes}", "/image/pullPolicy"),
     ("imagePullSecrets: registry", "/imagePullSecrets"),
     ("imagePullSecrets: [registry]", "/imagePullSecrets/0"),
     ("defaultNetwork: {file: /a}", "/defaultNetwork"),
@@ -608,9 +840,28 @@ const WRONG: [(&str, &str); 29] = [
     ("uninstall: {nodes: [worker-1, '']}", "/uninstall/nodes/1"),
     ("uninstall: {dryRun: 'true'}", "/uninstall/dryRun"),
     ("uninstall: {force: 1}", "/uninstall/force"),
+    ("uninstall: {acknowledged: 'yes'}", "/uninstall/acknowledged"),
     ("log: {format: xml}", "/log/format"),
     ("log: {filter: [debug]}", "/log/filter"),
     ("settings: 'mtu: 1500'", "/settings"),
+    ("settings: {stateDirectory: /a}", "/settings/stateDirectory"),
+    ("settings: {cniConf: {nmae: a.conflist}}", "/settings/cniConf/nmae"),
+    ("updateStrategy: OnDelete", "/updateStrategy"),
+    ("minReadySeconds: '10'", "/minReadySeconds"),
+    ("minReadySeconds: -1", "/minReadySeconds"),
+    ("hostPaths: {cniBin: opt/cni/bin}", "/hostPaths/cniBin"),
+    ("hostPaths: {state: /var/lib/netattach}", "/hostPaths/state"),
+    ("extraEnv: [A=1]", "/extraEnv/0"),
+    ("extraEnv: [{value: '1'}]", "/extraEnv/0"),
+    ("initResources: [cpu]", "/initResources"),
+    ("podLabels: {team: 1}", "/podLabels/team"),
+    ("podAnnotations: {scrape: true}", "/podAnnotations/scrape"),
+    ("affinity: [nodeAffinity]", "/affinity"),
+    ("serviceMonitor: true", "/serviceMonitor"),
+    ("serviceMonitor: {enabled: 'yes'}", "/serviceMonitor/enabled"),
+    ("prometheusRule: {enabled: 1}", "/prometheusRule/enabled"),
+    ("prometheusRule: {labels: {release: 1}}", "/prometheusRule/labels/release"),
+    ("prometheusRule: {rules: []}", "/prometheusRule/rules"),
     ("resources: [cpu]", "/resources"),
     ("nodeSelector: {storage: true}", "/nodeSelector/storage"),
     ("tolerations: {operator: Exists}", "/tolerations"),

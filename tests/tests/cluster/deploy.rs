@@ -122,6 +122,9 @@ fn every_directory_has_what_an_agent_needs() {
             assert_eq!(container["terminationMessagePolicy"], "FallbackToLogsOnError", "{directory}");
         }
         assert_eq!(pod["priorityClassName"], "system-node-critical", "{directory}");
+        // On any other node the image does not start.
+        let nodes = json!({"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"});
+        assert_eq!(pod["nodeSelector"], nodes, "{directory}");
         read_settings(&objects);
     }
 }

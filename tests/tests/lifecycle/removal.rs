@@ -146,6 +146,28 @@ fn the_runtime_goes_back_to_the_other_plugin_pods_end_and_nothing_but_what_is_na
     }
 }
 
+/// The former file sorts first, so the runtime would read it, and `cniConf.remove` would leave it.
+#[test]
+fn a_file_under_another_name_takes_the_place_of_the_former_one() {
+    let mut node = node();
+    node.start().unwrap();
+    assert!(eventually(PATIENCE, || configured(&node) == ["00-netattach.conflist", "10-other.conflist"]));
+    let dir = node.path("net.d");
+    let renamed = |remove: bool| json!({"dir": dir, "name": "01-netattach.conflist", "remove": remove});
+    node.stop().unwrap();
+    let former = fs::read(node.path("net.d/00-netattach.conflist")).unwrap();
+    node.set("cniConf", renamed(false));
+    node.start().unwrap();
+    assert!(eventually(PATIENCE, || configured(&node) == ["01-netattach.conflist", "10-other.conflist"]));
+
+    // The agent was killed before it removed the former file.
+    node.stop().unwrap();
+    fs::write(node.path("net.d/00-netattach.conflist"), former).unwrap();
+    node.set("cniConf", renamed(true));
+    node.start().unwrap();
+    assert!(eventually(PATIENCE, || configured(&node) == ["10-other.conflist"]));
+}
+
 /// With `--force`, it removes the runtime's file first, and keeps the files that a reinstalled agent needs.
 #[test]
 fn under_attached_pods_it_keeps_their_records_and_a_new_agent_detaches_them() {

@@ -52,6 +52,9 @@ pub(super) struct Uninstall {
     /// Remove nothing, and say what would be removed
     #[arg(long)]
     dry_run: bool,
+    /// Remove nothing, and fail with this text: for the chart's Job that stops `helm uninstall`
+    #[arg(long, value_name = "WHY", hide = true)]
+    refuse: Option<String>,
 }
 
 /// The outcome of `uninstall`.
@@ -153,8 +156,11 @@ impl Uninstall {
     ///
     /// # Errors
     /// [`CliError::AgentRuns`] while an agent answers, [`CliError::Attached`] while pods are attached, or an error that
-    /// names what could not be removed.
+    /// names what could not be removed; [`CliError::Usage`] with `--refuse`.
     pub(super) fn run(&self, socket: &Path) -> Result<Removed, CliError> {
+        if let Some(why) = &self.refuse {
+            return Err(CliError::Usage(why.clone()));
+        }
         match client::call::<super::Response>(socket, &Request::Status, PATIENCE) {
             Err(error) if error.is_agent_absent() => {}
             Err(error @ ClientError::Connect { .. }) => return Err(error.into()),

@@ -7,6 +7,22 @@ use super::super::tests::{is_narrow, is_pinned};
 use super::*;
 use crate::attach::standalone::copy::MARK;
 
+/// The chart's Job that stops `helm uninstall` needs no rights and finds nothing out.
+#[test]
+fn a_refusal_says_what_it_was_given_and_looks_at_nothing() {
+    let uninstall = Uninstall {
+        bpffs: "/none/pins".into(),
+        state_dir: "/none/state".into(),
+        cni_conf_dir: "/none/net.d".into(),
+        cni_bin_dir: None,
+        force: true,
+        dry_run: false,
+        refuse: Some("go by the page".to_owned()),
+    };
+    let Err(error) = uninstall.run(Path::new("/none/socket")) else { panic!("it ran") };
+    assert_eq!(error.to_string(), "go by the page");
+}
+
 #[test]
 fn what_was_removed_and_what_stays_is_said_in_lines() {
     let outcome = |removed, forced| Removed { bpffs: "/pins".into(), removed, forced, ..Removed::default() };
