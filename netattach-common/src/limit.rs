@@ -16,7 +16,7 @@ pub struct Rate {
     pub tolerance: u64,
 }
 
-/// The one value of map `na_clock`: the time of a clock at a timer tick. Only the programs use it.
+/// The one value of map `na_time`: the time of a clock at a timer tick. Only the programs use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Reading {
@@ -24,6 +24,8 @@ pub struct Reading {
     pub tick: u64,
     /// Nanoseconds of the kernel's monotonic clock.
     pub time: u64,
+    /// The whole seconds of `time`: a processor divides slowly.
+    pub second: u64,
 }
 
 /// Value of `na_limit`: the limits of one attachment. All zero: none.
@@ -45,7 +47,7 @@ pub struct Limits {
 const _: () = {
     assert!(size_of::<Rate>() == 24);
     assert!(size_of::<Limits>() == 120);
-    assert!(size_of::<Reading>() == 16);
+    assert!(size_of::<Reading>() == 24);
 };
 
 impl Rate {

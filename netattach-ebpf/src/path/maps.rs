@@ -37,7 +37,7 @@
 //! | `na_guard` | address, an IPv4 address as an IPv4-mapped one | attachment id | agent | attachment is refused |
 //! | `na_pod` | 0, 1 | `na_pod_from`, `na_pod_to` | agent | two entries |
 //! | `na_par_prog` | 0, 1 | `na_par_from`, `na_par_to` | agent | two entries |
-//! | `na_clock` | 0 | [`Reading`] | programs | one entry |
+//! | `na_time` | 0 | [`Reading`] | programs | one entry |
 //! | `na_cfg` | 0 | [`Config`] | agent | one entry |
 //!
 //! The hash maps other than the LRU ones are not preallocated: their memory follows their use.
@@ -140,7 +140,7 @@ static GUARD: HashMap<Ip6, u32, ADDRESSES, SPARSE> = HashMap::new();
 static IN_POD: ProgramArray<2> = ProgramArray::new();
 #[btf_map(name = "na_par_prog")]
 static ON_PARENT: ProgramArray<2> = ProgramArray::new();
-#[btf_map(name = "na_clock")]
+#[btf_map(name = "na_time")]
 static CLOCK: Array<Reading, 1> = Array::new();
 #[btf_map(name = "na_cfg")]
 static CONFIG: Array<Config, 1> = Array::new();

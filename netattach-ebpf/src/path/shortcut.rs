@@ -105,7 +105,7 @@ fn deliver<A: Family>(ctx: &TcContext, read: impl FnOnce(&Skb) -> Option<Headers
         return None;
     }
     let headers = plain::headers(ctx, &sends, frame, Some(own), read)?;
-    let now = clock::nanoseconds();
+    let (now, second) = clock::nanoseconds_and_seconds();
     if now >= maps::fast_until() {
         return None;
     }
@@ -115,7 +115,7 @@ fn deliver<A: Family>(ctx: &TcContext, read: impl FnOnce(&Skb) -> Option<Headers
         let certain = sends.zone == receives.zone
             && !headers.signal.opens()
             && !(sends.leaves_to_the_node() && frame::passes_the_node(ctx, &sends, &frame.destination));
-        if !certain || !conntrack::goes_on_between(&sends, &receives, &headers, clock::whole(now), bytes) {
+        if !certain || !conntrack::goes_on_between(&sends, &receives, &headers, second, bytes) {
             if !sends.policies.none() {
                 return None;
             }
