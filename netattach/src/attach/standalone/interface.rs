@@ -11,7 +11,7 @@ use crate::attach::check::{check_delegates, compare};
 use crate::attach::status_verb::{check_node, lease_error};
 use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError, facts};
-use crate::cni::{self, CniError, Command, code, json};
+use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
 use crate::ipam::{self, InUse};
@@ -211,8 +211,13 @@ impl Interface<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let request = self.request;
-        let Some(last) = request.prev_result()? else {
-            return Err(CniError::new(code::INVALID_CONFIG, "key prevResult: missing, but CHECK needs it"));
+        let last = match request.prev_result()? {
+            Some(last) => last,
+            // All that it made is `lo`.
+            None if self.driver.kind() == "loopback" => CniResult::default(),
+            None => {
+                return Err(CniError::new(code::INVALID_CONFIG, "key prevResult: missing, but CHECK needs it"));
+            }
         };
         let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
         let sandbox = sandbox(request, netns.id());
