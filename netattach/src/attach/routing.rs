@@ -187,8 +187,7 @@ mod tests {
     fn a_table_has_all_gateways_of_a_destination_and_is_made_again_without_a_difference() {
         let netns = Netns::private().unwrap();
         let mut pod = Handle::open_in(&netns).unwrap();
-        let bridge =
-            Bridge { name: "net1".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let bridge = Bridge { name: "net1".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
         let index = pod.ensure_bridge(&bridge).unwrap().link.index;
         pod.ensure_up(index).unwrap();
         for address in ["10.1.0.7/24", "fd00:1::7/64"] {

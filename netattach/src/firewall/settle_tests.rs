@@ -124,11 +124,7 @@ fn a_chain_that_a_definition_names_is_asked_for_its_own_pods_after_the_administr
     by_reference.filters[0].chains.insert("MINE".to_owned());
     by_reference.filters[0].rules.insert(
         0,
-        Placed {
-            chain: CNI_FORWARD.to_owned(),
-            handle: 99,
-            rule: Some(Rule::jump("MINE", ADMIN_COMMENT)),
-        },
+        Placed { chain: CNI_FORWARD.to_owned(), handle: 99, rule: Some(Rule::jump("MINE", ADMIN_COMMENT)) },
     );
     let jumps = ["CNI-FORWARD -j MINE", "CNI-FORWARD -j CNI-ADMIN"];
     assert_eq!(asked(&with(&by_reference, "b", &mine)), jumps);

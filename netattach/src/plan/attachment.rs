@@ -723,7 +723,8 @@ mod tests {
             merged.map(|()| config).map_err(|error| (error.code, error.msg))
         };
         let alone = json!({"args": {"cni": {"mtu": 1400, "mac": null}}});
-        for absent in [json!({}), json!({"args": null}), json!({"args": {}}), json!({"args": {"cni": null}})] {
+        for absent in [json!({}), json!({"args": null}), json!({"args": {}}), json!({"args": {"cni": null}})]
+        {
             assert_eq!(merged(absent.clone()), Ok(alone.clone()), "{absent}");
         }
         let beside = json!({"args": {"cni": {"mtu": 9000, "promisc": true}, "labels": {}}});

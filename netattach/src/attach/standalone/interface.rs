@@ -216,7 +216,10 @@ impl Interface<'_> {
             // All that it made is `lo`.
             None if self.driver.kind() == "loopback" => CniResult::default(),
             None => {
-                return Err(CniError::new(code::INVALID_CONFIG, "key prevResult: missing, but CHECK needs it"));
+                return Err(CniError::new(
+                    code::INVALID_CONFIG,
+                    "key prevResult: missing, but CHECK needs it",
+                ));
             }
         };
         let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
