@@ -564,8 +564,9 @@ impl Handle {
         self.create_change_and_show(create, None, name)
     }
 
-    /// As [`Handle::create_and_show`], with a change of the link in the same datagram, which the kernel carries out as a
-    /// whole: this process cannot end between the two. The change is also carried out if the link is not created.
+    /// As [`Handle::create_and_show`], with a change of the link in the same datagram, which the kernel carries out
+    /// as a whole: this process cannot end between the two. The change is also carried out if the link is not
+    /// created.
     pub(super) fn create_change_and_show(
         &mut self,
         create: RouteNetlinkMessage,
