@@ -363,6 +363,7 @@ fn restore_usual(
     (home, has_mac): (&Home, bool),
     found: &DeviceState,
 ) -> Result<(), StepError> {
+    host.set_selective(found.link.index)?;
     // A device without a record gets no address other than its permanent one.
     if let Some(own) = lost_address(found).filter(|_| has_mac)
         && let Err(error) = host.set_mac(found.link.index, own)
@@ -598,9 +599,10 @@ fn restore_at_home(
     found: &DeviceState,
 ) -> Result<(), StepError> {
     let index = found.link.index;
-    if (found.link.name != home.name || found.link.mtu != home.mtu)
-        && let Some(error) = restore_properties(host, home, found)?
-    {
+    if found.link.name == home.name && found.link.mtu == home.mtu {
+        // The kernel, which may have moved the device back, has left this as it was in the pod.
+        host.set_selective(index)?;
+    } else if let Some(error) = restore_properties(host, home, found)? {
         let (device, mtu) = (&home.name, home.mtu);
         tracing::warn!(
             device, mtu, error = %Chain(&error),
@@ -710,7 +712,7 @@ mod tests {
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
-    use crate::spec::{Bridge, DeviceId, Macvlan, Veth, VirtualFunction};
+    use crate::spec::{Bridge, DeviceId, Macvlan, Properties, Veth, VirtualFunction};
 
     fn vf(name: &str) -> Device {
         Device {
@@ -863,6 +865,21 @@ mod tests {
             assert_ne!(taken.before.conduct, OF_POD);
             assert!(!taken.is_in_pod());
         }
+    }
+
+    /// The kernel may bring a device home that its pod had made promiscuous, and whose name there was the node's.
+    #[test]
+    fn a_device_that_has_its_name_and_mtu_receives_no_more_than_others_either() {
+        let taken = Taken::new();
+        let give_back = || taken.give_back(Ways { between: || None, take_off: left_programs::take_off });
+        give_back().unwrap();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let all = Properties { promisc: Some(true), allmulti: Some(true), ..Properties::default() };
+        host.set_properties("card", &all).unwrap();
+        give_back().unwrap();
+        let found = host.properties("card").unwrap();
+        assert_eq!((found.promisc, found.allmulti), (Some(false), Some(false)));
+        assert!(taken.on_node().link.up);
     }
 
     /// Rows: HDV-altname.

@@ -49,7 +49,8 @@ pub(super) fn move_default_routes(
 /// Makes packets from the addresses of each of these interfaces leave through that interface.
 pub(super) fn route_by_source(pod: &mut Handle, interfaces: &[SourceRouting]) -> Result<(), StepError> {
     for interface in interfaces {
-        pod.ensure_routes(interface.index, &interface.routes)?;
+        // A destination may have several gateways.
+        pod.ensure_routes_beside_others(interface.index, &interface.routes)?;
         pod.ensure_rules(&rules(interface))?;
     }
     Ok(())
@@ -178,6 +179,53 @@ fn unreachable(route: &Route, source: crate::netlink::Error) -> StepError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netns::Netns;
+    use crate::plan::routing::table_of;
+    use crate::spec::Bridge;
+
+    #[test]
+    fn a_table_has_all_gateways_of_a_destination_and_is_made_again_without_a_difference() {
+        let netns = Netns::private().unwrap();
+        let mut pod = Handle::open_in(&netns).unwrap();
+        let bridge = Bridge { name: "net1".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = pod.ensure_bridge(&bridge).unwrap().link.index;
+        pod.ensure_up(index).unwrap();
+        for address in ["10.1.0.7/24", "fd00:1::7/64"] {
+            pod.ensure_address(index, address.parse().unwrap()).unwrap();
+        }
+        let table = table_of(index);
+        let via = |net: &str, gateway: &str| Route {
+            table: Some(table),
+            ..Route::via(net.parse().unwrap(), gateway.parse().unwrap())
+        };
+        let on_link = |net: &str| Route { table: Some(table), ..Route::on_link(net.parse().unwrap()) };
+        let interface = SourceRouting {
+            ifname: "net1".to_owned(),
+            index,
+            table,
+            sources: ["10.1.0.7", "fd00:1::7"].map(|it| it.parse().unwrap()).to_vec(),
+            routes: vec![
+                on_link("10.1.0.0/24"),
+                on_link("fd00:1::/64"),
+                via("10.9.0.0/16", "10.1.0.1"),
+                via("10.9.0.0/16", "10.1.0.2"),
+                via("fd00:9::/64", "fd00:1::1"),
+                via("fd00:9::/64", "fd00:1::2"),
+            ],
+        };
+        let want = Expected { sources: vec![interface.clone()], ..Expected::default() };
+        for time in ["first", "again"] {
+            route_by_source(&mut pod, &want.sources).unwrap();
+            assert_eq!(compare(&want, &mut pod).unwrap(), None, "{time}");
+            assert_eq!(pod.routes_in(table).unwrap().len(), interface.routes.len(), "{time}");
+        }
+        let of_first = |found: &RouteState| found.gateway == Some([10, 1, 0, 1].into());
+        let mut found = pod.routes_in(table).unwrap();
+        found.retain(of_first);
+        pod.ensure_routes_absent(&found).unwrap();
+        let gone = format!("the route to 10.9.0.0/16 in table {table} is gone");
+        assert_eq!(compare(&want, &mut pod).unwrap(), Some(gone));
+    }
 
     #[test]
     fn a_route_is_described_with_all_that_its_copy_needs() {

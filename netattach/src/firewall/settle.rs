@@ -2,14 +2,17 @@
 //!
 //! The chains and the jumps to them are those of the reference plugin, word for word, so that neither
 //! implementation adds what the other has already added. As with the reference plugin, they are never
-//! removed. Every other rule belongs to an attachment, whose name is the comment, or to a bridge; a bridge's
-//! rules stay as long as the comment of an attachment's rule names the bridge.
+//! removed. The exception is a chain that a definition names in the place of the administrator's: the
+//! reference plugin asks it for the packets of all pods, for ever, so the author of a definition could have
+//! any chain of the node judge the pods of others. Here it is asked by rules of the attachment. Every other
+//! rule belongs to an attachment too, whose name is the comment, or to a bridge; a bridge's rules stay as
+//! long as the comment of an attachment's rule names the bridge.
 
 use std::collections::BTreeSet;
 
 use super::Owner;
 use crate::netlink::filter::{Ask, Change, FORWARD, Filter, Placed, Rule, TABLE, Verdict, Version, View};
-use crate::step::{Admitted, Ingress};
+use crate::step::{ADMIN_CHAIN, Admitted, Ingress};
 
 /// Chain for the traffic that the node forwards for pods.
 const CNI_FORWARD: &str = "CNI-FORWARD";
@@ -91,7 +94,11 @@ impl<'f> Table<'f> {
         let version = self.filter.version;
         let wanted: Vec<&Wanted<'_>> =
             wanted.iter().filter(|wanted| own_addresses(wanted, version).next().is_some()).collect();
-        let rules: Vec<Rule> = wanted.iter().flat_map(|wanted| rules_of(wanted, version)).collect();
+        let asks_for_all = |chain: &str| self.rules_in(CNI_FORWARD).any(|(_, rule)| rule.leads_to(chain));
+        let asking = wanted.iter().filter(|wanted| !asks_for_all(&wanted.admitted.admin_chain));
+        let asking = asking.flat_map(|wanted| rules_that_ask(wanted, version));
+        let passing = wanted.iter().flat_map(|wanted| rules_of(wanted, version));
+        let rules: Vec<Rule> = asking.chain(passing).collect();
         let is_wanted: BTreeSet<&Rule> = rules.iter().collect();
         let noted = self.rules_in(CNI_FORWARD).filter_map(|(handle, rule)| {
             let note = Note::of(&rule.comment)?;
@@ -104,16 +111,21 @@ impl<'f> Table<'f> {
             .filter_map(|(_, _, note)| note.closed)
             .chain(wanted.iter().filter_map(|it| closed(it.admitted)))
             .collect();
+        let present: BTreeSet<&Rule> = kept.iter().map(|(_, rule, _)| *rule).collect();
+        let missing = rules.iter().filter(|rule| !present.contains(rule));
+        let (asking, passing): (Vec<&Rule>, Vec<&Rule>) =
+            missing.partition(|rule| matches!(rule.verdict, Verdict::Jump(_)));
         if !rules.is_empty() {
-            let admins = wanted.iter().map(|wanted| wanted.admitted.admin_chain.as_str()).collect();
+            let admins: BTreeSet<&str> =
+                wanted.iter().map(|wanted| wanted.admitted.admin_chain.as_str()).collect();
             self.make_chains(&admins, !closed.is_empty());
-            self.lead_to_chains(&admins, !closed.is_empty());
+            self.lead_to_chains(!closed.is_empty());
+            self.ask_first(&asking, admins.contains(ADMIN_CHAIN));
         }
         self.close(&closed, !rules.is_empty());
         self.changes.extend(gone.iter().map(|(handle, ..)| remove(CNI_FORWARD, *handle)));
-        let present: BTreeSet<&Rule> = kept.iter().map(|(_, rule, _)| *rule).collect();
-        let missing = rules.iter().filter(|rule| !present.contains(rule));
-        self.changes.extend(missing.map(|rule| Change::Last(CNI_FORWARD.to_owned(), rule.clone())));
+        self.changes
+            .extend(passing.into_iter().map(|rule| Change::Last(CNI_FORWARD.to_owned(), rule.clone())));
         self.changes
     }
 
@@ -135,7 +147,7 @@ impl<'f> Table<'f> {
 
     /// Adds the jumps to the chains. Packets from a closed bridge have to be dropped before any rule accepts
     /// them.
-    fn lead_to_chains(&mut self, admins: &BTreeSet<&str>, with_stages: bool) {
+    fn lead_to_chains(&mut self, with_stages: bool) {
         let first =
             |chain: &str, to: &str, comment: &str| Change::First(chain.to_owned(), Rule::jump(to, comment));
         let in_forward: Vec<(u64, &Rule)> = self.rules_in(FORWARD).collect();
@@ -151,10 +163,20 @@ impl<'f> Table<'f> {
             self.changes.extend(late.map(|(handle, _)| remove(FORWARD, *handle)));
             self.changes.push(first(FORWARD, STAGE_1, STAGE_1_COMMENT));
         }
-        for admin in admins {
-            if !self.rules_in(CNI_FORWARD).any(|(_, rule)| rule.leads_to(admin)) {
-                self.changes.push(first(CNI_FORWARD, admin, ADMIN_COMMENT));
-            }
+    }
+
+    /// Adds the rules that ask chains before any rule accepts a packet: first the administrator's, if it is needed or
+    /// was there, then those of attachments.
+    fn ask_first(&mut self, of_attachments: &[&Rule], needs_admin: bool) {
+        let first = |rule: Rule| Change::First(CNI_FORWARD.to_owned(), rule);
+        let to_admin = self.rules_in(CNI_FORWARD).filter(|(_, rule)| rule.leads_to(ADMIN_CHAIN));
+        let to_admin: Vec<u64> = to_admin.map(|(handle, _)| handle).collect();
+        self.changes.extend(of_attachments.iter().map(|rule| first((*rule).clone())));
+        let is_new = to_admin.is_empty() && needs_admin;
+        let is_late = !to_admin.is_empty() && !of_attachments.is_empty();
+        if is_new || is_late {
+            self.changes.extend(to_admin.into_iter().map(|handle| remove(CNI_FORWARD, handle)));
+            self.changes.push(first(Rule::jump(ADMIN_CHAIN, ADMIN_COMMENT)));
         }
     }
 
@@ -199,12 +221,31 @@ fn own_addresses<'w>(
     admitted.addresses.iter().filter(move |address| address.is_ipv4() == (version == Version::V4))
 }
 
-/// The rules of an attachment.
-fn rules_of(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
-    let comment = match closed(wanted.admitted) {
+/// The comment of an attachment's rules.
+fn comment_of(wanted: &Wanted<'_>) -> String {
+    match closed(wanted.admitted) {
         Some((ingress, bridge)) => format!("{} {}:{bridge}", wanted.note, ingress.word()),
         None => wanted.note.to_owned(),
-    };
+    }
+}
+
+/// The rules by which an attachment's packets are judged by the chain that its definition names. None for the
+/// administrator's, which is asked for all packets.
+fn rules_that_ask(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
+    let chain = &wanted.admitted.admin_chain;
+    if chain == ADMIN_CHAIN {
+        return Vec::new();
+    }
+    let ask =
+        |ask| Rule { asks: vec![ask], verdict: Verdict::Jump(chain.clone()), comment: comment_of(wanted) };
+    own_addresses(wanted, version)
+        .flat_map(|address| [ask(Ask::Destination(*address)), ask(Ask::Source(*address))])
+        .collect()
+}
+
+/// The rules that accept an attachment's packets.
+fn rules_of(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
+    let comment = comment_of(wanted);
     let accept = |asks| Rule { asks, verdict: Verdict::Accept, comment: comment.clone() };
     own_addresses(wanted, version)
         .flat_map(|address| {

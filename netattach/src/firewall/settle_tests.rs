@@ -94,6 +94,42 @@ fn the_first_attachment_makes_what_the_reference_makes() {
     );
 }
 
+/// Rows: FWL-admin.
+#[test]
+fn a_chain_that_a_definition_names_is_asked_for_its_own_pods_after_the_administrators() {
+    let mine = Admitted { admin_chain: "MINE".into(), ..admitted(&["10.1.0.3"], None) };
+    let usual = admitted(&["10.1.0.2"], None);
+    let asked = |view: &View| -> Vec<String> {
+        let lines = listed(view, Version::V4).into_iter();
+        lines.filter(|line| line.starts_with("CNI-FORWARD ") && !line.contains("-j ACCEPT")).collect()
+    };
+    let all = [
+        "CNI-FORWARD -j CNI-ADMIN",
+        "CNI-FORWARD -s 10.1.0.3/32 -j MINE b",
+        "CNI-FORWARD -d 10.1.0.3/32 -j MINE b",
+    ];
+    let alone = with(&empty(), "b", &mine);
+    assert_eq!(asked(&alone), all[1..]);
+    assert_eq!(asked(&without(&alone, "b")), [""; 0]);
+    for view in [with(&alone, "a", &usual), with(&with(&empty(), "a", &usual), "b", &mine)] {
+        assert_eq!(asked(&view), all);
+        let lines = listed(&view, Version::V4);
+        let last_asked = lines.iter().rposition(|line| line.contains("-j MINE"));
+        let first_passed = lines.iter().position(|line| line.contains("-j ACCEPT"));
+        assert!(last_asked.is_some() && last_asked < first_passed, "{lines:?}");
+        assert_eq!(asked(&without(&view, "b")), all[..1]);
+    }
+    // The reference plugin has it asked for all pods.
+    let mut by_reference = with(&empty(), "a", &usual);
+    by_reference.filters[0].chains.insert("MINE".to_owned());
+    by_reference.filters[0].rules.insert(
+        0,
+        Placed { chain: CNI_FORWARD.to_owned(), handle: 99, rule: Some(Rule::jump("MINE", ADMIN_COMMENT)) },
+    );
+    let jumps = ["CNI-FORWARD -j MINE", "CNI-FORWARD -j CNI-ADMIN"];
+    assert_eq!(asked(&with(&by_reference, "b", &mine)), jumps);
+}
+
 #[test]
 fn a_late_del_leaves_another_ones_rules_of_the_address() {
     let view = with(&empty(), "a", &admitted(&["fd00::2"], None));

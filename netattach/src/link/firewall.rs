@@ -8,14 +8,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{PlanError, Request};
-use crate::step::{Admit, Ingress};
+use crate::step::{ADMIN_CHAIN, Admit, Ingress};
 
 /// The plugin type.
 pub const KIND: &str = "firewall";
 
 const ADMIN_KEY: &str = "iptablesAdminChainName";
-/// Default name of the administrator's chain.
-const ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// Longest name of a chain that `iptables` takes, in bytes.
 const MOST_NAME: usize = 28;
 /// Names that cannot be the administrator's chain.

@@ -561,11 +561,27 @@ impl Handle {
         create: RouteNetlinkMessage,
         name: &str,
     ) -> Result<LinkState, Error> {
-        let show = show(LinkUnspec::new_with_name(name));
-        let requests = vec![NetlinkRequest::new(create, CREATE | EXCL), NetlinkRequest::new(show, 0)];
-        let mut replies = self.socket.batch(requests)?.into_iter();
-        replies.next().transpose()?;
-        let shown = replies.next().transpose()?.unwrap_or_default();
+        self.create_change_and_show(create, None, name)
+    }
+
+    /// As [`Handle::create_and_show`], with a change of the link in the same datagram, which the kernel carries out
+    /// as a whole: this process cannot end between the two. The change is also carried out if the link is not
+    /// created.
+    pub(super) fn create_change_and_show(
+        &mut self,
+        create: RouteNetlinkMessage,
+        change: Option<RouteNetlinkMessage>,
+        name: &str,
+    ) -> Result<LinkState, Error> {
+        let mut requests = vec![NetlinkRequest::new(create, CREATE | EXCL)];
+        requests.extend(change.map(|change| NetlinkRequest::new(change, 0)));
+        requests.push(NetlinkRequest::new(show(LinkUnspec::new_with_name(name)), 0));
+        let mut replies = self.socket.batch(requests)?;
+        let shown = replies.pop();
+        for reply in replies {
+            reply?;
+        }
+        let shown = shown.transpose()?.unwrap_or_default();
         shown.into_iter().find_map(observed).ok_or_else(|| Error::Vanished(name.to_owned()))
     }
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::nft::{NESTED, attribute, attribute_in};
 use super::socket::{CREATE, EXCL, NetlinkRequest};
 use super::tc::{absent_is_fine, clsact, index_of};
-use super::{Error, Handle, LinkState};
+use super::{Error, Handle, LinkState, text};
 use crate::spec::TcHook;
 
 /// Priority of the filter: after the filters with BPF programs, which have priority 1.
@@ -35,14 +35,19 @@ const STOLEN: u32 = 4;
 const DEVICE_AT: usize = 24;
 
 impl Handle {
-    /// Creates an intermediate device and sets it up. `alias` is a text for administrators.
+    /// Creates an intermediate device and sets it up. `alias` is a text for administrators, by which the device is
+    /// found again: it never exists without it. The name must be one that no other program uses, as a device that has
+    /// it already gets the alias.
     ///
     /// # Errors
     /// The kernel refuses: the name is taken, or it does not support `ifb`.
     pub fn create_ifb(&mut self, name: &str, mtu: u32, alias: &str) -> Result<LinkState, Error> {
         let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Ifb).name(name.to_owned());
-        let created = self.create_and_show(RouteNetlinkMessage::NewLink(link.mtu(mtu).build()), name)?;
-        self.set_alias(created.index, alias)?;
+        let create = RouteNetlinkMessage::NewLink(link.mtu(mtu).build());
+        // The kernel ignores an alias in the request that creates a link (`rtnl_create_link`).
+        let alias = text::attribute(text::ALIAS, alias);
+        let named = LinkUnspec::new_with_name(name).append_extra_attribute(alias).build();
+        let created = self.create_change_and_show(create, Some(RouteNetlinkMessage::SetLink(named)), name)?;
         self.ensure_up(created.index)?;
         Ok(created)
     }
@@ -161,6 +166,22 @@ fn device_in(actions: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netns::Netns;
+
+    #[test]
+    fn a_device_is_made_with_its_alias_and_one_that_is_there_is_refused() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let Ok(made) = handle.create_ifb("ifb-a", 1400, "of a pod") else {
+            // The kernel has no driver.
+            assert!(handle.find_link("ifb-a").unwrap().is_none());
+            return;
+        };
+        let found = handle.device_named("ifb-a").unwrap().unwrap();
+        assert_eq!((found.link.index, found.link.mtu, found.link.up), (made.index, 1400, true));
+        assert_eq!(found.alias.as_deref(), Some("of a pod"));
+        assert!(handle.create_ifb("ifb-a", 1400, "of a pod").unwrap_err().already_exists());
+    }
 
     #[test]
     fn the_device_is_read_as_it_is_written() {

@@ -53,7 +53,8 @@ pub struct RouteState {
 }
 
 impl Handle {
-    /// Adds these routes by the link to the namespace. Idempotent.
+    /// Adds these routes by the link to the namespace, each instead of another with the same destination and metric.
+    /// Idempotent.
     pub fn ensure_routes(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
         let requests = routes.iter().map(|route| {
             NetlinkRequest::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
@@ -73,8 +74,16 @@ impl Handle {
 
     /// Adds this route by the link to the namespace, after others with the same destination and metric.
     pub fn ensure_route_beside_others(&mut self, index: u32, route: &Route) -> Result<(), Error> {
-        let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
-        self.socket.all_but(vec![NetlinkRequest::new(message, CREATE | APPEND)], &[rustix::io::Errno::EXIST])
+        self.ensure_routes_beside_others(index, std::slice::from_ref(route))
+    }
+
+    /// Adds these routes by the link to the namespace, each after others with the same destination and metric.
+    /// Idempotent.
+    pub fn ensure_routes_beside_others(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
+        let requests = routes.iter().map(|route| {
+            NetlinkRequest::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | APPEND)
+        });
+        self.socket.all_but(requests.collect(), &[rustix::io::Errno::EXIST])
     }
 
     /// Removes these routes from the namespace. Idempotent.

@@ -647,15 +647,27 @@ fn is_something(value: &Value) -> bool {
 
 /// Merges a selection's `cni-args` over the `args.cni` of the configuration, key by key.
 fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Result<(), CniError> {
-    let wrong = |key: &str| CniError::new(code::INVALID_CONFIG, format!("key {key}: must be an object"));
-    let args = config.entry("args").or_insert_with(|| Value::Object(Map::new()));
-    let args = args.as_object_mut().ok_or_else(|| wrong("args"))?;
-    let cni = args.entry("cni").or_insert_with(|| Value::Object(Map::new()));
-    let cni = cni.as_object_mut().ok_or_else(|| wrong("args.cni"))?;
+    let args = object_at(config, "args", "args")?;
+    let cni = object_at(args, "cni", "args.cni")?;
     for (key, value) in extra {
         cni.insert(key.clone(), value.clone());
     }
     Ok(())
+}
+
+/// Returns the object that is the value of a key, which is inserted if the key is missing or null. `path`: for the
+/// error.
+fn object_at<'v>(
+    within: &'v mut Map<String, Value>,
+    key: &str,
+    path: &str,
+) -> Result<&'v mut Map<String, Value>, CniError> {
+    let value = within.entry(key).or_insert(Value::Null);
+    if value.is_null() {
+        *value = Value::Object(Map::new());
+    }
+    let wrong = || CniError::new(code::INVALID_CONFIG, format!("key {path}: must be an object"));
+    value.as_object_mut().ok_or_else(wrong)
 }
 
 /// Returns a warning if the configuration of a plugin that netattach implements has keys that it does not know, which
@@ -701,6 +713,27 @@ mod tests {
         assert_eq!(said(vrf::KIND), Err(expected));
         assert_eq!(said(sbr::KIND), Ok(()));
         assert_eq!(check_routed_otherwise(&[], (1, vrf::KIND)).ok(), Some(()));
+    }
+
+    #[test]
+    fn arguments_of_a_pod_are_merged_into_those_of_the_definition_key_by_key() {
+        let merged = |mut config: Value| {
+            let extra = json!({"mtu": 1400, "mac": null});
+            let merged = merge_args(config.as_object_mut().unwrap(), extra.as_object().unwrap());
+            merged.map(|()| config).map_err(|error| (error.code, error.msg))
+        };
+        let alone = json!({"args": {"cni": {"mtu": 1400, "mac": null}}});
+        for absent in [json!({}), json!({"args": null}), json!({"args": {}}), json!({"args": {"cni": null}})]
+        {
+            assert_eq!(merged(absent.clone()), Ok(alone.clone()), "{absent}");
+        }
+        let beside = json!({"args": {"cni": {"mtu": 9000, "promisc": true}, "labels": {}}});
+        let expected = json!({"args": {"cni": {"mtu": 1400, "mac": null, "promisc": true}, "labels": {}}});
+        assert_eq!(merged(beside), Ok(expected));
+        for (config, path) in [(json!({"args": 7}), "args"), (json!({"args": {"cni": []}}), "args.cni")] {
+            let refused = (code::INVALID_CONFIG, format!("key {path}: must be an object"));
+            assert_eq!(merged(config), Err(refused));
+        }
     }
 
     fn network(config: &Value) -> Network {

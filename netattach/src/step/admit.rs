@@ -4,10 +4,13 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+/// The chain of the node's administrator, which is asked for the packets of all pods.
+pub const ADMIN_CHAIN: &str = "CNI-ADMIN";
+
 /// Makes the node accept forwarded packets from and to the attachment's addresses: the chained plugin `firewall`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admit {
-    /// The chain with the administrator's own rules, which is evaluated first.
+    /// The chain that is asked first: [`ADMIN_CHAIN`], or one that is asked for the attachment's packets alone.
     pub admin_chain: String,
     /// The senders that may reach the pods of a bridge.
     #[serde(default, skip_serializing_if = "Ingress::is_open")]
@@ -55,7 +58,7 @@ impl Ingress {
 pub struct Admitted {
     /// The addresses whose packets are accepted.
     pub addresses: Vec<IpAddr>,
-    /// The chain with the administrator's own rules.
+    /// As in [`Admit`].
     pub admin_chain: String,
     /// The bridge to whose pods access is restricted, or the device through which the node routes to their VLAN of
     /// the bridge, and the restriction.

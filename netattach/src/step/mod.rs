@@ -25,7 +25,7 @@ use crate::ipam;
 pub use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
-pub use admit::{Admit, Admitted, Ingress};
+pub use admit::{ADMIN_CHAIN, Admit, Admitted, Ingress};
 pub use claim::{Claim, Home, Representor};
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{

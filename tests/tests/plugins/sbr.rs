@@ -311,13 +311,27 @@ fn a_late_del_leaves_the_rules_alone_of_the_pod_that_has_the_namespaces_path_now
         assert_eq!((answer.exit, Routing::of(&side.pod)), (Some(0), attached.clone()), "{late}");
     };
     // An address of its own, or no known one; and the address of the other one, whose link is marked as another's.
-    unchanged(&with_result(&sbr, &result_of("02:00:00:00:00:99", "10.1.0.2/24")));
+    unchanged(&with_result(&sbr, &result_of("02:00:00:00:00:99", "10.9.0.2/24")));
     unchanged(&with_result(&sbr, &result_of(&mac, "10.9.0.2/24")));
     let group = link_group("c2", "eth0");
     Handle::open_in(side.pod.netns()).unwrap().set_group(eth0().index, group).unwrap();
     unchanged(&its);
     unchanged(&sbr);
     let answer = side.runtime.run("DEL", other, &its).unwrap();
+    assert_eq!((answer.exit, Routing::of(&side.pod).rules), (Some(0), Vec::new()));
+}
+
+/// A `tuning` behind it had changed the Ethernet address; its DEL, which runs first, has restored the former one.
+#[test]
+fn a_del_knows_its_interface_by_an_ip_address_when_the_mac_is_the_former_one() {
+    let own = own();
+    let side = Side::new(own.path().to_owned(), &json!([{"interface": 1, "address": "10.1.0.2/24"}]));
+    let mac = Handle::open_in(side.pod.netns()).unwrap().link("eth0").unwrap().mac.unwrap().to_string();
+    let sbr = config("1.0.0", "sbr", &json!({}));
+    side.runtime.add(side.call(), &with_result(&sbr, &result_of(&mac, "10.1.0.2/24"))).unwrap();
+    assert_eq!(Routing::of(&side.pod).rules.len(), 1);
+    let last = with_result(&sbr, &result_of("02:00:00:00:00:07", "10.1.0.2/24"));
+    let answer = side.runtime.run("DEL", side.call(), &last).unwrap();
     assert_eq!((answer.exit, Routing::of(&side.pod).rules), (Some(0), Vec::new()));
 }
 

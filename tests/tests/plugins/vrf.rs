@@ -301,12 +301,13 @@ fn a_late_del_leaves_the_vrf_alone_of_the_pod_that_has_the_namespaces_path_now()
     let side = Side::new(own.path().to_owned());
     let eth0 = || Handle::open_in(side.pod.netns()).unwrap().link("eth0").unwrap();
     let vrf = config("1.0.0", "vrf", &json!({"vrfname": "blue"}));
-    let with_mac = |mac: &str| {
+    let with = |mac: &str, address: &str| {
         let mut result = previous("1.0.0");
         result["interfaces"][0]["mac"] = json!(mac);
+        result["ips"][0]["address"] = json!(address);
         with_result(&vrf, &result)
     };
-    let its = with_mac(&eth0().mac.unwrap().to_string());
+    let its = with(&eth0().mac.unwrap().to_string(), "10.0.0.2/24");
     let other = Call { container: "c2", ..side.call() };
     side.runtime.add(other, &its).unwrap();
     let attached = shown(&side.pod);
@@ -315,13 +316,20 @@ fn a_late_del_leaves_the_vrf_alone_of_the_pod_that_has_the_namespaces_path_now()
         let answer = side.runtime.run("DEL", side.call(), late).unwrap();
         assert_eq!((answer.exit, &shown(&side.pod)), (Some(0), &attached), "{late}");
     };
-    unchanged(&with_mac("02:00:00:00:00:99"));
+    unchanged(&with("02:00:00:00:00:99", "10.9.0.2/24"));
     // Its link is marked as another's.
     let group = link_group("c2", "eth0");
     Handle::open_in(side.pod.netns()).unwrap().set_group(eth0().index, group).unwrap();
     unchanged(&its);
     unchanged(&vrf);
     let answer = side.runtime.run("DEL", other, &its).unwrap();
+    assert_eq!((answer.exit, shown(&side.pod)["eth0"].controller.as_deref()), (Some(0), None));
+    // Without a group, an IP address identifies it too: a `tuning` behind it may have changed the Ethernet address, and
+    // its DEL has restored the former one.
+    Handle::open_in(side.pod.netns()).unwrap().set_group(eth0().index, 0).unwrap();
+    side.runtime.add(side.call(), &its).unwrap();
+    let last = with("02:00:00:00:00:07", "10.0.0.2/24");
+    let answer = side.runtime.run("DEL", side.call(), &last).unwrap();
     assert_eq!((answer.exit, shown(&side.pod)["eth0"].controller.as_deref()), (Some(0), None));
 }
 

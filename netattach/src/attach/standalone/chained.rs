@@ -11,7 +11,7 @@ use crate::flock;
 use crate::link::{self, Facts};
 use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin, Whose};
-use crate::netlink::{Handle, LinkState};
+use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan;
 use crate::spec::OWN_GROUPS;
@@ -79,8 +79,10 @@ pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool
 /// Whether the pod's interface with that name belongs to another container: the path of a late DEL may lead to that
 /// container's namespace now. The group of a link that netattach created identifies its container: without an agent
 /// it is derived from the link's own name, with an agent from that of the pod's first interface. Any other link is
-/// identified by the Ethernet address in the result, if there is one. The pod's administrator can change both, so the
-/// caller must not lose anything of the node because of the answer.
+/// identified by the result, if there is one: by its Ethernet address, or by an IP address, as a plugin behind this one
+/// may have changed the former, and its DEL, which runs first, has restored it. The pod's administrator can change all
+/// of them, so the caller must not lose anything of the node because of the answer. If it is another's, the handle may
+/// be unusable.
 ///
 /// # Errors
 /// The kernel cannot be asked.
@@ -89,9 +91,29 @@ pub(super) fn is_anothers(request: &cni::Request, pod: &mut Handle) -> Result<bo
     if let Some(is_anothers) = is_marked_anothers(request, &found) {
         return Ok(is_anothers);
     }
-    let result = request.prev_result().ok().flatten();
-    let had = result.as_ref().and_then(|result| address_of(result, &request.ifname));
-    Ok(had.is_some_and(|had| found.mac != Some(had)))
+    let Some(result) = request.prev_result().ok().flatten() else { return Ok(false) };
+    let had = address_of(&result, &request.ifname);
+    let has_other_mac = had.is_some_and(|had| found.mac != Some(had));
+    Ok(has_other_mac && !has_ip_of(&result, &request.ifname, &found, pod)?)
+}
+
+/// Whether a link has one of the IP addresses that a result has for the pod's interface with that name. A link with
+/// more addresses than are read counts as having none; the handle is unusable then.
+pub(super) fn has_ip_of(
+    result: &CniResult,
+    ifname: &str,
+    link: &LinkState,
+    pod: &mut Handle,
+) -> Result<bool, netlink::Error> {
+    let named = plan::by_source::addresses(result, ifname);
+    if named.is_empty() {
+        return Ok(false);
+    }
+    let found = match pod.addresses(link.index) {
+        Err(error) if error.is_too_many() => return Ok(false),
+        found => found?,
+    };
+    Ok(named.iter().any(|(named, _)| found.iter().any(|found| found.addr() == named.addr())))
 }
 
 /// Whether the group of a link marks it as another container's. `None`: the link has no such group.

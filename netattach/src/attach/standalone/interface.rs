@@ -11,7 +11,7 @@ use crate::attach::check::{check_delegates, compare};
 use crate::attach::status_verb::{check_node, lease_error};
 use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError, facts};
-use crate::cni::{self, CniError, Command, code, json};
+use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
 use crate::ipam::{self, InUse};
@@ -175,25 +175,32 @@ impl Interface<'_> {
 
     /// Returns the link of `prevResult`, if the pod has it. Links that this plugin created are recognised by their
     /// group, see [`Sandbox::link_group`]; this function finds links that another implementation created before
-    /// netattach replaced it. A reused namespace may contain another container's link of that name, and all ipvlans
-    /// and VLANs of a parent have its Ethernet address.
+    /// netattach replaced it, by their Ethernet address, or by an IP address: a plugin behind this one may have changed
+    /// the former, and its DEL has restored it. A reused namespace may contain another container's link of that name,
+    /// and all ipvlans and VLANs of a parent have its Ethernet address.
     fn made_according_to_result(
         &self,
         (sandbox, attachment): (&Sandbox, &AttachmentPlan),
         netns: &Netns,
     ) -> Result<Outputs, CniError> {
-        let previous = self.request.prev_result().ok().flatten();
-        let known = previous.and_then(|previous| result::from_prev_result(attachment, &previous).ok());
+        let Some(previous) = self.request.prev_result().ok().flatten() else { return Ok(Outputs::default()) };
+        let known = result::from_prev_result(attachment, &previous).ok();
         let Some(mut outputs) = known else { return Ok(Outputs::default()) };
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
         let failed = |error| {
             AttachError::step(Doing::Detach, attachment, "read the kernel's state", StepError::Netlink(error))
         };
         let found = pod.find_told(&attachment.ifname).map_err(failed)?;
+        let has_ip = match &found {
+            Some(link) => {
+                chained::has_ip_of(&previous, &attachment.ifname, link, &mut pod).map_err(failed)?
+            }
+            None => false,
+        };
         let is_its = |link: &LinkState, mac: Option<Mac>| {
             let is_of_kind = attachment.link().is_none_or(|made| link.kind == made.shown_kind());
             let is_anothers = link.group & OWN_GROUPS != 0 && link.group != sandbox.link_group();
-            mac.is_some() && link.mac == mac && is_of_kind && !is_anothers
+            mac.is_some() && (link.mac == mac || has_ip) && is_of_kind && !is_anothers
         };
         outputs.retain(|_, output| match output {
             Output::Link { pod, .. } => found.as_ref().is_some_and(|link| is_its(link, pod.mac)),
@@ -204,8 +211,16 @@ impl Interface<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let request = self.request;
-        let Some(last) = request.prev_result()? else {
-            return Err(CniError::new(code::INVALID_CONFIG, "key prevResult: missing, but CHECK needs it"));
+        let last = match request.prev_result()? {
+            Some(last) => last,
+            // All that it made is `lo`.
+            None if self.driver.kind() == "loopback" => CniResult::default(),
+            None => {
+                return Err(CniError::new(
+                    code::INVALID_CONFIG,
+                    "key prevResult: missing, but CHECK needs it",
+                ));
+            }
         };
         let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
         let sandbox = sandbox(request, netns.id());

@@ -116,6 +116,12 @@ impl Options {
         self.0.get(&code).map(Vec::as_slice)
     }
 
+    /// Returns those of the options whose numbers are in `codes`.
+    pub fn only(&self, codes: &[u8]) -> Self {
+        let kept = self.0.iter().filter(|(code, _)| codes.contains(code));
+        Self(kept.map(|(code, value)| (*code, value.clone())).collect())
+    }
+
     /// Sets an option.
     pub fn set(&mut self, code: u8, value: impl Into<Vec<u8>>) {
         self.0.insert(code, value.into());

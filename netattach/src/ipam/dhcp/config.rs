@@ -29,9 +29,8 @@ const NAMES: [(&str, u8); 6] = [
     ("vendor-class-identifier", 60),
 ];
 
-/// The options that are requested from every server unless `skipDefault` is set.
-const DEFAULT: [u8; 7] = [
-    code::SUBNET_MASK,
+/// The options that are requested from every server, after the subnet mask, unless `skipDefault` is set.
+const DEFAULT: [u8; 6] = [
     // Requested before the routes that this option replaces (RFC 3442).
     code::CLASSLESS_ROUTES,
     code::ROUTERS,
@@ -193,7 +192,8 @@ fn wanted(ipam: &ConfigObject<'_>) -> Result<Vec<u8>, ConfigError> {
         }
     }
     let default = DEFAULT.iter().copied().filter(|_| !skips_default);
-    let mut wanted = Vec::new();
+    // Without a mask there is no lease; and a request that names no option at all would get all that the server has.
+    let mut wanted = vec![code::SUBNET_MASK];
     for code in default.chain(asked) {
         if !wanted.contains(&code) {
             wanted.push(code);
@@ -279,12 +279,15 @@ mod tests {
         let expected = Config {
             network: "lan".into(),
             broadcast: true,
-            wanted: vec![3, 42],
+            wanted: vec![1, 3, 42],
             provided: vec![(12, "web-1".into()), (60, "last".into())],
             priority: Some(300),
             unprobed: true,
         };
         assert_eq!(parse(ipam, "IgnoreUnknown=1;K8S_POD_NAME=web-1"), Ok(expected));
+        // The mask is requested all the same.
+        let none = parse(json!({"type": "dhcp", "request": [{"skipDefault": true}]}), "").unwrap();
+        assert_eq!(none.wanted, [1]);
     }
 
     /// Rows: DHCP-unprobed.

@@ -127,7 +127,8 @@ pub(super) struct Exchange {
     end: Duration,
     due: Duration,
     patience: Duration,
-    /// When the last request was sent: a lease counts from there (RFC 2131, section 4.4.1).
+    /// When the first request of this state was sent: a lease counts from there (RFC 2131, section 4.4.1), as the
+    /// server may have answered that one.
     requested: Duration,
     random: u64,
     /// The addresses that other hosts have, each with that host.
@@ -324,6 +325,9 @@ impl Exchange {
                 Outgoing { message, to: None, asks_for: None }
             }
             State::Requesting { address, server, sent } => {
+                if *sent == 0 {
+                    self.requested = now;
+                }
                 *sent += 1;
                 let (address, server) = (*address, *server);
                 let mut message = self.message(Kind::Request, now);
@@ -331,6 +335,7 @@ impl Exchange {
                 message.options.set(code::SERVER, server.address.octets());
                 Outgoing { message, to: None, asks_for: Some((address, server)) }
             }
+            // Its first request is sent when the exchange begins.
             State::Keeping(purpose) => {
                 let purpose = purpose.clone();
                 let mut message = self.message(Kind::Request, now);
@@ -353,7 +358,6 @@ impl Exchange {
                 Outgoing { message, to, asks_for: None }
             }
         };
-        self.requested = now;
         // Uniform jitter of up to a quarter, so that clients that began together diverge (RFC 2131, section 4.1).
         let jitter = f64::from(self.random() as u16) / f64::from(u16::MAX);
         self.due = now + self.patience.mul_f64(0.75 + jitter / 2.0);

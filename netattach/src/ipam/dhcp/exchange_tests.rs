@@ -68,6 +68,31 @@ fn a_lease_is_discovered_offered_requested_and_acknowledged() {
     assert_eq!(exchange.hear(seconds(103), SERVER.mac, &ack), Act::Done(bound));
 }
 
+/// The answer may be the one to the first request, which was only late.
+#[test]
+fn a_lease_counts_from_the_first_request_for_it() {
+    let mut exchange = begin(Purpose::New(None));
+    sent(exchange.tick(seconds(100)));
+    let offer = answer(&exchange, Kind::Offer);
+    sent(exchange.hear(seconds(101), SERVER.mac, &offer));
+    let due = exchange.due();
+    sent(exchange.tick(due));
+    let ack = answer(&exchange, Kind::Ack);
+    let bound = Outcome::Bound(terms(&exchange, 101), ack.options.clone());
+    assert_eq!(exchange.hear(seconds(103), SERVER.mac, &ack), Act::Done(bound));
+
+    let known = terms(&begin(Purpose::New(None)), 40);
+    for purpose in [Purpose::Renew(known), Purpose::Rebind(known), Purpose::Again(known)] {
+        let mut exchange = begin(purpose.clone());
+        sent(exchange.tick(seconds(100)));
+        let due = exchange.due();
+        sent(exchange.tick(due));
+        let ack = answer(&exchange, Kind::Ack);
+        let bound = Outcome::Bound(terms(&exchange, 100), ack.options.clone());
+        assert_eq!(exchange.hear(seconds(103), SERVER.mac, &ack), Act::Done(bound), "{purpose:?}");
+    }
+}
+
 #[test]
 fn what_has_no_answer_is_sent_again_until_the_time_is_over() {
     let mut exchange = begin(Purpose::New(Some(ADDRESS)));

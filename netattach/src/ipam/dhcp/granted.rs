@@ -14,10 +14,12 @@ use crate::ipam::{Lease, LeasedAddress};
 const DOMAIN: usize = 255;
 const LABEL: u8 = 63;
 
-/// Returns the lease in the form of the pod. `priority`: the metric of its routes.
+/// Returns the lease in the form of the pod. `wanted`: the options that the client has requested; others, which
+/// servers may send all the same, are ignored. `priority`: the metric of its routes.
 ///
 /// Routes of option 121 replace the routers and the routes of option 33 (RFC 3442).
-pub fn lease(terms: &Terms, options: &Options, priority: Option<u32>) -> Lease {
+pub fn lease(terms: &Terms, options: &Options, wanted: &[u8], priority: Option<u32>) -> Lease {
+    let options = &options.only(wanted);
     // Terms with a prefix longer than an address were refused.
     let net = Ipv4Net::new(terms.address, terms.prefix).unwrap_or_else(|_| terms.address.into());
     let is_default = |route: &(Ipv4Net, Ipv4Addr)| route.0.prefix_len() == 0;
@@ -165,7 +167,20 @@ mod tests {
     use crate::ipam::dhcp::terms::Server;
     use crate::mac::Mac;
 
+    const ALL: [u8; 6] = [
+        code::ROUTERS,
+        code::NAME_SERVERS,
+        code::DOMAIN,
+        code::STATIC_ROUTES,
+        code::SEARCH,
+        code::CLASSLESS_ROUTES,
+    ];
+
     fn granted(given: &[(u8, &[u8])], priority: Option<u32>) -> Lease {
+        granted_of(given, &ALL, priority)
+    }
+
+    fn granted_of(given: &[(u8, &[u8])], wanted: &[u8], priority: Option<u32>) -> Lease {
         let mut options = Options::default();
         for (code, value) in given {
             options.set(*code, *value);
@@ -180,7 +195,7 @@ mod tests {
             renew: 30,
             rebind: 45,
         };
-        lease(&terms, &options, priority)
+        lease(&terms, &options, wanted, priority)
     }
 
     fn routes(lease: &Lease) -> Value {
@@ -223,6 +238,23 @@ mod tests {
             let lease = granted(&[ROUTERS, (code::CLASSLESS_ROUTES, malformed)], None);
             assert_eq!(routes(&lease), json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]), "{malformed:?}");
         }
+    }
+
+    /// Rows: DHCP-request.
+    #[test]
+    fn what_a_server_sends_without_a_request_is_ignored() {
+        let classless: (u8, &[u8]) = (code::CLASSLESS_ROUTES, &[8, 10, 10, 1, 0, 5]);
+        let servers: (u8, &[u8]) = (code::NAME_SERVERS, &[10, 1, 0, 1]);
+        let domain: (u8, &[u8]) = (code::DOMAIN, b"example.org");
+        let search: (u8, &[u8]) = (code::SEARCH, b"\x01a\x00");
+        let given = [ROUTERS, OLD, classless, servers, domain, search];
+        let none = granted_of(&given, &[code::SUBNET_MASK], None);
+        assert_eq!((none.addresses[0].gateway, routes(&none), none.dns), (None, json!([]), Dns::default()));
+        // An option 121 without a request does not replace what was requested.
+        let routers = granted_of(&given, &[code::SUBNET_MASK, code::ROUTERS, code::DOMAIN], None);
+        assert_eq!(routers.addresses[0].gateway, Some("10.1.0.1".parse().unwrap()));
+        assert_eq!(routes(&routers), json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}]));
+        assert_eq!(serde_json::to_value(&routers.dns).unwrap(), json!({"domain": "example.org"}));
     }
 
     /// Rows: DHCP-dns.

@@ -194,7 +194,7 @@ impl Leases {
             };
             self.shared.bind(owner, &terms)?;
             let (network, address) = (config.network.as_str(), terms.address);
-            let given = || Ok(granted::lease(&terms, &options, config.priority));
+            let given = || Ok(granted::lease(&terms, &options, &config.wanted, config.priority));
             if config.unprobed {
                 return given();
             }

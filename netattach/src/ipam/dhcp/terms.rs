@@ -16,7 +16,8 @@ const FOR_EVER: u32 = u32::MAX;
 const SHORTEST: u32 = 4;
 /// The shortest prefix that is accepted: the whole subnet is on-link at the pod's interface.
 const LARGEST_SUBNET: u8 = 8;
-/// The shortest pause between two renewals of a lease that is long enough (RFC 2131, section 4.4.5).
+/// The shortest pause between two attempts to renew a lease that is long enough (RFC 2131, section 4.4.5). A server
+/// may name a shorter time until the first attempt.
 const PAUSE: Duration = Duration::from_secs(60);
 /// How long the client waits for the reply to a renewal.
 const WINDOW: Duration = Duration::from_secs(4);
@@ -105,8 +106,7 @@ impl Terms {
         let named = |code| options.number(code).map(|seconds| u64::from(seconds) * 1000);
         let rebind = named(code::REBIND_AFTER).filter(|at| (1..whole).contains(at)).unwrap_or(usual_rebind);
         let renew = named(code::RENEW_AFTER).unwrap_or(usual_renew);
-        let least = usual_renew.min(PAUSE.as_millis() as u64);
-        let renew = if (least..=rebind).contains(&renew) { renew } else { usual_renew.min(rebind) };
+        let renew = if (1..=rebind).contains(&renew) { renew } else { usual_renew.min(rebind) };
         Ok(Self {
             address,
             prefix,
@@ -229,6 +229,8 @@ mod tests {
         for (named, counts) in [
             ((600, 1200), (600_000, 1_200_000)),
             ((0, 1200), (1_200_000, 1_200_000)),
+            ((1, 1200), (1_000, 1_200_000)),
+            ((30, 45), (30_000, 45_000)),
             ((600, 3600), (600_000, 3_150_000)),
             ((3500, 1200), (1_200_000, 1_200_000)),
         ] {

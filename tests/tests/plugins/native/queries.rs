@@ -103,6 +103,15 @@ fn check_needs_the_result_and_the_interface_in_it() {
     );
 }
 
+#[test]
+fn check_of_loopback_needs_no_result() {
+    let rig = Rig::new();
+    let config = rig.config("1.0.0", "loopback");
+    assert!(rig.refusal("CHECK", &config).1.contains("lo is not up"));
+    rig.add(&config);
+    rig.alone("CHECK", &config);
+}
+
 /// Rows: STA-06, ENV-21.
 #[test]
 fn status_tells_whether_an_add_could_be_served() {

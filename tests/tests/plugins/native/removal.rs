@@ -156,6 +156,19 @@ fn del_leaves_what_somebody_else_made() {
     // The interfaces in the previous result belong to this attachment, whichever plugin of that name made them.
     rig.after("DEL", &config, &listed(MAC));
     assert_eq!(rig.links().0, [""; 0]);
+    // So do those with an IP address of it: a `tuning` may have changed the Ethernet address for a while.
+    rig.node().create_veth(&foreign, None, rig.pod.netns().as_fd(), &mut inside).unwrap();
+    let index = inside.link("eth0").unwrap().index;
+    inside.ensure_address(index, "10.1.0.2/24".parse().unwrap()).unwrap();
+    let tuned = |address: &str| {
+        let mut result = listed("02:00:00:00:00:99");
+        result["ips"] = json!([{"interface": 0, "address": address}]);
+        result
+    };
+    rig.after("DEL", &config, &tuned("10.9.0.2/24"));
+    assert_eq!(rig.links().0, ["eth0"]);
+    rig.after("DEL", &config, &tuned("10.1.0.2/24"));
+    assert_eq!(rig.links().0, [""; 0]);
 }
 
 #[test]

@@ -218,11 +218,19 @@ fn the_administrators_chain_is_asked_first() {
     let _echo = Echo::serve(&scene.outside, at(OUTSIDE[0], 7)).unwrap();
     let keys = json!({"iptablesAdminChainName": "MINE"});
     let a = scene.add("a", &[scene.bridge(&json!({})), firewall(&keys)]);
+    let b = scene.add("b", &[scene.bridge(&json!({})), firewall(&json!({}))]);
     assert!(connects(&a.namespace, at(OUTSIDE[0], 7), PATIENCE));
     said(&scene, "iptables", &format!("-A MINE -d {} -j DROP", OUTSIDE[0]));
     assert!(!connects(&a.namespace, at(OUTSIDE[0], 7), SILENCE));
+    // It is asked for no other pod's packets, and after the chain that is.
+    assert!(connects(&b.namespace, at(OUTSIDE[0], 7), PATIENCE));
+    let rules = chain(&scene, "iptables", "CNI-FORWARD");
+    assert_eq!((rules[0].as_str(), rules[1].ends_with(" -j MINE")), (ADMIN, true), "{rules:?}");
     scene.check(&a);
+    scene.check(&b);
     scene.del(&a);
+    scene.del(&b);
+    assert_eq!(chain(&scene, "iptables", "CNI-FORWARD"), [ADMIN]);
     // It is the administrator's.
     assert_eq!(chain(&scene, "iptables", "MINE"), [format!("-A MINE -d {}/32 -j DROP", OUTSIDE[0])]);
 }
@@ -301,7 +309,6 @@ fn the_rules_are_those_of_the_reference() {
     };
     for keys in [
         json!({"backend": "iptables"}),
-        json!({"backend": "iptables", "iptablesAdminChainName": "MINE"}),
         json!({"backend": "iptables", "ingressPolicy": "same-bridge"}),
         json!({"backend": "iptables", "ingressPolicy": "isolated"}),
     ] {
