@@ -5,13 +5,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Inheritance;
 use super::apply::apply;
 use super::check::{check, differences_in_pod};
-use super::enforcement;
+use super::reconcile::enforcement;
 use super::registry::{Attached, Reservation};
 use super::undo::{release_addresses, undo, undo_but_addresses};
-use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts};
+use super::{AttachError, Doing, Holder, Inheritance, Node, Registry, RepeatedAdd, StepError, facts};
 use serde_json::Value;
 
 use crate::cni;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::left_programs::LeftError;
-use super::tuning::TuningError;
+use super::apply::tuning::TuningError;
+use super::device::left_programs::LeftError;
 use super::{Address, Holder, InheritanceError};
 use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};

@@ -1,7 +1,7 @@
 //! The bridge that an attachment is a port of, and its gateway addresses.
 
-use super::{Executor, IPV6_MIN_MTU, ensure_if_present, interface};
-use crate::attach::{StepError, bridge_stack, bridges, facts};
+use super::{Executor, IPV6_MIN_MTU, bridge_stack, bridges, ensure_if_present, interface};
+use crate::attach::{StepError, facts};
 use crate::netlink::Born;
 use crate::plan::AttachmentPlan;
 use crate::plan::addressing::{self, GatewayChanges, Others};

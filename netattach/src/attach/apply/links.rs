@@ -3,8 +3,9 @@
 use std::os::fd::AsFd;
 
 use super::{Executor, ensure_if_present, interface};
-use crate::attach::occupied::{Address, check_mac_is_free};
-use crate::attach::{StepError, facts, representor, take_device};
+use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::device::{representor, take_device};
+use crate::attach::{StepError, facts};
 use crate::netlink::{self, Handle, LinkState};
 use crate::plan::AttachmentPlan;
 use crate::spec;

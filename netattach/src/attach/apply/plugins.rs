@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::{Executor, interface};
-use crate::attach::occupied::{Address, check_mac_is_free};
-use crate::attach::{AttachError, Doing, Node, StepError, tuning};
+use super::{Executor, interface, tuning};
+use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::{AttachError, Doing, Node, StepError};
 use crate::cni::{CniArgs, Command};
 use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::Asked;

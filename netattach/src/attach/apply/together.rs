@@ -5,9 +5,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use super::links::{check_mtu, not_created};
-use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, interface};
-use crate::attach::occupied::{Address, Holder, check_mac_is_free};
-use crate::attach::{StepError, host_access};
+use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, host_access, interface};
+use crate::attach::StepError;
+use crate::attach::addresses::occupied::{Address, Holder, check_mac_is_free};
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::netlink::{self, Ends, LinkState, NewLink};

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Executor, on_parent, own_link};
-use crate::attach::routing::{move_default_routes, route_by_source};
-use crate::attach::{StepError, cluster_routes, host_access, translation, vrf};
+use super::routing::{cluster_routes, move_default_routes, route_by_source, vrf};
+use super::{Executor, host_access, on_parent, own_link, translation};
+use crate::attach::StepError;
 use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::step::{Output, StepRef, Translate};
 
