@@ -53,7 +53,7 @@ pub use addresses::survey::SurveyError;
 pub use adopt::Recovery;
 pub use apply::bridges::Bridges;
 pub use apply::host_access::{self, HostAccesses};
-pub use device::devices::Devices;
+pub use device::claims::Devices;
 pub use engine::Engine;
 pub use error::{AttachError, Doing, StepError};
 pub use gc::{Census, Collected, Stale};

@@ -4,7 +4,7 @@
 
 use std::os::fd::AsFd;
 
-use super::devices::Other;
+use super::claims::Other;
 use crate::attach::StepError;
 use crate::error_chain::Chain;
 use crate::netlink::{Above, DeviceState, Handle};

@@ -4,7 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `which_device`, `identity` | determine which device a configuration names, and recognise a claimed device wherever it is; pure |
-//! | `devices` | tracks which attachment holds which device, and gives back those whose pods are gone |
+//! | `claims` | tracks which attachment holds which device, and gives back those whose pods are gone |
 //! | `take_device` | claims a device, sets it up and moves it to the pod |
 //! | `bus`, `card`, `representor` | the device on its bus; the physical function of a VF, and the VF's representor in switchdev mode |
 //! | `sriov_cni` | the files in which sriov-cni records the holder of each VF |
@@ -13,7 +13,7 @@
 mod above;
 pub(super) mod bus;
 pub(super) mod card;
-pub(super) mod devices;
+pub(super) mod claims;
 pub(super) mod give_back;
 mod identity;
 pub(super) mod left_programs;

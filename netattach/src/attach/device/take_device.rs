@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use super::card::{self, Card, is_of, physical};
-use super::devices::settle;
+use super::claims::settle;
 use super::give_back::find_home;
 use super::which_device::{Target, There};
 use super::{bus, identity, left_programs, representor};

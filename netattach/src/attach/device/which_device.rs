@@ -3,7 +3,7 @@
 //! A device may be named in several ways, and may be absent from the node: in a pod, or about to be given back.
 //! However it is named, it has one key for claims, and another device is never mistaken for it.
 
-use super::devices::Known;
+use super::claims::Known;
 use super::identity;
 use super::take_device::home;
 use crate::attach::StepError;
@@ -30,7 +30,7 @@ pub(super) struct There<'t> {
     pub parents: &'t [String],
     /// The devices on the node.
     pub present: &'t [DeviceState],
-    /// The devices in records; read later than those on the node, see [`super::devices::Devices::known`].
+    /// The devices in records; read later than those on the node, see [`super::claims::Devices::known`].
     pub known: &'t [Known],
     /// See [`super::bus::carrier_of`].
     pub carrier_of: &'t dyn Fn(&str) -> String,

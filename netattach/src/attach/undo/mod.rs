@@ -18,7 +18,7 @@ use super::apply::routing::vrf;
 use super::apply::{admit, device_info, host_access, restrict_sender, routing, translation, tuning};
 use super::device::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::device::take_device::asked_mac;
-use super::device::{devices, representor};
+use super::device::{claims, representor};
 use super::{AttachError, Attached, Doing, Node, Progress, StepError};
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
@@ -346,7 +346,7 @@ impl Begun<'_> {
             })?;
             representor::leave_programs(node, self.attachment.number(), claim)
         };
-        node.devices.give_back(claim, of, act, devices::make_way)
+        node.devices.give_back(claim, of, act, claims::make_way)
     }
 
     /// Releases resources, most of which are free only once the sandbox's links are gone. `outputs`: those of the
