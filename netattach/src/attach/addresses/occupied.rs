@@ -14,6 +14,7 @@ use ipnet::IpNet;
 use crate::attach::apply::owner;
 use crate::attach::device::take_device::asked_mac;
 use crate::attach::{Attached, StepError};
+use crate::cni::code;
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::mac::Mac;
@@ -215,7 +216,7 @@ impl Occupied {
             Entry::Occupied(held) => {
                 let Held { owner, who, .. } = held.get().clone();
                 let holder = Holder::Attachment { container: owner.container_id, who };
-                Err(StepError::AddressTaken { address, holder })
+                Err(AddressError::Taken { address, holder }.into())
             }
             Entry::Vacant(free) => {
                 let container = &sandbox.container_id;
@@ -373,14 +374,14 @@ fn mac(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Mac> {
 /// index of the bridge whose port is to have it; `own`: name of that port, which may be left over from before.
 ///
 /// # Errors
-/// [`StepError::AddressTaken`] with the holder.
+/// [`AddressError::Taken`] with the holder.
 pub(in crate::attach) fn check_mac_is_free(
     host: &mut Handle,
     mac: Mac,
     bridge: Option<u32>,
     own: Option<&str>,
 ) -> Result<(), StepError> {
-    let taken = |holder| Err(StepError::AddressTaken { address: Address::Mac(mac), holder });
+    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Mac(mac), holder }));
     let links = host.links()?;
     if let Some(link) = links.iter().find(|link| link.mac == Some(mac)) {
         return taken(Holder::Node(link.name.clone()));
@@ -413,13 +414,13 @@ pub(in crate::attach) enum Routed {
 /// Refuses an IP address that is in use.
 ///
 /// # Errors
-/// [`StepError::AddressTaken`] with the holder.
+/// [`AddressError::Taken`] with the holder.
 pub(in crate::attach) fn check_ip_is_free(
     host: &mut Handle,
     ip: IpAddr,
     routed: Routed,
 ) -> Result<(), StepError> {
-    let taken = |holder| Err(StepError::AddressTaken { address: Address::Ip(ip), holder });
+    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Ip(ip), holder }));
     if host.is_own_address(ip)? {
         return taken(Holder::Own);
     }
@@ -457,6 +458,33 @@ fn behind(host: &mut Handle, route: &RouteState) -> Holder {
     match destination.prefix_len() == destination.max_prefix_len() {
         true => Holder::Route(device),
         false => Holder::Within(*destination, device),
+    }
+}
+
+/// Why an address cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// The requested address is in use elsewhere.
+    #[error("{address} is taken: {holder}")]
+    Taken {
+        /// The address.
+        address: Address,
+        /// Its holder.
+        holder: Holder,
+    },
+    /// Another host on the link has the address.
+    #[error("address {0} is taken: another host on the link has answered for it")]
+    Duplicate(IpAddr),
+}
+
+impl AddressError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::Taken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
+            Self::Taken { .. } => code::INVALID_CONFIG,
+            Self::Duplicate(_) => code::TRY_AGAIN_LATER,
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The requests of attachments to the node's forwarding.
 
+use super::plugins::PluginError;
 use crate::attach::{Node, StepError};
 use crate::firewall::{self, Firewall, Owner};
 use crate::journal::Record;
@@ -50,7 +51,7 @@ pub(super) fn attach(
     outputs: Brought<'_>,
 ) -> Result<Admitted, StepError> {
     let now = result::result(sandbox, attachment, outputs)
-        .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+        .map_err(|source| PluginError::Result { plugin: attachment.kind.clone(), source })?;
     let admitted = firewall::admitted(admit, &now)?;
     firewall::check_effect(admit)?;
     let note = note_on(node, sandbox, attachment);

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::bridge::BridgeError;
 use super::{bridge_stack, ensure_if_present};
 use crate::attach::StepError;
 use crate::error_chain::Chain;
@@ -351,7 +352,7 @@ pub(in crate::attach) fn filter_by_vlan(host: &mut Handle, bridge: &LinkState) -
         return Ok(());
     }
     if !bridge.own_bridge() {
-        return Err(StepError::NotFiltering(bridge.name.clone()));
+        return Err(BridgeError::NotFiltering(bridge.name.clone()).into());
     }
     Ok(host.filter_by_vlan(&bridge.name, bridge.index)?)
 }

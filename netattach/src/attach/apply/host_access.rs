@@ -20,8 +20,9 @@ use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
 use super::ensure_if_present;
-use crate::attach::addresses::occupied::{Address, Holder};
+use crate::attach::addresses::occupied::{Address, AddressError, Holder};
 use crate::attach::{Node, StepError};
+use crate::cni::code;
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, LinkState, RouteState};
 use crate::netns::Netns;
@@ -74,15 +75,15 @@ pub(super) fn choose(
         let is_local = |net: &IpNet| matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
         let device = parent.name.clone();
         return Err(match of_node.iter().all(is_local) {
-            true => StepError::NoAddressYet(device),
-            false => StepError::NoHostAddress(device),
+            true => StepError::HostAccess(HostAccessError::NoAddressYet(device)),
+            false => StepError::HostAccess(HostAccessError::NoAddress(device)),
         });
     }
     if matches!(link, spec::Link::Ipvlan(_))
         && reached.iter().any(|it| it.node.is_ipv4())
         && is_strict(&parent.name)
     {
-        return Err(StepError::StrictReversePath(parent.name.clone()));
+        return Err(HostAccessError::StrictReversePath(parent.name.clone()).into());
     }
     Ok(HostAccess { device: host_access::device(parent.index), reached })
 }
@@ -120,8 +121,9 @@ pub(super) fn give(
 /// Adds the node's routes to the pod's addresses. An existing route through another device is kept, whatever its
 /// metric, and causes an error.
 fn add_routes(host: &mut Handle, own: u32, reached: &[Reached]) -> Result<(), StepError> {
-    let taken =
-        |ip, holder| StepError::AddressTaken { address: Address::Ip(ip), holder: Holder::Route(holder) };
+    let taken = |ip, holder| {
+        StepError::Address(AddressError::Taken { address: Address::Ip(ip), holder: Holder::Route(holder) })
+    };
     let mut present = host.routes()?;
     present.retain(|route| reached.iter().any(|it| route.destination == IpNet::from(it.pod)));
     let (stale, others): (Vec<RouteState>, Vec<RouteState>) =
@@ -183,7 +185,7 @@ fn not_up(error: netlink::Error, own: &LinkState, parent: &LinkState) -> StepErr
     match (error.errno(), own.mac) {
         (Some(rustix::io::Errno::ADDRINUSE), Some(mac)) => {
             let (address, holder) = (Address::Mac(mac), Holder::Sibling(parent.name.clone()));
-            StepError::AddressTaken { address, holder }
+            StepError::Address(AddressError::Taken { address, holder })
         }
         _ => error.into(),
     }
@@ -320,4 +322,32 @@ pub(in crate::attach) fn difference(
         }
     }
     Ok(None)
+}
+
+/// Why the node and a pod cannot reach each other.
+#[derive(Debug, thiserror::Error)]
+pub enum HostAccessError {
+    /// The node has no address in a subnet of the pod.
+    #[error("key hostAccess: {0} has no address of the node in a subnet of the pod")]
+    NoAddress(String),
+    /// The node has no address on the parent at all; one may follow, for example by DHCP when a node starts.
+    #[error("key hostAccess: {0} has no address of the node yet")]
+    NoAddressYet(String),
+    /// The node would drop packets that the pod sends to it: it receives them on the parent, and answers through
+    /// another link.
+    #[error(
+        "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{0}.rp_filter to 2"
+    )]
+    StrictReversePath(String),
+}
+
+impl HostAccessError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            // The node may be starting.
+            Self::NoAddressYet(_) => code::TRY_AGAIN_LATER,
+            Self::NoAddress(_) | Self::StrictReversePath(_) => code::INVALID_CONFIG,
+        }
+    }
 }

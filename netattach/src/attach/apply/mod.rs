@@ -33,10 +33,13 @@ mod ways;
 use std::collections::BTreeSet;
 
 pub(super) use self::addresses::lease;
+pub(super) use self::bridge::BridgeError;
 use self::bridges::Entered;
-pub(super) use self::plugins::{DelegateCall, runner};
+pub(super) use self::links::LinkError;
+pub(super) use self::plugins::{DelegateCall, PluginError, runner};
 use self::plugins::{check_plugins, take_made};
 use self::routing::{by_source, vrf};
+pub(super) use self::together::DataplaneError;
 use super::device::take_device::Looked;
 use super::{AttachError, Doing, Node, Progress, StepError};
 use crate::firewall;
@@ -212,7 +215,7 @@ impl<'a> Executor<'a> {
                     Doing::Attach,
                     attachment,
                     step.describe(),
-                    StepError::NameTaken(name.to_owned()),
+                    StepError::Link(LinkError::NameTaken(name.to_owned())),
                 ));
             }
         }
@@ -256,7 +259,7 @@ impl<'a> Executor<'a> {
             Step::Remember(remember) => {
                 let entry =
                     result_cache::entry(self.sandbox, attachment, remember, self.progress.outputs().of(at.0))
-                        .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+                        .map_err(|source| PluginError::Result { plugin: attachment.kind.clone(), source })?;
                 waits::at(&Resource::Cache, || self.node.cache.write(&entry))?;
                 Ok(Output::Nothing)
             }
@@ -273,7 +276,7 @@ impl<'a> Executor<'a> {
             Step::ChooseTables(asked) => {
                 let outputs = self.progress.outputs().of(at.0);
                 let now = result::result(self.sandbox, attachment, outputs)
-                    .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+                    .map_err(|source| PluginError::Result { plugin: attachment.kind.clone(), source })?;
                 Ok(Output::SourceTables(by_source::choose(&mut self.pod, &attachment.ifname, asked, &now)?))
             }
             Step::UseTables(_) => {
@@ -311,8 +314,9 @@ impl<'a> Executor<'a> {
     }
 
     fn leased(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<result::Leased, StepError> {
-        result::leased(attachment, self.progress.outputs().of(at.0))
-            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
+        result::leased(attachment, self.progress.outputs().of(at.0)).map_err(|source| {
+            StepError::Plugin(PluginError::Result { plugin: attachment.kind.clone(), source })
+        })
     }
 
     /// Returns the index of the bridge that the attachment is a port of.

@@ -7,7 +7,9 @@ use ipnet::IpNet;
 use regex_lite::Regex;
 
 use super::IPV6_MIN_MTU;
+use super::links::LinkError;
 use crate::attach::StepError;
+use crate::cni::code;
 use crate::error_chain::Chain;
 use crate::netlink::{self, Handle};
 use crate::netns::{Netns, within};
@@ -60,6 +62,16 @@ pub enum TuningError {
         /// Path of the list.
         path: PathBuf,
     },
+}
+
+impl TuningError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::List { .. } => code::IO_FAILURE,
+            Self::Line { .. } | Self::Asked { .. } | Self::NotAllowed { .. } => code::INVALID_CONFIG,
+        }
+    }
 }
 
 /// Refuses settings that the administrator does not allow.
@@ -137,7 +149,7 @@ fn check_addresses_stay(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<(
     let index = pod.link(ifname)?.index;
     let is_given = |net: &IpNet| matches!(net, IpNet::V6(net) if !net.addr().is_unicast_link_local());
     match pod.addresses(index)?.iter().any(is_given) {
-        true => Err(StepError::SmallMtu(mtu)),
+        true => Err(LinkError::SmallMtu(mtu).into()),
         false => Ok(()),
     }
 }

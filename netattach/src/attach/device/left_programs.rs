@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
+use super::error::DeviceError;
 use crate::attach::StepError;
 use crate::bpf::Program;
 use crate::bpf::sys::{self, LoadedProgram, OnHook, SharedHook};
@@ -53,7 +54,7 @@ enum Place {
 pub(super) fn running(found: &DeviceState) -> Result<Vec<u32>, StepError> {
     let on_hooks = on_hooks(found.link.index).map_err(|source| {
         let device = found.link.name.clone();
-        StepError::ProgramsUnknown { device, source: source.into() }
+        StepError::Device(DeviceError::ProgramsUnknown { device, source: source.into() })
     })?;
     let on_hooks = on_hooks.into_iter().map(|it| it.program);
     Ok(on_hooks.chain(found.xdp.iter().map(|(_, program)| *program)).collect())
@@ -97,7 +98,12 @@ pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(),
             }
             Err(source) => {
                 let device = device.clone();
-                failed.get_or_insert(StepError::ProgramLeft { device, program, name, source });
+                failed.get_or_insert(StepError::Device(DeviceError::ProgramLeft {
+                    device,
+                    program,
+                    name,
+                    source,
+                }));
             }
         }
     }
@@ -133,7 +139,8 @@ fn origin(home: &Home, loaded: Option<&LoadedProgram>) -> Origin {
 }
 
 fn all(host: &mut Handle, name: &str, index: u32) -> Result<Vec<OnDevice>, StepError> {
-    listed(host, index).map_err(|source| StepError::ProgramsUnknown { device: name.to_owned(), source })
+    listed(host, index)
+        .map_err(|source| StepError::Device(DeviceError::ProgramsUnknown { device: name.to_owned(), source }))
 }
 
 fn listed(host: &mut Handle, index: u32) -> Result<Vec<OnDevice>, LeftError> {

@@ -9,11 +9,13 @@
 //! | `bus`, `card`, `representor` | the device on its bus; the physical function of a VF, and the VF's representor in switchdev mode |
 //! | `sriov_cni` | the files in which sriov-cni records the holder of each VF |
 //! | `give_back`, `above`, `left_programs` | give a device back, without the links and programs that the pod has left on it |
+//! | `error` | errors, and their CNI codes |
 
 mod above;
 pub(super) mod bus;
 pub(super) mod card;
 pub(super) mod claims;
+mod error;
 pub(super) mod give_back;
 mod identity;
 pub(super) mod left_programs;
@@ -21,3 +23,6 @@ pub(super) mod representor;
 mod sriov_cni;
 pub(super) mod take_device;
 mod which_device;
+
+pub(super) use self::error::{DeviceError, VfError};
+pub(super) use self::sriov_cni::SriovCniError;

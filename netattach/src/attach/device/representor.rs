@@ -3,6 +3,7 @@
 //! restores its state when the pod ends. netattach neither reads nor changes the bridge or other controller that the
 //! representor is a port of.
 
+use super::error::VfError;
 use super::take_device::asked_mac;
 use crate::attach::apply::{ensure_if_present, host_access};
 use crate::attach::{Node, StepError};
@@ -42,7 +43,7 @@ pub(super) fn find(
 ) -> Result<Option<Representor>, StepError> {
     let Some(function) = &device.function else { return Ok(None) };
     if is_switchdev(Some(function))? != device.switchdev {
-        return Err(StepError::OtherMode(function.physical.clone()));
+        return Err(VfError::OtherMode(function.physical.clone()).into());
     }
     if !device.switchdev {
         return Ok(None);
@@ -50,7 +51,7 @@ pub(super) fn find(
     let found = only(function, host.representors(function)?)?;
     let driven = match &device.userspace {
         Some(_) => {
-            let mac = Some(address(steps, settings).ok_or(StepError::NoAddressOfVf)?);
+            let mac = Some(address(steps, settings).ok_or(VfError::NoAddress)?);
             Some(Interface { name: device.pod_name.clone(), index: 0, mac, mtu: 0 })
         }
         None => None,
@@ -88,13 +89,13 @@ fn only(function: &VirtualFunction, found: Vec<LinkState>) -> Result<LinkState, 
     let function = function.clone();
     let mut names = found.iter().map(|link| &*link.name);
     match names.next() {
-        None => Err(StepError::NoRepresentor(function)),
+        None => Err(VfError::NoRepresentor(function).into()),
         Some(first) => match names.next() {
             Some(second) => {
                 let names = format!("{first}, {second}");
-                Err(StepError::SeveralRepresentors { function, names })
+                Err(VfError::SeveralRepresentors { function, names }.into())
             }
-            None => found.into_iter().next().ok_or(StepError::NoRepresentor(function)),
+            None => found.into_iter().next().ok_or(StepError::Vf(VfError::NoRepresentor(function))),
         },
     }
 }

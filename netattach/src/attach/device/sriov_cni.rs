@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::attach::StepError;
+use crate::cni::code;
 use crate::error_chain::Chain;
 use crate::netns::Netns;
 use crate::spec::{Device, DeviceId};
@@ -83,7 +84,7 @@ impl SriovCni {
         };
         match is_locked {
             true => Ok(Some(LockedVf { _lock: Some(lock), ..vf })),
-            false => Err(StepError::SriovCniIsAtIt(vf.address)),
+            false => Err(SriovCniError::Locked(vf.address).into()),
         }
     }
 
@@ -112,7 +113,7 @@ impl SriovCni {
         act: impl FnOnce(Option<&LockedVf>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
         let locked = match self.lock(device, waits_at) {
-            Err(error @ StepError::SriovCniFile { .. }) => {
+            Err(error @ StepError::SriovCni(SriovCniError::File { .. })) => {
                 tracing::warn!(
                     device = %device.id, error = %Chain(&error),
                     "the device goes back without sriov-cni's lock"
@@ -176,7 +177,7 @@ impl LockedVf {
     /// sriov-cni has given the VF to another pod.
     pub(super) fn check_is_free_for(&self, netns: &str) -> Result<(), StepError> {
         match self.holder_beside(netns)? {
-            Some(netns) => Err(StepError::SriovCniHasIt { device: self.address.clone(), netns }),
+            Some(netns) => Err(SriovCniError::HasIt { device: self.address.clone(), netns }.into()),
             None => Ok(()),
         }
     }
@@ -253,7 +254,42 @@ fn regular(lock: File) -> io::Result<File> {
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> StepError {
     let path = path.to_owned();
-    move |source| StepError::SriovCniFile { path, source }
+    move |source| StepError::SriovCni(SriovCniError::File { path, source })
+}
+
+/// Why a VF cannot be taken or given back beside sriov-cni.
+#[derive(Debug, thiserror::Error)]
+pub enum SriovCniError {
+    /// sriov-cni attaches or detaches a VF.
+    #[error("device {0}: sriov-cni holds its lock")]
+    Locked(String),
+    /// sriov-cni has moved a VF to a pod's namespace.
+    #[error("device {device} is taken: sriov-cni has given it to {netns}")]
+    HasIt {
+        /// The device.
+        device: String,
+        /// The path of the pod's namespace.
+        netns: String,
+    },
+    /// sriov-cni's files cannot be used.
+    #[error("sriov-cni's file {path}{}", durable::remedy(source))]
+    File {
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl SriovCniError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::Locked(_) | Self::HasIt { .. } => code::TRY_AGAIN_LATER,
+            Self::File { .. } => code::IO_FAILURE,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -261,6 +297,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::attach::device::DeviceError;
     use crate::spec::VirtualFunction;
     use crate::waits::tests::Visits;
 
@@ -336,7 +373,7 @@ mod tests {
         lock(&sriov_cni).mark(OTHER).unwrap();
         assert_eq!((marked().as_deref(), mode(&mark)), (Some(OTHER), 0o600));
         // A device that cannot be given back stays marked.
-        let lost = || Err(StepError::NoDevice(VF.to_owned()));
+        let lost = || Err(StepError::Device(DeviceError::NotThere(VF.to_owned())));
         assert!(sriov_cni.give_back((&vf(true), OTHER), None, lost).is_err());
         assert_eq!(marked().as_deref(), Some(OTHER));
         sriov_cni.give_back((&vf(true), OTHER), None, || Ok(())).unwrap();
@@ -439,7 +476,7 @@ mod tests {
             assert!(
                 matches!(
                     sriov_cni.lock(&vf(true), None),
-                    Err(StepError::SriovCniFile { path: named, .. }) if named == path
+                    Err(StepError::SriovCni(SriovCniError::File { path: named, .. })) if named == path
                 ),
                 "{kind}"
             );

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use super::card::{self, Card, is_of, physical};
 use super::claims::settle;
+use super::error::{DeviceError, VfError};
 use super::give_back::find_home;
 use super::which_device::{Target, There};
 use super::{bus, identity, left_programs, representor};
-use crate::attach::addresses::occupied::{Address, Holder};
+use crate::attach::addresses::occupied::{Address, AddressError, Holder};
+use crate::attach::apply::LinkError;
 use crate::attach::apply::host_access::{self, is_host_link};
 use crate::attach::{Node, StepError};
 use crate::error_chain::Chain;
@@ -68,7 +70,7 @@ pub(in crate::attach) fn claim(
     let rdma = found.as_ref().and_then(|found| bus::rdma_of(found.parent.as_deref()?));
     if let (Some(found), Some(_), None) = (&found, rdma, &device.rdma) {
         let why = "it has RDMA, which passes the kernel: name it by pciBusID";
-        return Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
+        return Err(DeviceError::InUse { device: found.link.name.clone(), why }.into());
     }
     let home = match (&found, &device.userspace) {
         (Some(found), None) => {
@@ -77,7 +79,7 @@ pub(in crate::attach) fn claim(
             Some(Home { programs: Some(programs), ..home(found.clone(), among) })
         }
         (_, Some(_)) => None,
-        (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
+        (None, None) => return Err(DeviceError::NotThere(device.id.to_string()).into()),
     };
     let asked = asked_mac(&attachment.steps);
     let card = card::find(host, (device, found.as_ref()), &present, asked)?;
@@ -124,7 +126,7 @@ struct Around<'a> {
 /// Claims the Ethernet address for a device.
 ///
 /// # Errors
-/// [`StepError::AddressTaken`] with the holder: an attachment, a device of the node, or another VF.
+/// [`AddressError::Taken`] with the holder: an attachment, a device of the node, or another VF.
 fn claim_mac(
     node: &Node,
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
@@ -138,7 +140,7 @@ fn claim_mac(
     if home.and_then(|home| home.mac) == Some(mac) || settings.and_then(|set| set.mac) == Some(mac) {
         return Ok(());
     }
-    let taken = |holder| Err(StepError::AddressTaken { address: Address::Mac(mac), holder });
+    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Mac(mac), holder }));
     let ends = [home.map(|home| home.index), claim.representor.as_ref().map(|it| it.device.index)];
     let mut others = around.present.iter().filter(|it| !ends.contains(&Some(it.link.index)));
     if let Some(other) = others.find(|it| it.link.mac == Some(mac)) {
@@ -156,7 +158,7 @@ fn claim_mac(
 fn check_own_mac_is_kept(home: Option<&Home>, mac: Mac) -> Result<(), StepError> {
     match home {
         Some(home) if home.mac != Some(mac) && home.mac != home.permanent => {
-            Err(StepError::OwnMacLost(home.name.clone()))
+            Err(DeviceError::OwnMacLost(home.name.clone()).into())
         }
         _ => Ok(()),
     }
@@ -169,7 +171,7 @@ fn check_is_free(
     (found, home): (&DeviceState, &Home),
     present: &[DeviceState],
 ) -> Result<(), StepError> {
-    let in_use = |why| Err(StepError::DeviceInUse { device: home.name.clone(), why });
+    let in_use = |why| Err(StepError::Device(DeviceError::InUse { device: home.name.clone(), why }));
     if found.link.controller.is_some() {
         return in_use("it is a port of a bridge or a bond");
     }
@@ -189,7 +191,7 @@ fn check_is_free(
     // In another namespace, the physical function could not restore its VFs' settings.
     let has_functions = found.parent.as_deref().is_some_and(|it| node.devices.has_function_of(it));
     match has_functions || node.occupied.is_parent(found.link.index) {
-        true => Err(StepError::ParentOfPods(home.name.clone())),
+        true => Err(DeviceError::ParentOfPods(home.name.clone()).into()),
         false => Ok(()),
     }
 }
@@ -216,13 +218,13 @@ pub(in crate::attach) fn set(
 ) -> Result<(), StepError> {
     let Some(function) = &device.function else {
         let (Some(mac), Some(home)) = (mac, &claim.home) else { return Ok(()) };
-        let own = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+        let own = find_claimed(host, home)?.ok_or_else(|| DeviceError::NotThere(claim.device.clone()))?;
         looked.own = host.set_mac_and_show(own.link.index, mac)?;
         return Ok(());
     };
     // Without the former settings nothing could be restored.
     if claim.settings.is_none() {
-        return Err(StepError::NoPhysicalFunction(function.physical.clone()));
+        return Err(VfError::NoPhysicalFunction(function.physical.clone()).into());
     }
     let (own, index) = find_ends(host, function, claim)?;
     set_each(host, function, index, wanted)?;
@@ -252,8 +254,8 @@ pub(in crate::attach) fn set_mtu(
 ) -> Result<(), StepError> {
     let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
     let found = find_claimed(host, home)?;
-    let mut found = found.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
-    let refused = |source| StepError::DeviceMtu { device: claim.device.clone(), mtu, source };
+    let mut found = found.ok_or_else(|| DeviceError::NotThere(claim.device.clone()))?;
+    let refused = |source| StepError::Device(DeviceError::Mtu { device: claim.device.clone(), mtu, source });
     host.set_mtu(found.link.index, mtu).map_err(refused)?;
     found.link.mtu = mtu;
     looked.own = Some(found);
@@ -278,7 +280,7 @@ fn set_each(
 /// Refuses a card that reports another value of a setting than the one that it has accepted.
 fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction) -> Result<(), StepError> {
     match wanted.contradicted_by(shown).each().next() {
-        Some((setting, _)) => Err(StepError::VfSettingIgnored { setting, function: function.clone() }),
+        Some((setting, _)) => Err(VfError::SettingIgnored { setting, function: function.clone() }.into()),
         None => Ok(()),
     }
 }
@@ -324,13 +326,13 @@ fn set_address(
     }
     match has_it(host)? {
         true => Ok((None, None)),
-        false => Err(StepError::AddressNotTaken { device: claim.device.clone(), mac }),
+        false => Err(DeviceError::AddressNotTaken { device: claim.device.clone(), mac }.into()),
     }
 }
 
 /// Returns the error for a setting that the card has refused.
 fn refused(function: &VirtualFunction, setting: &'static str) -> impl FnOnce(netlink::Error) -> StepError {
-    move |source| StepError::VfSetting { setting, function: function.clone(), source }
+    move |source| StepError::Vf(VfError::Setting { setting, function: function.clone(), source })
 }
 
 /// Moves a claimed device into the pod under its name there, down. `mark`: its link group there, if the device has
@@ -349,7 +351,7 @@ pub(in crate::attach) fn move_in(
     let seen = looked.own.filter(|seen| looked.generation == claim.generation && is_claimed(home, seen));
     let found = match seen {
         Some(seen) => seen,
-        None => find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?,
+        None => find_claimed(host, home)?.ok_or_else(|| DeviceError::NotThere(claim.device.clone()))?,
     };
     if !found.other_names.is_empty() {
         // An alternative name that also exists in the pod would prevent the move, or the new name there.
@@ -361,7 +363,7 @@ pub(in crate::attach) fn move_in(
     };
     let moved = host.move_device(found.link.index, netns, &device.pod_name, Some(&home.name), group);
     moved.map_err(|error| match error.already_exists() {
-        true => StepError::NameTaken(device.pod_name.clone()),
+        true => StepError::Link(LinkError::NameTaken(device.pod_name.clone())),
         false => error.into(),
     })?;
     Ok(pod.link(&device.pod_name)?)
@@ -403,7 +405,7 @@ fn find_ends(
     let own = match &claim.home {
         Some(home) => {
             let found = as_claimed(host, home, shown.next().flatten())?;
-            Some(found.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?)
+            Some(found.ok_or_else(|| DeviceError::NotThere(claim.device.clone()))?)
         }
         None => None,
     };
@@ -411,7 +413,7 @@ fn find_ends(
     let index = match found {
         Some(found) => found.link.index,
         None => {
-            let missing = || StepError::NoPhysicalFunction(function.physical.clone());
+            let missing = || StepError::Vf(VfError::NoPhysicalFunction(function.physical.clone()));
             physical(host, function)?.ok_or_else(missing)?.0
         }
     };

@@ -4,6 +4,7 @@
 //! However it is named, it has one key for claims, and another device is never mistaken for it.
 
 use super::claims::Known;
+use super::error::DeviceError;
 use super::identity;
 use super::take_device::home;
 use crate::attach::StepError;
@@ -42,7 +43,7 @@ impl There<'_> {
     /// # Errors
     /// No device has the name, several have it, or the device could not be identified later.
     pub(super) fn meant(&self, device: &Device) -> Result<Target, StepError> {
-        let absent = || StepError::NoDevice(device.id.to_string());
+        let absent = || StepError::Device(DeviceError::NotThere(device.id.to_string()));
         if device.userspace.is_some() {
             return self.without_interface().ok_or_else(absent);
         }
@@ -54,7 +55,7 @@ impl There<'_> {
         if is_of_bus && here.len() + away.len() > 1 {
             let names = here.iter().map(|it| &*it.link.name).chain(away.iter().map(|(_, home)| &*home.name));
             let interfaces = names.take(SHOWN).collect::<Vec<_>>().join(", ");
-            return Err(StepError::SeveralInterfaces { device: device.id.to_string(), interfaces });
+            return Err(DeviceError::SeveralInterfaces { device: device.id.to_string(), interfaces }.into());
         }
         // A pod holds the device, and its name on the node has to be free when it comes back.
         if let Some((known, home)) = away.iter().find(|(known, _)| !known.is_back) {
@@ -68,7 +69,7 @@ impl There<'_> {
         };
         if !is_it(&own) {
             let why = "other interfaces of its card cannot be told from it";
-            return Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
+            return Err(DeviceError::InUse { device: found.link.name.clone(), why }.into());
         }
         let of_record = self.known.iter().find(|known| known.home.as_ref().is_some_and(is_it));
         let key = of_record.map_or_else(|| self.key(found, among), |known| known.key.clone());
@@ -219,7 +220,7 @@ mod tests {
             let claimed = [known(&key, &away, is_back)];
             let expected_first = match is_back {
                 false => one(1, 4),
-                true => Err(StepError::NoDevice("eth1".to_owned()).to_string()),
+                true => Err(StepError::Device(DeviceError::NotThere("eth1".to_owned())).to_string()),
             };
             let expected = [several("eth2, eth1"), expected_first, one(2, 5)];
             assert_eq!(meant(std::slice::from_ref(&second), &claimed, ways()), expected, "{is_back}");

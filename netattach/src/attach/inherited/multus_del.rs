@@ -10,7 +10,7 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use crate::attach::apply::runner;
+use crate::attach::apply::{PluginError, runner};
 use crate::attach::engine::Engine;
 use crate::attach::{AttachError, Doing, StepError, standalone};
 use crate::cni::cache::{Entry, Key};
@@ -310,7 +310,7 @@ impl Engine {
         let runner = runner(&self.node, &request.path);
         let version = attachment.list.version;
         let told = result.as_ref().map(|result| in_version(result, version)).transpose();
-        let told = told.map_err(|source| StepError::Result { plugin: plugin_type.into(), source })?;
+        let told = told.map_err(|source| PluginError::Result { plugin: plugin_type.into(), source })?;
         let config = |told: Option<&Value>| cni::request_config(&attachment.list, plugin, told, capabilities);
         let request = cni::Request {
             command: Command::Del,
@@ -332,7 +332,9 @@ impl Engine {
         let in_process = !self.options.exec.iter().any(|name| name == plugin_type)
             && (result.is_some() || runner.find(plugin_type).is_err());
         if in_process && let Some(done) = standalone::del(plugin_type, &request, &self.node) {
-            return done.map_err(|source| StepError::InProcess { plugin: plugin_type.into(), source });
+            return done.map_err(|source| {
+                StepError::Plugin(PluginError::InProcess { plugin: plugin_type.into(), source })
+            });
         }
         let told = told.as_ref().filter(|_| version.has_prev_result_at_del());
         let stdin = Value::Object(config(told)).to_string();

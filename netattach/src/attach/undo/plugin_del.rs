@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::attach::apply::DelegateCall;
+use crate::attach::apply::{DelegateCall, PluginError};
 use crate::attach::{Node, StepError};
 use crate::cni::{Command, Value};
 use crate::delegate::DelegateError;
@@ -101,7 +101,9 @@ impl PluginDel<'_> {
             return Ok(None);
         }
         let told = result::as_reported(&plan.sandbox, attachment, outputs.of(at.0));
-        told.map(Some).map_err(|source| StepError::Result { plugin: delegate.plugin.clone(), source })
+        told.map(Some).map_err(|source| {
+            StepError::Plugin(PluginError::Result { plugin: delegate.plugin.clone(), source })
+        })
     }
 
     fn call(

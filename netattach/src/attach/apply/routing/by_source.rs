@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::vrf;
+use super::{RoutingError, vrf};
 use crate::attach::StepError;
 use crate::cni::CniResult;
 use crate::netlink::{Handle, Rule};
@@ -26,17 +26,18 @@ pub(in crate::attach) fn choose(
     let addresses = by_source::addresses(result, ifname);
     // Otherwise all its routes would leave the main table without getting another one.
     if addresses.is_empty() {
-        return Err(StepError::NoSource(ifname.to_owned()));
+        return Err(RoutingError::NoSource(ifname.to_owned()).into());
     }
     let link = pod.link(ifname)?;
     let routes = pod.routes_by(link.index, MAIN_TABLE)?;
     if routes.len() > MOST_ROUTES {
-        return Err(StepError::ManyRoutes {
+        return Err(RoutingError::ManyRoutes {
             plugin: crate::link::sbr::KIND,
             ifname: ifname.to_owned(),
             found: routes.len(),
             most: MOST_ROUTES,
-        });
+        }
+        .into());
     }
     let taken = vrf::taken(pod)?;
     Ok(by_source::choose(asked, link.index, &addresses, &routes, &taken))

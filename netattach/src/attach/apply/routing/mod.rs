@@ -15,10 +15,11 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 
 use crate::attach::StepError;
+use crate::cni::code;
 use crate::error_chain::Chain;
 use crate::netlink::{self, Handle, RouteState, Rule};
 use crate::plan::check::Expected;
-use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
+use crate::plan::routing::{MAIN_TABLE, NotOnLink, RULE_PRIORITY, interface_of, metric};
 use crate::spec::Route;
 use crate::step::SourceRouting;
 
@@ -52,7 +53,7 @@ pub(super) fn move_default_routes(
     let all = wanted.iter().all(|route| after.iter().any(|found| is(found, route)));
     match after.iter().find(|found| !is_wanted(found)) {
         None if all => Ok(after.iter().map(described).collect()),
-        found => Err(StepError::DefaultRoute(found.and_then(|found| found.gateway))),
+        found => Err(RoutingError::DefaultRoute(found.and_then(|found| found.gateway)).into()),
     }
 }
 
@@ -183,8 +184,60 @@ fn through(gateway: Option<IpAddr>) -> String {
 fn unreachable(route: &Route, source: crate::netlink::Error) -> StepError {
     let refused = [Errno::NETUNREACH, Errno::HOSTUNREACH, Errno::INVAL].map(Some);
     match route.gateway {
-        Some(gateway) if refused.contains(&source.errno()) => StepError::Gateway { gateway, source },
+        Some(gateway) if refused.contains(&source.errno()) => {
+            StepError::Routing(RoutingError::Gateway { gateway, source })
+        }
         _ => source.into(),
+    }
+}
+
+/// Why a pod's routing cannot be configured.
+#[derive(Debug, thiserror::Error)]
+pub enum RoutingError {
+    /// Routing by source address was requested for an interface without addresses.
+    #[error("sbr: no plugin before it gave {0} an address")]
+    NoSource(String),
+    /// An interface has more routes than are moved to other tables.
+    #[error("{plugin}: {ifname} has {found} routes, and there may be {most}")]
+    ManyRoutes {
+        /// The plugin.
+        plugin: &'static str,
+        /// The interface.
+        ifname: String,
+        /// The number of its routes.
+        found: usize,
+        /// The maximum number.
+        most: usize,
+    },
+    /// The attachment's link does not lead to the gateway.
+    #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
+    Gateway {
+        /// The gateway.
+        gateway: IpAddr,
+        /// The kernel's error.
+        #[source]
+        source: netlink::Error,
+    },
+    /// A routed link does not have the requested gateway.
+    #[error("default-route")]
+    NotOnLink(#[from] NotOnLink),
+    /// The kernel shows default routes other than the requested ones.
+    #[error(
+        "default-route: the kernel shows another default route of the pod{}",
+        .0.map(|gateway| format!(", through {gateway}")).unwrap_or_default()
+    )]
+    DefaultRoute(Option<IpAddr>),
+}
+
+impl RoutingError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::NoSource(_) | Self::ManyRoutes { .. } | Self::Gateway { .. } | Self::NotOnLink(_) => {
+                code::INVALID_CONFIG
+            }
+            Self::DefaultRoute(_) => code::INTERNAL,
+        }
     }
 }
 

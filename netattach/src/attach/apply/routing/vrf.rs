@@ -2,7 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use ipnet::IpNet;
+
+use super::RoutingError;
 use crate::attach::StepError;
+use crate::attach::apply::LinkError;
+use crate::cni::code;
 use crate::link::vrf::KIND;
 use crate::netlink::{self, Handle, LinkState};
 use crate::plan::routing::metric;
@@ -17,7 +22,7 @@ pub(in crate::attach) fn choose(pod: &mut Handle, ifname: &str, asked: &Vrf) -> 
     let link = pod.link(ifname)?;
     if let Some(index) = link.controller {
         let controller = pod.link_by_index(index)?.name;
-        return Err(StepError::PortOfAnother { ifname: ifname.to_owned(), controller });
+        return Err(VrfError::PortOfAnother { ifname: ifname.to_owned(), controller }.into());
     }
     let present = find(pod, &asked.name)?;
     let table = match &present {
@@ -28,12 +33,12 @@ pub(in crate::attach) fn choose(pod: &mut Handle, ifname: &str, asked: &Vrf) -> 
         None => free_table(pod, asked)?,
     };
     if let Some((destination, what)) = pod.undescribed_route_by(link.index)? {
-        return Err(StepError::RouteNotKept { ifname: ifname.to_owned(), destination, what });
+        return Err(VrfError::RouteNotKept { ifname: ifname.to_owned(), destination, what }.into());
     }
     let routes = pod.routes_of_all_tables_by(link.index)?;
     if routes.len() > MOST_ROUTES {
         let (ifname, found) = (ifname.to_owned(), routes.len());
-        return Err(StepError::ManyRoutes { plugin: KIND, ifname, found, most: MOST_ROUTES });
+        return Err(RoutingError::ManyRoutes { plugin: KIND, ifname, found, most: MOST_ROUTES }.into());
     }
     Ok(VrfPort {
         name: asked.name.clone(),
@@ -55,7 +60,7 @@ pub(in crate::attach) fn join(pod: &mut Handle, chosen: &VrfPort) -> Result<(), 
             vrf
         }
         None => pod.create_vrf(&chosen.name, chosen.table).map_err(|source| match source.errno() {
-            Some(rustix::io::Errno::OPNOTSUPP) => StepError::NoDriver { kind: KIND, source },
+            Some(rustix::io::Errno::OPNOTSUPP) => StepError::Link(LinkError::NoDriver { kind: KIND, source }),
             _ => source.into(),
         })?,
     };
@@ -163,7 +168,7 @@ fn find(pod: &mut Handle, name: &str) -> Result<Option<(LinkState, u32)>, StepEr
 
 fn check_table(vrf: &LinkState, present: u32, wanted: Option<u32>) -> Result<(), StepError> {
     match wanted.filter(|wanted| *wanted != present) {
-        Some(wanted) => Err(StepError::TableOfVrf { name: vrf.name.clone(), present, wanted }),
+        Some(wanted) => Err(VrfError::OtherTable { name: vrf.name.clone(), present, wanted }.into()),
         None => Ok(()),
     }
 }
@@ -174,7 +179,7 @@ fn free_table(pod: &mut Handle, asked: &Vrf) -> Result<u32, StepError> {
         Some(table) => {
             let of_rules = pod.tables_of_rules()?.into_iter().collect();
             if let Some(owner) = vrf::owner(table, &of_rules) {
-                return Err(StepError::TableTaken { table, owner });
+                return Err(VrfError::TableTaken { table, owner }.into());
             }
             BTreeSet::new()
         }
@@ -188,4 +193,57 @@ pub(super) fn taken(pod: &mut Handle) -> Result<BTreeSet<u32>, StepError> {
     let mut taken = pod.tables_in_use()?;
     taken.extend(pod.links()?.iter().filter_map(|link| link.table));
     Ok(taken)
+}
+
+/// Why an interface cannot become a port of a VRF.
+#[derive(Debug, thiserror::Error)]
+pub enum VrfError {
+    /// The interface for a VRF is already a port of another link.
+    #[error("vrf: {ifname} is a port of {controller} already")]
+    PortOfAnother {
+        /// The interface.
+        ifname: String,
+        /// The link that it is a port of.
+        controller: String,
+    },
+    /// The existing VRF has another table.
+    #[error("key table: VRF {name} is there with table {present}, not {wanted}")]
+    OtherTable {
+        /// Name of the VRF.
+        name: String,
+        /// Its table.
+        present: u32,
+        /// The requested table.
+        wanted: u32,
+    },
+    /// A route of an interface cannot be moved to another table.
+    #[error("vrf: the route of {ifname} to {destination} has {what}, and would not be there afterwards")]
+    RouteNotKept {
+        /// The interface.
+        ifname: String,
+        /// The route's destination.
+        destination: IpNet,
+        /// The attribute of the route that cannot be kept.
+        what: &'static str,
+    },
+    /// The table for a VRF has another use.
+    #[error("key table: {table} is {owner}")]
+    TableTaken {
+        /// The table.
+        table: u32,
+        /// Its use.
+        owner: &'static str,
+    },
+}
+
+impl VrfError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::PortOfAnother { .. }
+            | Self::OtherTable { .. }
+            | Self::RouteNotKept { .. }
+            | Self::TableTaken { .. } => code::INVALID_CONFIG,
+        }
+    }
 }

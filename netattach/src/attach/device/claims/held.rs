@@ -1,6 +1,7 @@
 //! The newest claim of a device, and whether its holder still exists.
 
 use crate::attach::StepError;
+use crate::attach::device::DeviceError;
 use crate::ipam::Owner;
 use crate::journal::JournalKey;
 use crate::netns::Netns;
@@ -74,7 +75,7 @@ impl Held {
     /// The error for an attachment that must claim the device again later.
     pub(super) fn taken(&self, device: &str) -> StepError {
         let (device, container) = (device.to_owned(), self.owner.container_id.clone());
-        StepError::DeviceTaken { device, who: self.who.clone(), container }
+        StepError::Device(DeviceError::Taken { device, who: self.who.clone(), container })
     }
 
     /// Whether the namespace that the device was claimed for still exists.

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use self::held::{Held, State, entry};
 pub(in crate::attach) use self::orphans::make_way;
 pub(super) use self::orphans::settle;
+use super::error::DeviceError;
 use super::sriov_cni::SriovCni;
 use crate::attach::StepError;
 use crate::attach::apply::owner;
@@ -202,7 +203,7 @@ impl Devices {
             return Ok(());
         };
         let given = match act() {
-            Err(StepError::HomeTaken(_)) => {
+            Err(StepError::Device(DeviceError::HomeTaken(_))) => {
                 self.make_way(make_way);
                 act()
             }
@@ -335,7 +336,7 @@ impl Devices {
             };
             let left = due.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(StepError::DeviceReturning(device.clone()));
+                return Err(DeviceError::Returning(device.clone()).into());
             }
             // `waits::at` waits for a slot to continue in: not with the lock held.
             drop(table);

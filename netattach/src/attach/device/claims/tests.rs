@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::attach::AttachError;
+use crate::attach::device::DeviceError;
 use crate::attach::error::step_code;
 use crate::attach::rig;
 use crate::cni::code;
@@ -100,13 +101,14 @@ fn a_device_is_given_back_once_by_whoever_claimed_it_last() {
         Ok(())
     };
     let no_way = |_: &Home| unreachable!("no device of these comes home by itself");
-    let lost = || Err(StepError::NoDevice(CARD.to_owned()));
+    let lost = || Err(StepError::Device(DeviceError::NotThere(CARD.to_owned())));
     let give_back = |plan: &Plan, claim: &Claim, act: &dyn Fn() -> Result<(), StepError>| {
         devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act, no_way)
     };
     let first = claim(&devices, &a, |_| unreachable!()).unwrap();
     // A device that could not be given back stays with its first holder.
-    let is_lost = |refused: StepError| matches!(refused, StepError::NoDevice(device) if device == CARD);
+    let is_lost =
+        |refused| matches!(refused, StepError::Device(DeviceError::NotThere(device)) if device == CARD);
     assert!(is_lost(claim(&devices, &b, |_| lost()).unwrap_err()));
     assert!(is_lost(give_back(&a, &first, &lost).unwrap_err()));
     let second = claim(&devices, &b, |_| count()).unwrap();
@@ -117,7 +119,7 @@ fn a_device_is_given_back_once_by_whoever_claimed_it_last() {
     let taken = |_: &Held| unreachable!();
     give_back(&b, &second, &|| {
         let refused = claim(&devices, &a, taken).unwrap_err();
-        assert!(matches!(refused, StepError::DeviceTaken { .. }), "{refused}");
+        assert!(matches!(refused, StepError::Device(DeviceError::Taken { .. })), "{refused}");
         devices.settle_orphans(|_| unreachable!(), no_way);
         count()
     })
@@ -161,7 +163,9 @@ fn only_the_del_of_who_had_a_device_waits_while_it_is_given_back_for_the_next_po
         let refused = claim(devices, c, |_| unreachable!()).unwrap_err();
         let holder = devices.holder_of(4).unwrap();
         assert_eq!(holder.1, "a");
-        let StepError::DeviceTaken { device, who, container } = refused else { panic!("{refused}") };
+        let StepError::Device(DeviceError::Taken { device, who, container }) = refused else {
+            panic!("{refused}")
+        };
         assert_eq!((device.as_str(), (who, container)), (CARD, holder));
         assert_eq!(devices.unwritten(), []);
         assert!(!devices.has_ended(first));
@@ -198,7 +202,7 @@ fn a_del_gives_back_itself_what_a_look_that_was_at_it_could_not() {
             thread::sleep(Duration::from_millis(50));
             assert!(!begun.is_finished());
             del = Some(begun);
-            Err(StepError::NoDevice(CARD.to_owned()))
+            Err(StepError::Device(DeviceError::NotThere(CARD.to_owned())))
         };
         devices.settle_orphans(look, |_| unreachable!("it has its own name"));
         del.unwrap().join().unwrap().unwrap();
@@ -222,7 +226,7 @@ fn a_del_whose_record_has_lost_the_claim_does_not_let_go_of_a_device_that_a_look
             del = Some(scope.spawn(move || release(devices, a)));
             thread::sleep(Duration::from_millis(50));
             let refused = claim(devices, b, |_| unreachable!()).unwrap_err();
-            assert!(matches!(refused, StepError::DeviceTaken { .. }), "{refused}");
+            assert!(matches!(refused, StepError::Device(DeviceError::Taken { .. })), "{refused}");
             Ok(())
         };
         devices.settle_orphans(look, |_| unreachable!("it has its own name"));
@@ -488,7 +492,7 @@ fn devices_that_came_home_make_way_for_each_others_names() {
     });
     let said = RefCell::new(Vec::new());
     let say = |what: &str, name: &str| said.borrow_mut().push(format!("{what} {name}"));
-    let taken = || Err(StepError::HomeTaken("eth1".to_owned()));
+    let taken = || Err(StepError::Device(DeviceError::HomeTaken("eth1".to_owned())));
     // A DEL of one whose name the other has asks once, and does not ask itself.
     let (plan, claim) = &claims[0];
     let act = || {

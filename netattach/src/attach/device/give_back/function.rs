@@ -1,8 +1,8 @@
 //! The settings of a VF that its physical function makes.
 
 use crate::attach::StepError;
-use crate::attach::device::bus;
 use crate::attach::device::card::physical;
+use crate::attach::device::{VfError, bus};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle};
 use crate::spec::{Device, VfSettings};
@@ -15,7 +15,7 @@ pub(super) fn settle_function(host: &mut Handle, device: &Device, claim: &Claim)
         // The card is gone, or has fewer functions now, or its interface is in another namespace temporarily.
         return match bus::find(&claim.device) {
             Some(found) if found.function.as_ref() == Some(function) => {
-                Err(StepError::NoPhysicalFunction(function.physical.clone()))
+                Err(VfError::NoPhysicalFunction(function.physical.clone()).into())
             }
             _ => Ok(()),
         };
@@ -28,7 +28,11 @@ pub(super) fn settle_function(host: &mut Handle, device: &Device, claim: &Claim)
             None => host.set_vf(index, function.number, &one),
         };
         if let Err(source) = set {
-            failed.get_or_insert(StepError::VfSetting { setting, function: function.clone(), source });
+            failed.get_or_insert(StepError::Vf(VfError::Setting {
+                setting,
+                function: function.clone(),
+                source,
+            }));
         }
     }
     failed.map_or(Ok(()), Err)

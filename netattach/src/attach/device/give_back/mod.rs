@@ -22,6 +22,7 @@ pub(super) use self::restore::make_way;
 use self::restore::{move_as_at_home, restore_at_home, restore_properties};
 pub(in crate::attach) use self::unrecorded::{Unrecorded, give_back_by_alias};
 use super::claims::Other;
+use super::error::DeviceError;
 use super::{above, bus, left_programs};
 use crate::attach::StepError;
 use crate::error_chain::Chain;
@@ -143,7 +144,7 @@ fn give_back_by(
                 inside = Handle::open_in(&between)?;
                 found = inside
                     .device_named(&home.name)?
-                    .ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+                    .ok_or_else(|| DeviceError::NotThere(claim.device.clone()))?;
                 settled = Some(settle_function(host, device, claim));
                 crate::crash_point!("give-back", "settled");
             }
@@ -196,7 +197,7 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
     match on_bus.driver {
         Some(driver) if on_bus.userspace().is_none() => {
             let elsewhere = !sysctl::is_first_namespace();
-            Err(StepError::DeviceLost { device: claim.device.clone(), driver, elsewhere })
+            Err(DeviceError::Lost { device: claim.device.clone(), driver, elsewhere }.into())
         }
         _ => {
             tracing::warn!(

@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 
 use super::find::find_home;
 use crate::attach::StepError;
+use crate::attach::device::DeviceError;
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
@@ -24,7 +25,7 @@ pub(super) fn move_as_at_home(
 ) -> Result<(), StepError> {
     // The kernel would refuse the name only after the move.
     if host.find_link(&home.name)?.is_some() {
-        return Err(StepError::HomeTaken(home.name.clone()));
+        return Err(DeviceError::HomeTaken(home.name.clone()).into());
     }
     if !found.other_names.is_empty() {
         inside.remove_other_names(found.link.index, &found.other_names)?;
@@ -32,7 +33,7 @@ pub(super) fn move_as_at_home(
     let (name, alias) = (&home.name, home.alias.as_deref());
     let moved = inside.move_device(found.link.index, to.as_fd(), name, alias, home.group);
     moved.map_err(|source| match source.already_exists() {
-        true => StepError::HomeTaken(home.name.clone()),
+        true => StepError::Device(DeviceError::HomeTaken(home.name.clone())),
         false => source.into(),
     })
 }
@@ -76,7 +77,7 @@ pub(super) fn restore_at_home(
     remove_strange_names(host, home, found)?;
     if found.link.name != home.name {
         host.rename(index, &home.name).map_err(|source| match source.already_exists() {
-            true => StepError::HomeTaken(home.name.clone()),
+            true => StepError::Device(DeviceError::HomeTaken(home.name.clone())),
             false => source.into(),
         })?;
     }

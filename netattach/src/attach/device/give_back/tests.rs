@@ -8,6 +8,7 @@ use super::function::ways_back;
 use super::restore::conduct_at_home;
 use super::unrecorded::{came_home, free_name, give_back_unrecorded, lost_address};
 use super::*;
+use crate::attach::device::DeviceError;
 use crate::attach::device::identity::tests::{device, mac, port};
 use crate::attach::device::left_programs::LeftError;
 use crate::attach::device::take_device::home;
@@ -418,7 +419,12 @@ fn a_device_on_which_a_program_of_its_pod_stays_is_home_and_down_until_that_goes
     let taken = Taken::new();
     let stays = |_: &mut Handle, home: &Home, _: u32| -> Result<(), StepError> {
         let (device, name) = (home.name.clone(), "foreign".to_owned());
-        Err(StepError::ProgramLeft { device, program: 7, name, source: LeftError::NoLink })
+        Err(StepError::Device(DeviceError::ProgramLeft {
+            device,
+            program: 7,
+            name,
+            source: LeftError::NoLink,
+        }))
     };
     for _ in 0..2 {
         let refused = taken.give_back(Ways { between: || None, take_off: stays }).unwrap_err();
