@@ -5,10 +5,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::enforcement::guards;
+use super::AttachError;
+use super::apply::{admit, translation};
+use super::device::representor;
 use super::engine::{Engine, is_whole, leased_from};
+use super::reconcile::enforcement::guards;
 use super::registry::Attached;
-use super::{AttachError, admit, representor, translation};
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::ipam::{Patience, Pool};

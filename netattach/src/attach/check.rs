@@ -3,12 +3,12 @@
 
 use std::net::IpAddr;
 
-use super::apply::{DelegateCall, owner};
-use super::card::physical;
-use super::{
-    AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, representor,
-    restrict_sender, routing, translation, tuning, vrf,
-};
+use super::apply::routing::{by_source, vrf};
+use super::apply::{DelegateCall, admit, host_access, owner, restrict_sender, routing, translation, tuning};
+use super::device::card::physical;
+use super::device::representor;
+use super::reconcile::enforcement;
+use super::{AttachError, Attached, Doing, Node, StepError};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;

@@ -5,13 +5,14 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::Inheritance;
-use super::apply::apply;
+use super::addresses::occupied::AddressError;
+use super::apply::{LinkError, apply};
 use super::check::{check, differences_in_pod};
-use super::enforcement;
+use super::device::DeviceError;
+use super::reconcile::enforcement;
 use super::registry::{Attached, Reservation};
 use super::undo::{release_addresses, undo, undo_but_addresses};
-use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts};
+use super::{AttachError, Doing, Holder, Inheritance, Node, Registry, RepeatedAdd, StepError, facts};
 use serde_json::Value;
 
 use crate::cni;
@@ -563,9 +564,9 @@ impl Engine {
 fn holder_named(error: &AttachError) -> Option<&str> {
     let AttachError::Step { source, .. } = error else { return None };
     match &**source {
-        StepError::AddressTaken { holder: Holder::Attachment { container, .. }, .. }
-        | StepError::DeviceTaken { container, .. }
-        | StepError::ParentShared { container, .. } => Some(container),
+        StepError::Address(AddressError::Taken { holder: Holder::Attachment { container, .. }, .. })
+        | StepError::Device(DeviceError::Taken { container, .. })
+        | StepError::Link(LinkError::ParentShared { container, .. }) => Some(container),
         StepError::Nat(NatError::PortTaken(taken)) => Some(&taken.holder.key.container),
         _ => None,
     }

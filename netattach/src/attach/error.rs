@@ -1,11 +1,17 @@
-//! Errors between a request and its result, and the CNI code of each.
+//! Errors between a request and its result, and the CNI code of each. The errors of a subject, such as [`DeviceError`],
+//! are declared beside it.
 
 use std::fmt;
 use std::path::PathBuf;
 
-use super::left_programs::LeftError;
-use super::tuning::TuningError;
-use super::{Address, Holder, InheritanceError};
+use super::InheritanceError;
+use super::addresses::occupied::AddressError;
+use super::apply::host_access::HostAccessError;
+use super::apply::routing::RoutingError;
+use super::apply::routing::vrf::VrfError;
+use super::apply::tuning::TuningError;
+use super::apply::{BridgeError, DataplaneError, LinkError, PluginError};
+use super::device::{DeviceError, SriovCniError, VfError};
 use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
 use crate::durable;
@@ -19,8 +25,6 @@ use crate::nat::NatError;
 use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
-use crate::plan::routing::NotOnLink;
-use crate::step::NotObservable;
 use crate::sysctl::SysctlError;
 use crate::waits::Crowded;
 
@@ -212,376 +216,51 @@ pub enum StepError {
     /// A netlink socket cannot be opened.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
-    /// The pod already has an interface of that name.
-    #[error("the pod has an interface named {0} already")]
-    NameTaken(String),
-    /// A link's MTU is larger than its parent's.
-    #[error("mtu {mtu} is larger than {max}, the MTU of the parent")]
-    Mtu {
-        /// The requested MTU, in bytes.
-        mtu: u32,
-        /// The parent's MTU, in bytes.
-        max: u32,
-    },
-    /// The parent carries links of a kind that excludes the new link.
-    #[error("the parent {parent} carries {present}, and {wanted} cannot share it with them")]
-    ParentShared {
-        /// Name of the parent.
-        parent: String,
-        /// The links that it carries.
-        present: &'static str,
-        /// The link that was requested.
-        wanted: &'static str,
-        /// The container of one of the links that it carries.
-        container: String,
-    },
-    /// The parent is in use by another device.
-    #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind use it already")]
-    ParentBusy {
-        /// The link that was requested.
-        wanted: &'static str,
-        /// The kernel's error.
-        #[source]
-        source: netlink::Error,
-    },
-    /// The kernel has no driver for links of this kind.
-    #[error("the kernel of this node has no driver for links of kind {kind}")]
-    NoDriver {
-        /// The kind.
-        kind: &'static str,
-        /// The kernel's error.
-        #[source]
-        source: netlink::Error,
-    },
-    /// The requested address is in use elsewhere.
-    #[error("{address} is taken: {holder}")]
-    AddressTaken {
-        /// The address.
-        address: Address,
-        /// Its holder.
-        holder: Holder,
-    },
-    /// The parent already has a link of that VLAN, and the kernel allows only one.
-    #[error(
-        "{parent} has an interface of VLAN {id} already; macvlans or a bridge on that one serve several pods"
-    )]
-    VlanTaken {
-        /// Name of the parent.
-        parent: String,
-        /// The VLAN.
-        id: u16,
-    },
-    /// Another host on the link has the address.
-    #[error("address {0} is taken: another host on the link has answered for it")]
-    Duplicate(std::net::IpAddr),
-    /// The bridge does not filter by VLAN, and netattach did not create it.
-    #[error(
-        "bridge {0} does not filter by VLAN and was not made by netattach: switch it on (vlan_filtering 1), or remove the bridge"
-    )]
-    NotFiltering(String),
-    /// The node has no address in a subnet of the pod.
-    #[error("key hostAccess: {0} has no address of the node in a subnet of the pod")]
-    NoHostAddress(String),
-    /// The node has no address on the parent at all; one may follow, for example by DHCP when a node starts.
-    #[error("key hostAccess: {0} has no address of the node yet")]
-    NoAddressYet(String),
-    /// The node would drop packets that the pod sends to it: it receives them on the parent, and answers through
-    /// another link.
-    #[error(
-        "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{0}.rp_filter to 2"
-    )]
-    StrictReversePath(String),
-    /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
-    #[error("mtu {0} is below 1280, which IPv6 needs")]
-    SmallMtu(u32),
-    /// The bridge has another gateway address.
-    #[error(
-        "bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it"
-    )]
-    GatewayConflict {
-        /// The bridge.
-        bridge: String,
-        /// The address on the bridge.
-        present: ipnet::IpNet,
-        /// The address that is needed.
-        wanted: ipnet::IpNet,
-    },
-    /// The node has no such device with a network interface, or not yet.
-    #[error(
-        "the node has no network interface of device {0}: it is not there yet, has no driver, or is in another namespace"
-    )]
-    NoDevice(String),
-    /// A device that is named by its bus address has several network interfaces.
-    #[error("device {device} has several network interfaces ({interfaces}): name one by device or hwaddr")]
-    SeveralInterfaces {
-        /// The device.
-        device: String,
-        /// Some of them.
-        interfaces: String,
-    },
-    /// The node itself needs the device.
-    #[error("device {device} stays on the node: {why}")]
-    DeviceInUse {
-        /// Its name.
-        device: String,
-        /// The reason.
-        why: &'static str,
-    },
-    /// Interfaces of pods are on the device.
-    #[error("device {0} stays on the node: it carries interfaces of pods")]
-    ParentOfPods(String),
-    /// Another sandbox holds the device.
-    #[error("device {device} is taken: {who} has it")]
-    DeviceTaken {
-        /// The device.
-        device: String,
-        /// Its holder, as text.
-        who: String,
-        /// The holder's container.
-        container: String,
-    },
-    /// The thread that returns a device to the node has not finished in time.
-    #[error(
-        "device {0} is being returned to the node, which has not ended in time: its card or driver may hang (see the \
-         kernel's log)"
-    )]
-    DeviceReturning(String),
-    /// sriov-cni attaches or detaches a VF.
-    #[error("device {0}: sriov-cni holds its lock")]
-    SriovCniIsAtIt(String),
-    /// sriov-cni has moved a VF to a pod's namespace.
-    #[error("device {device} is taken: sriov-cni has given it to {netns}")]
-    SriovCniHasIt {
-        /// The device.
-        device: String,
-        /// The path of the pod's namespace.
-        netns: String,
-    },
-    /// sriov-cni's files cannot be used.
-    #[error("sriov-cni's file {path}{}", durable::remedy(source))]
-    SriovCniFile {
-        /// Its path.
-        path: PathBuf,
-        /// The kernel's error.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The physical function of a VF has no interface on the node, or does not know the VF.
-    #[error("the physical function {0} has no network interface on the node that knows the VF")]
-    NoPhysicalFunction(String),
-    /// A card was in another mode when the attachment was planned.
-    #[error("card {0} is changing its mode (legacy, switchdev)")]
-    OtherMode(String),
-    /// The card of a VF is in mode switchdev, and has not created the VF's representor, or the representor is in
-    /// another namespace.
-    #[error(
-        "the node has no representor of VF {} of {}, whose card is in mode switchdev", .0.number, .0.physical
-    )]
-    NoRepresentor(crate::spec::VirtualFunction),
-    /// Several representors match a VF.
-    #[error("VF {} of {} has several representors ({names})", .function.number, .function.physical)]
-    SeveralRepresentors {
-        /// The VF.
-        function: crate::spec::VirtualFunction,
-        /// Two of them.
-        names: String,
-    },
-    /// A process would drive a VF with an Ethernet address that it chooses, which the programs of the representor
-    /// would not know.
-    #[error("key mac: needed, as the pod drives the VF itself, and its physical function has set no address")]
-    NoAddressOfVf,
-    /// The card refuses a setting of a VF.
-    #[error("key {setting}: the card refuses it for VF {} of {}", .function.number, .function.physical)]
-    VfSetting {
-        /// The key.
-        setting: &'static str,
-        /// The VF.
-        function: crate::spec::VirtualFunction,
-        /// The kernel's error.
-        #[source]
-        source: netlink::Error,
-    },
-    /// A device refuses the requested MTU.
-    #[error("key mtu: device {device} does not take {mtu}")]
-    DeviceMtu {
-        /// The device.
-        device: String,
-        /// The requested MTU, in bytes.
-        mtu: u32,
-        /// The kernel's error.
-        #[source]
-        source: netlink::Error,
-    },
-    /// The device's own Ethernet address could not be restored later.
-    #[error(
-        "key mac: device {0} has an address other than its permanent one, which only a record of netattachd can restore; without netattachd, chain tuning"
-    )]
-    OwnMacLost(String),
-    /// The card has accepted a setting of a VF, but reports another value.
-    #[error(
-        "key {setting}: the card has accepted it for VF {} of {}, but shows another value: its driver ignores it",
-        .function.number, .function.physical
-    )]
-    VfSettingIgnored {
-        /// The key.
-        setting: &'static str,
-        /// The VF.
-        function: crate::spec::VirtualFunction,
-    },
-    /// A device refuses the requested Ethernet address.
-    #[error("device {device} does not take the address {mac}, which its physical function has set")]
-    AddressNotTaken {
-        /// The device.
-        device: String,
-        /// The address.
-        mac: crate::mac::Mac,
-    },
-    /// Another link now has the name that the device had on the node.
-    #[error("cannot return the device: the node already has an interface named {0}")]
-    HomeTaken(String),
-    /// A device is in no known namespace.
-    #[error(
-        "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node{}",
-        where_else(.elsewhere)
-    )]
-    DeviceLost {
-        /// The device.
-        device: String,
-        /// Its driver.
-        driver: String,
-        /// Whether the node's namespace is not the machine's initial one, to which the kernel moves a card when its
-        /// namespace ends.
-        elsewhere: bool,
-    },
-    /// The programs on a device of the node cannot be listed.
-    #[error("the programs on device {device} are not known")]
-    ProgramsUnknown {
-        /// Its name on the node.
-        device: String,
-        /// The kernel's error.
-        #[source]
-        source: LeftError,
-    },
-    /// A program that a pod has left on a device cannot be detached: it would see the node's packets.
-    #[error(
-        "device {device} stays down: program {program} ({name}), which its pod has attached, cannot be taken off"
-    )]
-    ProgramLeft {
-        /// The device's name on the node.
-        device: String,
-        /// Kernel's id of the program.
-        program: u32,
-        /// The program's name; empty if it has none, or is gone.
-        name: String,
-        /// The cause.
-        #[source]
-        source: LeftError,
-    },
+    /// A link of a pod cannot be created as requested.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// An address is in use elsewhere.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A bridge does not fit the request.
+    #[error(transparent)]
+    Bridge(#[from] BridgeError),
+    /// The node and the pod cannot reach each other.
+    #[error(transparent)]
+    HostAccess(#[from] HostAccessError),
+    /// A device of the node cannot be taken, set up or given back.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// sriov-cni holds the VF or its lock, or its files cannot be used.
+    #[error(transparent)]
+    SriovCni(#[from] SriovCniError),
+    /// A VF cannot be set up through its physical function, or is not known there.
+    #[error(transparent)]
+    Vf(#[from] VfError),
     /// No address could be leased.
     #[error(transparent)]
     Lease(#[from] ipam::Error),
     /// Another plugin failed.
     #[error(transparent)]
     Delegate(#[from] DelegateError),
-    /// A plugin that netattach implements itself failed when called as other plugins are.
-    #[error("plugin {plugin}")]
-    InProcess {
-        /// The plugin type.
-        plugin: String,
-        /// The cause.
-        #[source]
-        source: CniError,
-    },
-    /// Another plugin printed something that is not a result.
-    #[error("the result of plugin {plugin} cannot be read")]
-    Result {
-        /// The plugin type.
-        plugin: String,
-        /// The cause.
-        #[source]
-        source: CniError,
-    },
+    /// The call of a plugin has no usable result.
+    #[error(transparent)]
+    Plugin(#[from] PluginError),
     /// The attachment could not be written to libcni's result cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// An IPAM plugin returned no address.
-    #[error("IPAM plugin {0} returned missing IP config")]
-    NoAddress(String),
     /// A kernel setting could not be changed.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
     /// A change of an interface's settings is not allowed.
     #[error(transparent)]
     Tuning(#[from] TuningError),
-    /// Routing by source address was requested for an interface without addresses.
-    #[error("sbr: no plugin before it gave {0} an address")]
-    NoSource(String),
-    /// An interface has more routes than are moved to other tables.
-    #[error("{plugin}: {ifname} has {found} routes, and there may be {most}")]
-    ManyRoutes {
-        /// The plugin.
-        plugin: &'static str,
-        /// The interface.
-        ifname: String,
-        /// The number of its routes.
-        found: usize,
-        /// The maximum number.
-        most: usize,
-    },
-    /// The interface for a VRF is already a port of another link.
-    #[error("vrf: {ifname} is a port of {controller} already")]
-    PortOfAnother {
-        /// The interface.
-        ifname: String,
-        /// The link that it is a port of.
-        controller: String,
-    },
-    /// The existing VRF has another table.
-    #[error("key table: VRF {name} is there with table {present}, not {wanted}")]
-    TableOfVrf {
-        /// Name of the VRF.
-        name: String,
-        /// Its table.
-        present: u32,
-        /// The requested table.
-        wanted: u32,
-    },
-    /// A route of an interface cannot be moved to another table.
-    #[error("vrf: the route of {ifname} to {destination} has {what}, and would not be there afterwards")]
-    RouteNotKept {
-        /// The interface.
-        ifname: String,
-        /// The route's destination.
-        destination: ipnet::IpNet,
-        /// The attribute of the route that cannot be kept.
-        what: &'static str,
-    },
-    /// The table for a VRF has another use.
-    #[error("key table: {table} is {owner}")]
-    TableTaken {
-        /// The table.
-        table: u32,
-        /// Its use.
-        owner: &'static str,
-    },
-    /// The attachment's link does not lead to the gateway.
-    #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
-    Gateway {
-        /// The gateway.
-        gateway: std::net::IpAddr,
-        /// The kernel's error.
-        #[source]
-        source: netlink::Error,
-    },
-    /// A routed link does not have the requested gateway.
-    #[error("default-route")]
-    NotOnLink(#[from] NotOnLink),
-    /// The kernel shows default routes other than the requested ones.
-    #[error(
-        "default-route: the kernel shows another default route of the pod{}",
-        .0.map(|gateway| format!(", through {gateway}")).unwrap_or_default()
-    )]
-    DefaultRoute(Option<std::net::IpAddr>),
+    /// The routing of a pod cannot be configured.
+    #[error(transparent)]
+    Routing(#[from] RoutingError),
+    /// An interface cannot be a port of the VRF.
+    #[error(transparent)]
+    Vrf(#[from] VrfError),
     /// A device information file could not be written or removed.
     #[error("device information {path}{}", durable::remedy(source))]
     DeviceInfo {
@@ -594,22 +273,9 @@ pub enum StepError {
     /// The dataplane failed.
     #[error(transparent)]
     Enforce(#[from] EnforceError),
-    /// A chained plugin asks for a rate limit, but no program sees the traffic of the interface.
-    #[error("bandwidth of {ifname} cannot be limited: {why}")]
-    Unlimited {
-        /// Name of the interface in the pod.
-        ifname: String,
-        /// The reason.
-        why: NotObservable,
-    },
-    /// The network's list enables netattach's dataplane for the interface, but no program sees its traffic.
-    #[error("netattach behind another plugin: {ifname} cannot have its dataplane: {why}")]
-    NoDataplane {
-        /// Name of the interface in the pod.
-        ifname: String,
-        /// The reason.
-        why: NotObservable,
-    },
+    /// A rate limit or the dataplane was requested where no program sees the traffic.
+    #[error(transparent)]
+    Dataplane(#[from] DataplaneError),
     /// The node does not translate addresses as requested.
     #[error(transparent)]
     Nat(#[from] NatError),
@@ -739,130 +405,76 @@ fn lease_code(error: &ipam::Error) -> u32 {
     }
 }
 
-/// Returns a hint for a card that the kernel has moved to a namespace other than the node's.
-fn where_else(elsewhere: &bool) -> &'static str {
-    if *elsewhere {
-        "; when the pod's namespace ended, the kernel has brought it to the machine's first one, which is not the node's: move it \
-         here from there (ip link set NAME netns PID)"
-    } else {
-        ""
+pub(super) fn step_code(error: &StepError) -> u32 {
+    match error {
+        StepError::Link(error) => error.code(),
+        StepError::Address(error) => error.code(),
+        StepError::Bridge(error) => error.code(),
+        StepError::HostAccess(error) => error.code(),
+        StepError::Device(error) => error.code(),
+        StepError::SriovCni(error) => error.code(),
+        StepError::Vf(error) => error.code(),
+        StepError::Plugin(error) => error.code(),
+        StepError::Tuning(error) => error.code(),
+        StepError::Routing(error) => error.code(),
+        StepError::Vrf(error) => error.code(),
+        StepError::Dataplane(error) => error.code(),
+        StepError::Delegate(error) => error.code(),
+        StepError::Netlink(error) => netlink_code(error),
+        StepError::Lease(error) => lease_code(error),
+        StepError::Nat(error) => nat_code(error),
+        StepError::Firewall(error) => firewall_code(error),
+        StepError::Journal(error) => journal_code(error),
+        // Its holder may be about to end.
+        StepError::Enforce(EnforceError::AddressGuarded { .. }) => code::TRY_AGAIN_LATER,
+        StepError::Netns(_) => code::INVALID_NETNS,
+        StepError::Unenforceable(_) => code::INVALID_CONFIG,
+        StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
+        StepError::Open(_) | StepError::Sysctl(_) | StepError::Enforce(_) | StepError::Missing(_) => {
+            code::INTERNAL
+        }
     }
 }
 
-pub(super) fn step_code(error: &StepError) -> u32 {
+fn nat_code(error: &NatError) -> u32 {
     match error {
-        StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
-        StepError::Netns(_) => code::INVALID_NETNS,
-        StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
-        // The pod with the interface may be about to end.
-        StepError::VlanTaken { .. } => code::TRY_AGAIN_LATER,
-        // The node may be starting.
-        StepError::NoAddressYet(_) => code::TRY_AGAIN_LATER,
-        // The device may appear soon, or be returned to the node.
-        StepError::NoDevice(_)
-        | StepError::ParentOfPods(_)
-        | StepError::DeviceTaken { .. }
-        | StepError::DeviceReturning(_)
-        | StepError::SriovCniIsAtIt(_)
-        | StepError::SriovCniHasIt { .. }
-        | StepError::NoPhysicalFunction(_)
-        | StepError::OtherMode(_)
-        | StepError::NoRepresentor(_)
-        | StepError::HomeTaken(_)
-        | StepError::DeviceLost { .. } => code::TRY_AGAIN_LATER,
-        StepError::VfSetting { source, .. } if source.errno() == Some(rustix::io::Errno::AGAIN) => {
-            code::TRY_AGAIN_LATER
-        }
-        StepError::VfSetting { .. } | StepError::DeviceMtu { .. } | StepError::OwnMacLost(_) => {
-            code::INVALID_CONFIG
-        }
-        StepError::AddressNotTaken { .. }
-        | StepError::VfSettingIgnored { .. }
-        | StepError::SeveralRepresentors { .. } => code::INTERNAL,
-        StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
-        StepError::Enforce(EnforceError::AddressGuarded { .. }) => code::TRY_AGAIN_LATER,
-        // Its holder may be about to end.
-        StepError::Nat(NatError::PortTaken(_) | NatError::ManyPorts(_) | NatError::Busy) => {
-            code::TRY_AGAIN_LATER
-        }
-        StepError::Firewall(FirewallError::Busy) => code::TRY_AGAIN_LATER,
-        StepError::Firewall(
-            FirewallError::Firewalld
-            | FirewallError::NoBridge(_)
-            | FirewallError::GatewayBehindPort(_)
-            | FirewallError::NoAddress(_)
-            | FirewallError::Many(_),
-        ) => code::INVALID_CONFIG,
-        StepError::Nat(
-            NatError::NoAddress(_)
-            | NatError::Ambiguous(_)
-            | NatError::AddressTaken { .. }
-            | NatError::PortReserved { .. }
-            | NatError::ManyPortsOfPod(_),
-        ) => code::INVALID_CONFIG,
-        StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
-        StepError::Tuning(_)
-        | StepError::Unlimited { .. }
-        | StepError::NoDataplane { .. }
-        | StepError::NoSource(_)
-        | StepError::ManyRoutes { .. }
-        | StepError::PortOfAnother { .. }
-        | StepError::TableOfVrf { .. }
-        | StepError::TableTaken { .. }
-        | StepError::RouteNotKept { .. }
-        | StepError::Mtu { .. }
-        | StepError::DeviceInUse { .. }
-        | StepError::SeveralInterfaces { .. }
-        | StepError::NoAddressOfVf
-        | StepError::AddressTaken { .. }
-        | StepError::SmallMtu(_)
-        | StepError::ParentShared { .. }
-        | StepError::ParentBusy { .. }
-        | StepError::Unenforceable(_)
-        | StepError::GatewayConflict { .. }
-        | StepError::NotFiltering(_)
-        | StepError::NoHostAddress(_)
-        | StepError::StrictReversePath(_)
-        | StepError::Gateway { .. }
-        | StepError::NotOnLink(_)
-        | StepError::Netlink(
-            netlink::Error::NoSuchLink(_)
-            | netlink::Error::WrongKind { .. }
-            | netlink::Error::FilteredBefore { .. }
-            | netlink::Error::NoDefaultRoute,
-        ) => code::INVALID_CONFIG,
-        StepError::Lease(error) => lease_code(error),
-        StepError::NoDriver { .. }
-        | StepError::Netlink(netlink::Error::NoTun(_))
-        | StepError::Firewall(FirewallError::NoSenders(_)) => code::NOT_AVAILABLE,
-        StepError::Netlink(error) if error.errno().is_some() => errno_code(error),
-        StepError::Delegate(error) => error.code(),
-        StepError::Result { .. } => code::DECODING_FAILURE,
-        StepError::InProcess { source, .. } => source.code,
-        StepError::Journal(error) => journal_code(error),
-        StepError::Cache(_) | StepError::DeviceInfo { .. } | StepError::SriovCniFile { .. } => {
-            code::IO_FAILURE
-        }
-        StepError::Netlink(_)
-        | StepError::Open(_)
-        | StepError::NoAddress(_)
-        | StepError::Sysctl(_)
-        | StepError::Enforce(_)
-        | StepError::Nat(
-            NatError::Table(_)
-            | NatError::Shared(_)
-            | NatError::Foreign { .. }
-            | NatError::FoughtOver(_)
-            | NatError::Sysctl(_),
-        )
-        | StepError::Firewall(
-            FirewallError::Tables(_) | FirewallError::Senders(_) | FirewallError::FoughtOver(_),
-        )
-        | StepError::DefaultRoute(_)
-        | StepError::ProgramsUnknown { .. }
-        | StepError::ProgramLeft { .. }
-        | StepError::Missing(_) => code::INTERNAL,
+        NatError::PortTaken(_) | NatError::ManyPorts(_) | NatError::Busy => code::TRY_AGAIN_LATER,
+        NatError::NoAddress(_)
+        | NatError::Ambiguous(_)
+        | NatError::AddressTaken { .. }
+        | NatError::PortReserved { .. }
+        | NatError::ManyPortsOfPod(_) => code::INVALID_CONFIG,
+        NatError::Table(_)
+        | NatError::Shared(_)
+        | NatError::Foreign { .. }
+        | NatError::FoughtOver(_)
+        | NatError::Sysctl(_) => code::INTERNAL,
+    }
+}
+
+fn firewall_code(error: &FirewallError) -> u32 {
+    match error {
+        FirewallError::Busy => code::TRY_AGAIN_LATER,
+        FirewallError::Firewalld
+        | FirewallError::NoBridge(_)
+        | FirewallError::GatewayBehindPort(_)
+        | FirewallError::NoAddress(_)
+        | FirewallError::Many(_) => code::INVALID_CONFIG,
+        FirewallError::NoSenders(_) => code::NOT_AVAILABLE,
+        FirewallError::Tables(_) | FirewallError::Senders(_) | FirewallError::FoughtOver(_) => code::INTERNAL,
+    }
+}
+
+fn netlink_code(error: &netlink::Error) -> u32 {
+    match error {
+        netlink::Error::Tentative(_) => code::TRY_AGAIN_LATER,
+        netlink::Error::NoSuchLink(_)
+        | netlink::Error::WrongKind { .. }
+        | netlink::Error::FilteredBefore { .. }
+        | netlink::Error::NoDefaultRoute => code::INVALID_CONFIG,
+        netlink::Error::NoTun(_) => code::NOT_AVAILABLE,
+        other => errno_code(other),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Reads from the kernel the facts about the node that drivers need before they plan.
 
-use super::{AttachError, bus, representor};
+use super::AttachError;
+use super::device::{bus, representor};
 use crate::error_chain::Chain;
 use crate::link::facts::{Facts, OnBus, Parent, Wanted, Wishes};
 use crate::netlink::{self, Handle, KnownLinks, LinkState};

@@ -262,7 +262,7 @@ fn run_gc(
 mod tests {
     use std::fs;
 
-    use crate::attach::gc::*;
+    use super::*;
     use crate::attach::rig;
     use crate::cni::Version;
     use crate::journal::Store;

@@ -6,114 +6,70 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `weight` | estimates the memory that an ADD takes, before it begins |
-//! | `intent`, `read_networks`, `default_network`, `made_before`, [`conf_dir`], `from_node` | derive the networks that the pod wants from a request |
+//! | `intent` | derives the networks that the pod wants from a request |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
-//! | `adopt` | takes over the state that earlier agents have left |
-//! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `admit`, `bridges`, `bridge_stack`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
-//! | [`host_access`] | the node's own links on parents, through which the node and pods reach each other |
-//! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
-//! | [`undo`], `delete_links`, `plugin_del`, `needs` | inverses of steps, those of links, and DEL of other plugins; resources that a DEL may wait for |
-//! | `devices`, `which_device`, `take_device`, `card`, `give_back`, `above`, `left_programs`, `identity`, `bus` | devices of the node: which attachment holds one; how a device is named, moved, given back, freed of the pod's links and programs, and identified |
-//! | `representor` | representors of VFs of cards in switchdev mode |
-//! | `sriov_cni` | the files in which sriov-cni records the holder of each VF |
+//! | `repeated_add` | an ADD for a sandbox that is already attached |
+//! | [`apply`] | the effects of steps |
+//! | [`undo`] | their inverses |
+//! | `device` | devices of the node, taken and given back |
+//! | `addresses` | holders of addresses, pools, leases, announcements to neighbours |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
-//! | `survey`, `leases` | use of address pools; DHCP leases, taken and released |
-//! | `departed`, `drift`, `edited`, `lost_records` | sandboxes that no runtime will detach; changes that other programs make to attachments and to their records |
-//! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
-//! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
+//! | `dynamic` | attachments of live pods, added and removed |
+//! | `registry`, `network_status` | attached sandboxes, in memory; their published status |
+//! | `adopt` | takes over the state that earlier agents have left |
+//! | `reconcile` | restores what other programs change of attachments and their records; sandboxes that no runtime will detach |
+//! | `inherited` | pods that another plugin attached |
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
-mod above;
-mod admit;
+mod addresses;
 mod adopt;
-mod announce_late;
 pub mod apply;
-mod bridge_stack;
-mod bridges;
-mod bus;
-mod by_source;
-mod card;
 mod check;
-mod cluster_routes;
-pub mod conf_dir;
 #[cfg(test)]
 mod damage_tests;
-mod default_network;
-mod delete_links;
-mod departed;
-mod device_info;
-mod devices;
-mod drift;
+mod device;
 mod dynamic;
-mod edited;
-mod enforcement;
 mod engine;
 mod error;
 mod facts;
-mod from_node;
 #[cfg(test)]
 mod full_disk_tests;
 mod gc;
-mod give_back;
-pub mod host_access;
-mod identity;
+mod inherited;
 mod intent;
-mod leases;
-mod left_programs;
-mod lost_records;
-mod made_before;
-mod multus_del;
-mod needs;
 mod network_status;
-mod occupied;
-mod plugin_del;
-mod pool_use;
-mod read_networks;
+mod reconcile;
 mod registry;
 mod repeated_add;
-mod representor;
-mod restrict_sender;
 #[cfg(test)]
 pub(crate) mod rig;
-mod routing;
-mod sriov_cni;
 pub mod standalone;
 mod status_verb;
-mod survey;
-mod take_device;
-mod take_over;
-mod translation;
-mod tuning;
 pub mod undo;
-mod vrf;
-mod weight;
-mod which_device;
 
+pub use addresses::occupied::{Address, Holder, Occupied};
+pub use addresses::survey::SurveyError;
 pub use adopt::Recovery;
-pub use bridges::Bridges;
-pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
-pub use departed::inhabited;
-pub use devices::Devices;
-pub use drift::Drifted;
-pub use edited::{Examined, WholeRecords};
-pub use enforcement::{Looked, Which};
+pub use apply::bridges::Bridges;
+pub use apply::host_access::{self, HostAccesses};
+pub use device::claims::Devices;
 pub use engine::Engine;
 pub use error::{AttachError, Doing, StepError};
-pub use from_node::FromNode;
 pub use gc::{Census, Collected, Stale};
-pub use host_access::HostAccesses;
-pub use intent::{IntentError, IntentReader, pod_of};
-pub use multus_del::{Inheritance, InheritanceError};
+pub use inherited::multus_del::{Inheritance, InheritanceError};
+pub use intent::default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
+pub use intent::from_node::FromNode;
+pub use intent::read_networks::ReadNetworks;
+pub use intent::weight::selected_by;
+pub use intent::{IntentError, IntentReader, conf_dir, pod_of};
 pub use network_status::network_status;
-pub use occupied::{Address, Holder, Occupied};
-pub use read_networks::ReadNetworks;
+pub use reconcile::departed::inhabited;
+pub use reconcile::drift::Drifted;
+pub use reconcile::edited::{Examined, WholeRecords};
+pub use reconcile::enforcement::{Looked, Which};
 pub use registry::{Attached, Registry};
 pub use repeated_add::RepeatedAdd;
-pub use survey::SurveyError;
-pub use weight::selected_by;
 
 use std::sync::Arc;
 

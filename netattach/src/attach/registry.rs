@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::pool_use::{self, PoolUse};
+use super::addresses::pool_use::{self, PoolUse};
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
 use crate::journal::{JournalKey, Record};

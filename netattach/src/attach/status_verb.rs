@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::apply::runner;
-use super::{AttachError, Attached, Doing, Engine, Node, StepError, enforcement};
+use super::reconcile::enforcement;
+use super::{AttachError, Attached, Doing, Engine, Node, StepError};
 use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;

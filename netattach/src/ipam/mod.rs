@@ -35,7 +35,7 @@
 //! *Owner of an address.* An [`Owner`] is an interface of a container: unique on this node, and the same from ADD to
 //! DEL and across restarts. A kind whose addresses are unique in a cluster adds the node's name itself. The agent
 //! compares a chosen address ([`Config::is_chosen`]) with the addresses of other attachments and of the node
-//! (`attach::occupied`); a kind only has to avoid conflicts among its own addresses.
+//! (`attach::addresses::occupied`); a kind only has to avoid conflicts among its own addresses.
 //!
 //! *Persistence.* A restarted agent must find a lease by its owner alone: on disk, at the service, or nowhere if the
 //! configuration contains the lease. If a writer is killed, the lease is either complete or absent. A kind that

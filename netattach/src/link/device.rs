@@ -1,5 +1,5 @@
 //! `host-device` and `sriov`: a device of the node as an interface of the pod. The device is claimed,
-//! configured, moved, and given back in its former state, see `attach::give_back`.
+//! configured, moved, and given back in its former state, see `attach::device`.
 //!
 //! The keys are those of `host-device` in containernetworking/plugins and of sriov-cni, `mtu` and
 //! `bandwidth`. Policy is enforced on the interface in the pod. A device that the pod drives itself

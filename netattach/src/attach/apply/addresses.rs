@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::{Executor, owner};
 use crate::attach::StepError;
-use crate::attach::occupied::{Address, ROUTED, Routed, check_ip_is_free, segment};
+use crate::attach::addresses::occupied::{Address, ROUTED, Routed, check_ip_is_free, segment};
 use crate::ipam::{self, Asked, Lease, Lessee, Owner};
 use crate::plan::{AttachmentPlan, result};
 use crate::step::{LeasedAddress, Output, Step, StepRef};

@@ -1,7 +1,11 @@
 //! The bridge that an attachment is a port of, and its gateway addresses.
 
-use super::{Executor, IPV6_MIN_MTU, ensure_if_present, interface};
-use crate::attach::{StepError, bridge_stack, bridges, facts};
+use ipnet::IpNet;
+
+use super::links::LinkError;
+use super::{Executor, IPV6_MIN_MTU, bridge_stack, bridges, ensure_if_present, interface};
+use crate::attach::{StepError, facts};
+use crate::cni::code;
 use crate::netlink::Born;
 use crate::plan::AttachmentPlan;
 use crate::plan::addressing::{self, GatewayChanges, Others};
@@ -64,11 +68,11 @@ impl Executor<'_> {
             None => self.host.addresses(index)?,
         };
         let changes = addressing::gateway_changes(&present, &wanted, others).map_err(|conflict| {
-            StepError::GatewayConflict {
+            StepError::Bridge(BridgeError::GatewayConflict {
                 bridge: bridge.to_owned(),
                 present: conflict.present,
                 wanted: conflict.wanted,
-            }
+            })
         })?;
         let is_changed = changes != GatewayChanges::default();
         // Also if another process has given a closed bridge the gateway's address.
@@ -106,7 +110,11 @@ impl Executor<'_> {
                 // A device with such an MTU has no IPv6, and the kernel reports IPv6 addresses as malformed.
                 let mtu = self.host.link_by_index(index)?.mtu;
                 let is_too_small = gateway.addr().is_ipv6() && (1..IPV6_MIN_MTU).contains(&mtu);
-                return Err(if is_too_small { StepError::SmallMtu(mtu) } else { refused.into() });
+                return Err(if is_too_small {
+                    StepError::Link(LinkError::SmallMtu(mtu))
+                } else {
+                    refused.into()
+                });
             }
         }
         Ok(())
@@ -119,8 +127,39 @@ fn no_filtering(bridge: &spec::Bridge, error: impl Into<StepError>) -> StepError
         StepError::Netlink(source)
             if bridge.vlan_filtering && source.errno() == Some(rustix::io::Errno::OPNOTSUPP) =>
         {
-            StepError::NoDriver { kind: "bridge with VLAN filtering", source }
+            StepError::Link(LinkError::NoDriver { kind: "bridge with VLAN filtering", source })
         }
         other => other,
+    }
+}
+
+/// Why a bridge does not fit the request.
+#[derive(Debug, thiserror::Error)]
+pub enum BridgeError {
+    /// The bridge does not filter by VLAN, and netattach did not create it.
+    #[error(
+        "bridge {0} does not filter by VLAN and was not made by netattach: switch it on (vlan_filtering 1), or remove the bridge"
+    )]
+    NotFiltering(String),
+    /// The bridge has another gateway address.
+    #[error(
+        "bridge {bridge} has the address {present} and {wanted} is needed; forceAddress would replace it"
+    )]
+    GatewayConflict {
+        /// The bridge.
+        bridge: String,
+        /// The address on the bridge.
+        present: IpNet,
+        /// The address that is needed.
+        wanted: IpNet,
+    },
+}
+
+impl BridgeError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::NotFiltering(_) | Self::GatewayConflict { .. } => code::INVALID_CONFIG,
+        }
     }
 }

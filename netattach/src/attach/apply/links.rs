@@ -3,8 +3,10 @@
 use std::os::fd::AsFd;
 
 use super::{Executor, ensure_if_present, interface};
-use crate::attach::occupied::{Address, check_mac_is_free};
-use crate::attach::{StepError, facts, representor, take_device};
+use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::device::{DeviceError, representor, take_device};
+use crate::attach::{StepError, facts};
+use crate::cni::code;
 use crate::netlink::{self, Handle, LinkState};
 use crate::plan::AttachmentPlan;
 use crate::spec;
@@ -40,15 +42,17 @@ impl Executor<'_> {
         let parent = self.parent(name)?;
         let wanted = link.sharing();
         let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
-        shared.map_err(|(present, container)| StepError::ParentShared {
-            parent: parent.name.clone(),
-            present,
-            wanted: wanted.unwrap_or_default(),
-            container,
+        shared.map_err(|(present, container)| {
+            StepError::Link(LinkError::ParentShared {
+                parent: parent.name.clone(),
+                present,
+                wanted: wanted.unwrap_or_default(),
+                container,
+            })
         })?;
         // Concurrency: a pod that takes the parent device either sees this share, or its claim is seen here.
         match self.node.devices.holder_of(parent.index) {
-            Some((who, container)) => Err(StepError::DeviceTaken { device: parent.name, who, container }),
+            Some((who, container)) => Err(DeviceError::Taken { device: parent.name, who, container }.into()),
             None => Ok(()),
         }
     }
@@ -128,7 +132,7 @@ impl Executor<'_> {
 
     fn vlan(&mut self, vlan: &spec::Vlan) -> Result<Output, StepError> {
         let taken = |error: netlink::Error, parent: &LinkState| match error.already_exists() {
-            true => StepError::VlanTaken { parent: parent.name.clone(), id: vlan.tag.id },
+            true => StepError::Link(LinkError::VlanTaken { parent: parent.name.clone(), id: vlan.tag.id }),
             false => error.into(),
         };
         if vlan.in_pod {
@@ -176,7 +180,7 @@ impl Executor<'_> {
     fn tap(&mut self, tap: &spec::Tap) -> Result<Output, StepError> {
         match self.pod.create_tap(tap, self.netns) {
             Err(netlink::OpenError::Netlink(error)) if error.already_exists() => {
-                Err(StepError::NameTaken(tap.pod_name.clone()))
+                Err(LinkError::NameTaken(tap.pod_name.clone()).into())
             }
             Err(netlink::OpenError::Netlink(error)) => Err(error.into()),
             made => Ok(link_in_pod(&made?)),
@@ -245,7 +249,7 @@ fn claimed<'a>(
 /// Refuses an MTU larger than the parent's.
 pub(super) fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
     match mtu.filter(|mtu| *mtu > parent.mtu) {
-        Some(mtu) => Err(StepError::Mtu { mtu, max: parent.mtu }),
+        Some(mtu) => Err(LinkError::Mtu { mtu, max: parent.mtu }.into()),
         None => Ok(()),
     }
 }
@@ -260,8 +264,82 @@ pub(super) fn not_created(link: &spec::Link, error: StepError) -> StepError {
     use rustix::io::Errno;
     let StepError::Netlink(source) = error else { return error };
     match (source.errno(), link.sharing()) {
-        (Some(Errno::OPNOTSUPP), _) => StepError::NoDriver { kind: link.kind(), source },
-        (Some(Errno::BUSY), Some(wanted)) => StepError::ParentBusy { wanted, source },
+        (Some(Errno::OPNOTSUPP), _) => StepError::Link(LinkError::NoDriver { kind: link.kind(), source }),
+        (Some(Errno::BUSY), Some(wanted)) => StepError::Link(LinkError::ParentBusy { wanted, source }),
         _ => StepError::Netlink(source),
+    }
+}
+
+/// Why an attachment's link cannot be created as requested.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The pod already has an interface of that name.
+    #[error("the pod has an interface named {0} already")]
+    NameTaken(String),
+    /// A link's MTU is larger than its parent's.
+    #[error("mtu {mtu} is larger than {max}, the MTU of the parent")]
+    Mtu {
+        /// The requested MTU, in bytes.
+        mtu: u32,
+        /// The parent's MTU, in bytes.
+        max: u32,
+    },
+    /// The parent carries links of a kind that excludes the new link.
+    #[error("the parent {parent} carries {present}, and {wanted} cannot share it with them")]
+    ParentShared {
+        /// Name of the parent.
+        parent: String,
+        /// The links that it carries.
+        present: &'static str,
+        /// The link that was requested.
+        wanted: &'static str,
+        /// The container of one of the links that it carries.
+        container: String,
+    },
+    /// The parent is in use by another device.
+    #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind use it already")]
+    ParentBusy {
+        /// The link that was requested.
+        wanted: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: netlink::Error,
+    },
+    /// The kernel has no driver for links of this kind.
+    #[error("the kernel of this node has no driver for links of kind {kind}")]
+    NoDriver {
+        /// The kind.
+        kind: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: netlink::Error,
+    },
+    /// The parent already has a link of that VLAN, and the kernel allows only one.
+    #[error(
+        "{parent} has an interface of VLAN {id} already; macvlans or a bridge on that one serve several pods"
+    )]
+    VlanTaken {
+        /// Name of the parent.
+        parent: String,
+        /// The VLAN.
+        id: u16,
+    },
+    /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
+    #[error("mtu {0} is below 1280, which IPv6 needs")]
+    SmallMtu(u32),
+}
+
+impl LinkError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::NameTaken(_) => code::INVALID_ENVIRONMENT,
+            // The pod with the interface may be about to end.
+            Self::VlanTaken { .. } => code::TRY_AGAIN_LATER,
+            Self::Mtu { .. } | Self::SmallMtu(_) | Self::ParentShared { .. } | Self::ParentBusy { .. } => {
+                code::INVALID_CONFIG
+            }
+            Self::NoDriver { .. } => code::NOT_AVAILABLE,
+        }
     }
 }

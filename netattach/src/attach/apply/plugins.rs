@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::{Executor, interface};
-use crate::attach::occupied::{Address, check_mac_is_free};
-use crate::attach::{AttachError, Doing, Node, StepError, tuning};
-use crate::cni::{CniArgs, Command};
+use super::{Executor, interface, tuning};
+use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::{AttachError, Doing, Node, StepError};
+use crate::cni::{CniArgs, CniError, Command, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::ipam::Asked;
 use crate::plan::hook_kind::{self, FoundDevice};
@@ -25,7 +25,8 @@ impl Executor<'_> {
         attachment: &AttachmentPlan,
         delegate: &Delegate,
     ) -> Result<Output, StepError> {
-        let unreadable = |source| StepError::Result { plugin: delegate.plugin.clone(), source };
+        let unreadable =
+            |source| StepError::Plugin(PluginError::Result { plugin: delegate.plugin.clone(), source });
         let before = match delegate.role {
             Role::Plugin if !attachment.is_made_at(at.1.into()) => {
                 let so_far = result::as_reported(self.sandbox, attachment, self.progress.outputs().of(at.0));
@@ -42,7 +43,7 @@ impl Executor<'_> {
         })?;
         if delegate.role == Role::Ipam {
             if added.result.ips.is_empty() {
-                return Err(StepError::NoAddress(delegate.plugin.clone()));
+                return Err(PluginError::NoAddress(delegate.plugin.clone()).into());
             }
             let args = CniArgs::parse(&args);
             let of_plugin = |args: CniArgs| Asked::of_plugin(&delegate.plugin, &delegate.config, &args);
@@ -89,7 +90,7 @@ impl Executor<'_> {
             self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
         }
         let told = result::own(&self.sandbox.netns, attachment, self.progress.outputs().of(at.0))
-            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+            .map_err(|source| PluginError::Result { plugin: attachment.kind.clone(), source })?;
         let addresses = match &pod {
             Some(pod) if told.addresses.is_empty() => self.pod.addresses(pod.index)?,
             _ => Vec::new(),
@@ -108,7 +109,8 @@ impl Executor<'_> {
 /// Returns the result of the earlier plugin that has created the attachment's interface; has no effect on the
 /// machine.
 pub(super) fn take_made(attachment: &AttachmentPlan, made: &MadeBefore) -> Result<Output, StepError> {
-    let unreadable = |source| StepError::Result { plugin: attachment.kind.clone(), source };
+    let unreadable =
+        |source| StepError::Plugin(PluginError::Result { plugin: attachment.kind.clone(), source });
     let result = Printed::from(made.result.read());
     result.read(attachment.version).map_err(unreadable)?;
     Ok(Output::Delegate { result })
@@ -184,4 +186,41 @@ pub(in crate::attach) fn runner(node: &Node, cni_path: &[PathBuf]) -> delegate::
     let mut search = cni_path.to_vec();
     search.extend(node.delegate.search.iter().filter(|path| !cni_path.contains(path)).cloned());
     delegate::Delegate { search, ..node.delegate.clone() }
+}
+
+/// Why the call of a plugin has no usable result.
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    /// A plugin that netattach implements itself failed when called as other plugins are.
+    #[error("plugin {plugin}")]
+    InProcess {
+        /// The plugin type.
+        plugin: String,
+        /// The cause.
+        #[source]
+        source: CniError,
+    },
+    /// Another plugin printed something that is not a result.
+    #[error("the result of plugin {plugin} cannot be read")]
+    Result {
+        /// The plugin type.
+        plugin: String,
+        /// The cause.
+        #[source]
+        source: CniError,
+    },
+    /// An IPAM plugin returned no address.
+    #[error("IPAM plugin {0} returned missing IP config")]
+    NoAddress(String),
+}
+
+impl PluginError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::InProcess { source, .. } => source.code,
+            Self::Result { .. } => code::DECODING_FAILURE,
+            Self::NoAddress(_) => code::INTERNAL,
+        }
+    }
 }

@@ -4,10 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use super::links::{check_mtu, not_created};
-use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, interface};
-use crate::attach::occupied::{Address, Holder, check_mac_is_free};
-use crate::attach::{StepError, host_access};
+use super::links::{LinkError, check_mtu, not_created};
+use super::plugins::PluginError;
+use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, host_access, interface};
+use crate::attach::StepError;
+use crate::attach::addresses::occupied::{Address, AddressError, Holder, check_mac_is_free};
+use crate::cni::code;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::netlink::{self, Ends, LinkState, NewLink};
@@ -17,7 +19,7 @@ use crate::plan::phases::Item;
 use crate::plan::result::{self, Leased};
 use crate::plan::{AttachmentPlan, hook_kind};
 use crate::spec::{self, Addressing};
-use crate::step::{Configure, HookKind, Interface, Output, Protect, Step, StepRef, Style};
+use crate::step::{Configure, HookKind, Interface, NotObservable, Output, Protect, Step, StepRef, Style};
 use crate::sysctl;
 use crate::waits;
 
@@ -115,7 +117,7 @@ impl<'a> Executor<'a> {
                     check_mac_is_free(&mut self.host, mac, None, None)?;
                     if let Some(link) = host_access::taken_beside(&parent, mac) {
                         let (address, holder) = (Address::Mac(mac), Holder::Node(link));
-                        return Err(StepError::AddressTaken { address, holder });
+                        return Err(AddressError::Taken { address, holder }.into());
                     }
                 }
                 Ok(Ready::Macvlan { macvlan, parent })
@@ -191,7 +193,7 @@ impl<'a> Executor<'a> {
         protect: &Protect,
     ) -> Result<EnforcedAttachment, StepError> {
         let leased = result::own(&self.sandbox.netns, attachment, self.progress.outputs().of(at.0))
-            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+            .map_err(|source| PluginError::Result { plugin: attachment.kind.clone(), source })?;
         self.enforced(*at, attachment, protect, &leased)
     }
 
@@ -213,10 +215,10 @@ impl<'a> Executor<'a> {
         if let HookKind::Nowhere(unseen) = &vantage {
             let (ifname, why) = (attachment.ifname.clone(), unseen.clone());
             if protect.needed {
-                return Err(StepError::NoDataplane { ifname, why });
+                return Err(DataplaneError::NoDataplane { ifname, why }.into());
             }
             if protect.bandwidth.is_some() {
-                return Err(StepError::Unlimited { ifname, why });
+                return Err(DataplaneError::Unlimited { ifname, why }.into());
             }
         }
         let of = (self.sandbox, self.progress.netns_cookie());
@@ -265,7 +267,7 @@ impl<'a> Executor<'a> {
         let awaits_carrier = addressing::awaits_carrier(&attachment.steps, outputs, &addressing);
         let wanted = Wanted { item: *item, configure, host, pod, addressing, awaits_carrier };
         match wanted.has_v6() && (1..IPV6_MIN_MTU).contains(&wanted.pod.mtu) {
-            true => Err(StepError::SmallMtu(wanted.pod.mtu)),
+            true => Err(LinkError::SmallMtu(wanted.pod.mtu).into()),
             false => Ok(wanted),
         }
     }
@@ -339,7 +341,7 @@ impl<'a> Executor<'a> {
             let detection = waits::detection(it.item.1);
             let found = waits::at(&detection, || self.pod.await_unique(pod.index, DETECTION))?;
             if let Some(taken) = found {
-                return Err(StepError::Duplicate(taken));
+                return Err(AddressError::Duplicate(taken).into());
             }
         }
         Ok(())
@@ -349,4 +351,34 @@ impl<'a> Executor<'a> {
 /// A macvlan in mode passthru has its parent's address, regardless of the request.
 fn has_own_mac(macvlan: &spec::Macvlan) -> bool {
     macvlan.mode != spec::MacvlanMode::Passthru
+}
+
+/// Why a rate limit or the dataplane cannot be provided for an interface.
+#[derive(Debug, thiserror::Error)]
+pub enum DataplaneError {
+    /// A chained plugin asks for a rate limit, but no program sees the traffic of the interface.
+    #[error("bandwidth of {ifname} cannot be limited: {why}")]
+    Unlimited {
+        /// Name of the interface in the pod.
+        ifname: String,
+        /// The reason.
+        why: NotObservable,
+    },
+    /// The network's list enables netattach's dataplane for the interface, but no program sees its traffic.
+    #[error("netattach behind another plugin: {ifname} cannot have its dataplane: {why}")]
+    NoDataplane {
+        /// Name of the interface in the pod.
+        ifname: String,
+        /// The reason.
+        why: NotObservable,
+    },
+}
+
+impl DataplaneError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::Unlimited { .. } | Self::NoDataplane { .. } => code::INVALID_CONFIG,
+        }
+    }
 }

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::{Executor, on_parent, own_link};
-use crate::attach::routing::{move_default_routes, route_by_source};
-use crate::attach::{StepError, cluster_routes, host_access, translation, vrf};
+use super::plugins::PluginError;
+use super::routing::{RoutingError, cluster_routes, move_default_routes, route_by_source, vrf};
+use super::{Executor, host_access, on_parent, own_link, translation};
+use crate::attach::StepError;
 use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::step::{Output, StepRef, Translate};
 
@@ -76,7 +77,7 @@ impl Executor<'_> {
         };
         let leased = self.leased(at, attachment)?;
         let own = routing::own_configuration(attachment).map(|own| (own, leased.addresses.as_slice()));
-        let wanted = routing::default_routes(gateways, own)?;
+        let wanted = routing::default_routes(gateways, own).map_err(RoutingError::from)?;
         let link = self.pod.link(&attachment.ifname)?;
         let routes = move_default_routes(&mut self.pod, link.index, &wanted)?;
         if routes.is_empty() {
@@ -96,7 +97,7 @@ impl Executor<'_> {
 
     pub(super) fn route_by_source(&mut self, attachment: &AttachmentPlan) -> Result<Output, StepError> {
         let interfaces = routing::by_source(self.plan, self.progress.outputs())
-            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+            .map_err(|source| PluginError::Result { plugin: attachment.kind.clone(), source })?;
         route_by_source(&mut self.pod, &interfaces)?;
         Ok(Output::SourceRouting { interfaces })
     }

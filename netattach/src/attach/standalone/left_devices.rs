@@ -4,8 +4,8 @@ use std::io;
 
 use super::kept::{DIRECTORY, KeptHome, Left, Whose};
 use crate::attach::StepError;
+use crate::attach::device::give_back::{Unrecorded, find_home, give_back_by_alias};
 use crate::attach::error::step_code;
-use crate::attach::give_back::{Unrecorded, find_home, give_back_by_alias};
 use crate::cni::{CniError, code};
 use crate::netlink::Handle;
 use crate::netns::Netns;

@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use super::chained;
-use crate::attach::{AttachError, StepError, translation};
+use crate::attach::apply::translation;
+use crate::attach::{AttachError, StepError};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::link::portmap::{self, KIND};
 use crate::nat::NatError;

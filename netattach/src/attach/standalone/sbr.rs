@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use super::chained;
-use crate::attach::{StepError, by_source};
+use crate::attach::StepError;
+use crate::attach::apply::routing::by_source;
 use crate::cni::{self, CniError, CniResult, Command, json};
 use crate::link;
 use crate::netlink::Handle;

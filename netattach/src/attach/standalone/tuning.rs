@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::chained;
-use crate::attach::tuning;
+use crate::attach::apply::tuning;
 use crate::cni::{self, CniError, Command, code, json};
 use crate::durable;
 use crate::link;

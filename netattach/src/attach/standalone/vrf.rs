@@ -1,7 +1,7 @@
 //! The chained plugin `vrf`. It keeps no state: DEL identifies what to undo by the VRF's name.
 
 use super::chained;
-use crate::attach::vrf;
+use crate::attach::apply::routing::vrf;
 use crate::cni::{self, CniError, Command, json};
 use crate::link;
 use crate::spec::Vrf;

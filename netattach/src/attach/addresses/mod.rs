@@ -1,0 +1,15 @@
+//! The addresses of attachments: holders, pools and leases, and what neighbours know of them.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `occupied` | keeps track of address holders: no address is used twice on a segment |
+//! | `pool_use` | the pools that attachments use, by network |
+//! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
+//! | `leases` | DHCP leases, taken and released |
+//! | `survey` | the use of address pools, for operators |
+
+mod announce_late;
+mod leases;
+pub(super) mod occupied;
+pub(super) mod pool_use;
+pub(super) mod survey;

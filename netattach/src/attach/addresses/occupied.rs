@@ -1,0 +1,684 @@
+//! Keeps track of address holders: an address that a request chooses must not be in use elsewhere on the segment.
+//!
+//! This module stores the addresses of attachments, because the kernel forgets a pod that is silent; for other
+//! holders it asks the kernel.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+
+use crate::attach::apply::owner;
+use crate::attach::device::take_device::asked_mac;
+use crate::attach::{Attached, StepError};
+use crate::cni::code;
+use crate::error_chain::Chain;
+use crate::ipam::Owner;
+use crate::mac::Mac;
+use crate::netlink::{Handle, RouteState, Station};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
+use crate::spec::{Link, Tie, VirtualFunction};
+use crate::step::{Brought, Output, Step};
+
+/// An address that may have only one holder on a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Address {
+    /// An Ethernet address.
+    Mac(Mac),
+    /// An IP address.
+    Ip(IpAddr),
+}
+
+/// Where an address is used: the index of the bridge, of the macvlans' parent, or of the physical function's
+/// interface of a VF; 0 for addresses that the node routes to.
+pub(super) type Segment = u32;
+
+/// The segment of all addresses that the node routes to.
+pub(in crate::attach) const ROUTED: Segment = 0;
+
+/// The holder of an address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Holder {
+    /// An attachment.
+    Attachment {
+        /// Its container.
+        container: String,
+        /// The holder as text for messages.
+        who: String,
+    },
+    /// A device of the node, by its name.
+    Node(String),
+    /// A VF of a card, whatever its user.
+    Function(VirtualFunction),
+    /// A macvlan on the parent with this name, whatever its user.
+    Sibling(String),
+    /// The node itself, or a broadcast or multicast address of one of its links.
+    Own,
+    /// A next hop of one of the node's routes.
+    NextHop,
+    /// The destination of a host route of the node to that address; with the name of the route's device, if it has
+    /// one.
+    Route(Option<String>),
+    /// The destination of a network route of the node that contains the address; with the name of the route's device,
+    /// if it has one.
+    Within(IpNet, Option<String>),
+    /// A station with a permanent FDB entry in a bridge, behind the port with this name.
+    Entered(String),
+    /// A station that a bridge has learned behind the port with this name; the FDB entry expires when the station is
+    /// silent for a while.
+    Seen(String),
+}
+
+impl Holder {
+    /// Whether the holder may give the address up soon without intervention.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Attachment { .. }
+            | Self::Function(_)
+            | Self::Sibling(_)
+            | Self::Route(_)
+            | Self::Seen(_) => true,
+            Self::Node(_) | Self::Own | Self::NextHop | Self::Within(..) | Self::Entered(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mac(mac) => write!(f, "MAC address {mac}"),
+            Self::Ip(address) => write!(f, "address {address}"),
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Attachment { who, .. } => write!(f, "{who} has it"),
+            Self::Node(device) => write!(f, "the node's device {device} has it"),
+            Self::Function(VirtualFunction { physical, number }) => {
+                write!(f, "VF {number} of {physical} has it")
+            }
+            Self::Sibling(parent) => write!(f, "a macvlan on {parent} has it"),
+            Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
+            Self::NextHop => f.write_str("the node routes by it"),
+            Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
+            Self::Route(None) => f.write_str("the node has another route to it"),
+            Self::Within(net, Some(device)) => write!(f, "the node has a route to {net}, by {device}"),
+            Self::Within(net, None) => write!(f, "the node has a route to {net}"),
+            Self::Entered(port) => write!(f, "the bridge has a static entry for it at port {port}"),
+            Self::Seen(port) => write!(f, "the bridge has seen it at port {port}"),
+        }
+    }
+}
+
+/// The addresses of attachments, including those that are still being made.
+#[derive(Debug, Default)]
+pub struct Occupied {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    held: BTreeMap<(Segment, Address), Held>,
+    parents: BTreeMap<Segment, Shared>,
+    /// The claims of each owner, so that a release does not search the claims of all others.
+    of: HashMap<Owner, Claims>,
+}
+
+/// How the attached links share a parent.
+#[derive(Debug, Default)]
+struct Shared {
+    /// [`Link::sharing`] of each owner's link; `None`: beside links of any kind.
+    ways: BTreeMap<Owner, Option<&'static str>>,
+    /// Number of owners for each way of sharing.
+    counts: BTreeMap<&'static str, usize>,
+}
+
+/// The claims of one owner.
+#[derive(Debug, Default)]
+struct Claims {
+    addresses: Vec<(Segment, Address)>,
+    parents: Vec<Segment>,
+}
+
+#[derive(Debug, Clone)]
+struct Held {
+    owner: Owner,
+    /// The owner as text for messages.
+    who: String,
+    /// Whether a pool leased the address, as opposed to an address that the pod or the network's author chose.
+    is_of_pool: bool,
+}
+
+impl Shared {
+    /// Returns another owner whose link excludes links that share the parent in the way `how`, and that link's way.
+    fn excludes(&self, owner: &Owner, how: Option<&'static str>) -> Option<(&Owner, &'static str)> {
+        let how = how?;
+        // The usual case, without a search of all owners.
+        self.counts.keys().find(|way| **way != how)?;
+        let known = self.ways.iter().filter_map(|(of, way)| Some((of, (*way)?)));
+        known.filter(|(of, _)| *of != owner).find(|(_, way)| *way != how)
+    }
+
+    /// Returns whether the owner is new.
+    fn add(&mut self, owner: &Owner, how: Option<&'static str>) -> bool {
+        if self.ways.contains_key(owner) {
+            return false;
+        }
+        self.ways.insert(owner.clone(), how);
+        if let Some(how) = how {
+            *self.counts.entry(how).or_default() += 1;
+        }
+        true
+    }
+
+    fn take(&mut self, owner: &Owner) {
+        let Some(Some(how)) = self.ways.remove(owner) else { return };
+        if let Some(count) = self.counts.get_mut(how) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(how);
+            }
+        }
+    }
+}
+
+impl Occupied {
+    /// Whether attachments use the device with this index as their parent.
+    pub(in crate::attach) fn is_parent(&self, index: Segment) -> bool {
+        self.lock().parents.contains_key(&index)
+    }
+
+    /// Claims the address for the attachment until [`Occupied::release`]. Two pools may lease the same address: each
+    /// avoids conflicts within itself, and networks that share a link may have the same ranges. The first claim
+    /// stays.
+    ///
+    /// # Errors
+    /// The address has another holder.
+    pub fn claim(
+        &self,
+        segment: Segment,
+        address: Address,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+    ) -> Result<(), StepError> {
+        let owner = owner(sandbox, attachment);
+        let is_of_pool = matches!(address, Address::Ip(_)) && is_of_pool(attachment);
+        let mut inner = self.lock();
+        match inner.held.entry((segment, address)) {
+            Entry::Occupied(held) if held.get().owner == owner => Ok(()),
+            Entry::Occupied(held) if held.get().is_of_pool && is_of_pool => Ok(()),
+            Entry::Occupied(held) => {
+                let Held { owner, who, .. } = held.get().clone();
+                let holder = Holder::Attachment { container: owner.container_id, who };
+                Err(AddressError::Taken { address, holder }.into())
+            }
+            Entry::Vacant(free) => {
+                let container = &sandbox.container_id;
+                let pod = sandbox.pod.as_ref().map(|pod| format!("pod {pod}, "));
+                let who = format!(
+                    "{}container {container}, interface {}",
+                    pod.unwrap_or_default(),
+                    attachment.ifname
+                );
+                free.insert(Held { owner: owner.clone(), who, is_of_pool });
+                inner.of.entry(owner).or_default().addresses.push((segment, address));
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether an owner other than this one has claimed the address as a chosen one, not leased by a pool.
+    pub(in crate::attach) fn is_chosen_by_another(
+        &self,
+        segment: Segment,
+        ip: IpAddr,
+        owner: &Owner,
+    ) -> bool {
+        let inner = self.lock();
+        let held = inner.held.get(&(segment, Address::Ip(ip)));
+        held.is_some_and(|held| !held.is_of_pool && held.owner != *owner)
+    }
+
+    /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]; `None`:
+    /// beside links of any kind. Without this check, the kernel would let a later ipvlan change the mode of all
+    /// existing ones.
+    ///
+    /// # Errors
+    /// The parent carries links that share it in another way; the error names them, and the container of one.
+    pub(in crate::attach) fn share(
+        &self,
+        parent: Segment,
+        how: impl Into<Option<&'static str>>,
+        sandbox: &Sandbox,
+        attachment: &AttachmentPlan,
+    ) -> Result<(), (&'static str, String)> {
+        let how = how.into();
+        let owner = owner(sandbox, attachment);
+        let mut inner = self.lock();
+        if let Some(shared) = inner.parents.get(&parent)
+            && let Some((of, other)) = shared.excludes(&owner, how)
+        {
+            return Err((other, of.container_id.clone()));
+        }
+        if inner.parents.entry(parent).or_default().add(&owner, how) {
+            inner.of.entry(owner).or_default().parents.push(parent);
+        }
+        Ok(())
+    }
+
+    /// Claims the addresses of an attached sandbox. Two sandboxes from before this check existed may have the same
+    /// address; one of them is kept as its holder.
+    pub fn adopt(&self, attached: &Attached) {
+        let Attached { plan, outputs, .. } = attached;
+        for (number, attachment) in plan.attachments.iter().enumerate() {
+            // Attachment numbers fit into a `u16`: see `Plan::steps`.
+            let number = number as u16;
+            if let Some(parent) = result::ends(outputs.of(number)).and_then(|ends| ends.parent) {
+                let how = attachment.link().and_then(Link::sharing);
+                // An error is ignored: the kernel has accepted both of two links that exclude each other.
+                let _ = self.share(parent.device.index, how, &plan.sandbox, attachment);
+            }
+            let outputs = outputs.of(number);
+            let segment = segment(attachment, outputs);
+            if let (Some(segment), Some(mac)) = (segment.or_else(|| card(outputs)), mac(attachment, outputs))
+            {
+                // The first claim stays.
+                let _ = self.claim(segment, Address::Mac(mac), &plan.sandbox, attachment);
+            }
+            let Some(segment) = segment else { continue };
+            let leased = match result::leased(attachment, outputs) {
+                Ok(leased) => leased,
+                Err(error) => {
+                    let (container, ifname) = (&plan.sandbox.container_id, &attachment.ifname);
+                    tracing::warn!(
+                        container, ifname, error = %Chain(&error),
+                        "the addresses of an attachment are unknown: another pod may get the same ones"
+                    );
+                    continue;
+                }
+            };
+            for address in leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr())) {
+                let _ = self.claim(segment, address, &plan.sandbox, attachment);
+            }
+        }
+    }
+
+    /// Releases everything that the attachments of a plan hold.
+    pub fn release(&self, plan: &Plan) {
+        let mut inner = self.lock();
+        for attachment in &plan.attachments {
+            let owner = owner(&plan.sandbox, attachment);
+            let Claims { addresses, parents } = inner.of.remove(&owner).unwrap_or_default();
+            for address in addresses {
+                inner.held.remove(&address);
+            }
+            for parent in parents {
+                if let Some(shared) = inner.parents.get_mut(&parent) {
+                    shared.take(&owner);
+                    if shared.ways.is_empty() {
+                        inner.parents.remove(&parent);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // No lock is poisoned: a panic ends the agent.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the attachment's IP addresses are leased by a pool instead of being chosen.
+fn is_of_pool(attachment: &AttachmentPlan) -> bool {
+    attachment.steps.iter().any(|step| matches!(step, Step::Lease(config) if !config.is_chosen()))
+}
+
+/// Returns the segment of an attachment's addresses, as far as the outputs of its steps determine it.
+pub(in crate::attach) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Segment> {
+    match attachment.link()?.tie() {
+        Tie::NodeEnd { port: Some(_), .. } => outputs.iter().find_map(|output| match output {
+            Output::Bridge(bridge) => Some(bridge.link.index),
+            _ => None,
+        }),
+        Tie::NodeEnd { port: None, .. } => result::ends(outputs).map(|_| ROUTED),
+        // A VLAN is a segment of its own, with one attachment.
+        Tie::Parent { .. } if matches!(attachment.link(), Some(Link::Vlan(_))) => None,
+        Tie::Parent { .. } => Some(result::ends(outputs)?.parent?.device.index),
+        Tie::InPod => None,
+    }
+}
+
+/// Returns the physical function of an attachment's VF. Its embedded switch also connects the macvlans on that card,
+/// so Ethernet addresses must be unique there. IP addresses may be used again in another VLAN.
+fn card(outputs: Brought<'_>) -> Option<Segment> {
+    outputs.iter().find_map(|output| match output {
+        Output::Claimed(claim) if !claim.is_back => claim.physical,
+        _ => None,
+    })
+}
+
+/// Returns the Ethernet address of the pod's interface; for a device that a process drives, the requested address.
+fn mac(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Mac> {
+    let made = result::ends(outputs).and_then(|ends| ends.pod.mac);
+    made.or_else(|| asked_mac(&attachment.steps))
+}
+
+/// Refuses an Ethernet address that is in use, because its traffic would be diverted to the new holder. `bridge`:
+/// index of the bridge whose port is to have it; `own`: name of that port, which may be left over from before.
+///
+/// # Errors
+/// [`AddressError::Taken`] with the holder.
+pub(in crate::attach) fn check_mac_is_free(
+    host: &mut Handle,
+    mac: Mac,
+    bridge: Option<u32>,
+    own: Option<&str>,
+) -> Result<(), StepError> {
+    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Mac(mac), holder }));
+    let links = host.links()?;
+    if let Some(link) = links.iter().find(|link| link.mac == Some(mac)) {
+        return taken(Holder::Node(link.name.clone()));
+    }
+    let Some(bridge) = bridge else { return Ok(()) };
+    let known = host.stations(bridge)?.into_iter().filter(|station| station.mac == mac);
+    for Station { port, kept, .. } in known {
+        let link = links.iter().find(|link| link.index == port);
+        let name = link.map_or_else(|| port.to_string(), |link| link.name.clone());
+        if own == Some(name.as_str()) {
+            continue;
+        }
+        return taken(if kept { Holder::Entered(name) } else { Holder::Seen(name) });
+    }
+    Ok(())
+}
+
+/// Whether the node gets a route to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::attach) enum Routed {
+    /// No route.
+    No,
+    /// A route. The network's author or a pool has determined the address, or requests are limited to subnets of the
+    /// node.
+    Named,
+    /// A route through the device with this index, and only the pod or its runtime has chosen the address.
+    Asked(u32),
+}
+
+/// Refuses an IP address that is in use.
+///
+/// # Errors
+/// [`AddressError::Taken`] with the holder.
+pub(in crate::attach) fn check_ip_is_free(
+    host: &mut Handle,
+    ip: IpAddr,
+    routed: Routed,
+) -> Result<(), StepError> {
+    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Ip(ip), holder }));
+    if host.is_own_address(ip)? {
+        return taken(Holder::Own);
+    }
+    if routed == Routed::No {
+        return Ok(());
+    }
+    let routes = host.routes()?;
+    if routes.iter().any(|route| route.gateway == Some(ip)) {
+        return taken(Holder::NextHop);
+    }
+    let Routed::Asked(own) = routed else { return Ok(()) };
+    // Rules may select other tables, and routes that reject packets are reported only for the main table.
+    let by_rules = host.matching_route(ip)?;
+    match leading_elsewhere(routes.iter().chain(&by_rules), ip, own) {
+        Some(route) => taken(behind(host, route)),
+        None => Ok(()),
+    }
+}
+
+/// Returns the most specific route to an address through a device other than the one with index `own`. Default routes
+/// do not count: they cover all addresses that the node has no route for.
+fn leading_elsewhere<'r>(
+    routes: impl Iterator<Item = &'r RouteState>,
+    ip: IpAddr,
+    own: u32,
+) -> Option<&'r RouteState> {
+    let others = routes.filter(|route| route.destination.prefix_len() > 0 && route.interface != Some(own));
+    others.filter(|route| route.destination.contains(&ip)).max_by_key(|route| route.destination.prefix_len())
+}
+
+fn behind(host: &mut Handle, route: &RouteState) -> Holder {
+    let RouteState { destination, interface, .. } = route;
+    // A device that has just been deleted has no name.
+    let device = interface.and_then(|index| host.link_by_index(index).ok()).map(|link| link.name);
+    match destination.prefix_len() == destination.max_prefix_len() {
+        true => Holder::Route(device),
+        false => Holder::Within(*destination, device),
+    }
+}
+
+/// Why an address cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// The requested address is in use elsewhere.
+    #[error("{address} is taken: {holder}")]
+    Taken {
+        /// The address.
+        address: Address,
+        /// Its holder.
+        holder: Holder,
+    },
+    /// Another host on the link has the address.
+    #[error("address {0} is taken: another host on the link has answered for it")]
+    Duplicate(IpAddr),
+}
+
+impl AddressError {
+    /// The CNI code.
+    pub(in crate::attach) fn code(&self) -> u32 {
+        match self {
+            Self::Taken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
+            Self::Taken { .. } => code::INVALID_CONFIG,
+            Self::Duplicate(_) => code::TRY_AGAIN_LATER,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    use crate::attach::rig;
+    use crate::cni::CniArgs;
+    use crate::ipam;
+    use crate::objects::ObjectName;
+    use crate::plan::{PodRef, fixtures};
+    use crate::spec;
+    use crate::step::{Claim, Interface, SetDevice, StepRef};
+
+    /// Rows: STC-node-links.
+    #[test]
+    fn an_address_that_is_asked_for_is_behind_no_route_of_the_node_but_a_default_one() {
+        let route = |destination: &str, gateway: Option<[u8; 4]>, interface: Option<u32>| RouteState {
+            destination: destination.parse().unwrap(),
+            gateway: gateway.map(IpAddr::from),
+            interface,
+            priority: 0,
+            table: 254,
+            protocol: 2,
+            source: None,
+            mtu: None,
+            advmss: None,
+        };
+        let routes = [
+            route("0.0.0.0/0", Some([192, 168, 1, 1]), Some(2)),
+            route("::/0", None, Some(2)),
+            route("192.168.1.0/24", None, Some(2)),
+            route("10.8.0.0/16", Some([192, 168, 1, 9]), Some(2)),
+            route("10.8.1.0/26", None, None),
+            route("10.9.0.7/32", None, Some(7)),
+            route("10.9.0.8/32", None, Some(8)),
+            route("2001:db8::/64", None, Some(3)),
+        ];
+        for (ip, expected) in [
+            ("192.168.1.77", Some(2)),
+            ("10.8.9.9", Some(3)),
+            ("10.8.1.9", Some(4)),
+            // By the pod's own device, as a repeated ADD may have left it, and by another pod's.
+            ("10.9.0.7", None),
+            ("10.9.0.8", Some(6)),
+            ("2001:db8::7", Some(7)),
+            ("198.51.100.7", None),
+            ("2001:db8:1::7", None),
+        ] {
+            let found = leading_elsewhere(routes.iter(), ip.parse().unwrap(), 7);
+            assert_eq!(found, expected.map(|at: usize| &routes[at]), "{ip}");
+        }
+    }
+
+    fn plan(container: &str) -> Plan {
+        let pod = Some(PodRef { name: ObjectName::new("shop", container), uid: None });
+        let sandbox = Sandbox { pod, ..fixtures::sandbox(container) };
+        Plan { sandbox, attachments: vec![fixtures::attachment("bridge", Vec::new())], dynamic: None }
+    }
+
+    #[test]
+    fn an_address_has_one_holder_on_each_segment_until_it_is_released() {
+        let occupied = Occupied::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let claim = |segment, address, plan: &Plan| {
+            occupied
+                .claim(segment, address, &plan.sandbox, &plan.attachments[0])
+                .map_err(|error| error.to_string())
+        };
+        let mac = Address::Mac(Mac([2, 0, 0, 0, 0, 1]));
+        let ip = Address::Ip([10, 0, 0, 1].into());
+        for address in [mac, ip] {
+            let taken = format!("{address} is taken: pod shop/a, container a, interface net1 has it");
+            assert_eq!(claim(7, address, &a), Ok(()));
+            assert_eq!(claim(7, address, &a), Ok(()), "the same again");
+            assert_eq!(claim(7, address, &b), Err(taken.clone()));
+            assert_eq!(claim(8, address, &b), Ok(()), "elsewhere");
+            occupied.release(&b);
+            assert_eq!(claim(7, address, &b), Err(taken), "another's");
+        }
+        occupied.release(&a);
+        assert_eq!(claim(7, mac, &b), Ok(()));
+    }
+
+    #[test]
+    fn an_address_that_somebody_has_chosen_is_given_to_nobody_else_by_a_pool() {
+        let occupied = Occupied::default();
+        let of_pool = |container: &str| {
+            let config = json!({"name": "net", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24"}]]}});
+            let pool = ipam::Kind::HostLocal.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
+            let mut plan = plan(container);
+            plan.attachments[0].steps.push(Step::Lease(pool));
+            plan
+        };
+        let (chosen, [a, b]) = (plan("chosen"), ["a", "b"].map(of_pool));
+        let ip = |last| Address::Ip([10, 0, 0, last].into());
+        let claim = |last, plan: &Plan| {
+            occupied
+                .claim(ROUTED, ip(last), &plan.sandbox, &plan.attachments[0])
+                .map_err(|error| error.to_string())
+        };
+        let taken = |last, of: &str| {
+            Err(format!(
+                "address 10.0.0.{last} is taken: pod shop/{of}, container {of}, interface net1 has it"
+            ))
+        };
+        assert_eq!(claim(7, &chosen), Ok(()));
+        assert_eq!(claim(7, &a), taken(7, "chosen"));
+        let passed_over = |last, plan: &Plan| {
+            let owner = owner(&plan.sandbox, &plan.attachments[0]);
+            occupied.is_chosen_by_another(ROUTED, [10, 0, 0, last].into(), &owner)
+        };
+        assert_eq!([passed_over(7, &a), passed_over(7, &chosen), passed_over(8, &a)], [true, false, false]);
+        // Two pools with the same range: each answers for what it gives.
+        assert_eq!([claim(8, &a), claim(8, &b)], [Ok(()), Ok(())]);
+        assert_eq!(claim(8, &chosen), taken(8, "a"));
+        assert!(!passed_over(8, &b));
+        occupied.release(&chosen);
+        assert_eq!(claim(7, &a), Ok(()));
+    }
+
+    /// A later agent knows it by the record. A macvlan of the card has the index of the card's interface for its segment.
+    ///
+    /// Rows: SRV-mac.
+    #[test]
+    fn the_address_of_a_vf_is_its_own_on_its_card() {
+        let device = spec::Device {
+            function: Some(VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 }),
+            ..fixtures::device()
+        };
+        let claim = Claim {
+            device: "0000:03:02.1".to_owned(),
+            generation: 1,
+            home: None,
+            settings: None,
+            physical: Some(7),
+            representor: None,
+            is_back: false,
+        };
+        let [of_moved, of_driven] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])];
+        let pod = Interface { name: "net1".to_owned(), index: 4, mac: Some(of_moved), mtu: 1500 };
+        let claimed = Output::Claimed(Box::new(claim));
+        let moved = Output::Link { host: None, pod, parent: None };
+        let set = SetDevice { mac: Some(of_driven), ..SetDevice::default() };
+        let vf = |container: &str, then: Step, outputs: Vec<Output>| {
+            let mut plan = plan(container);
+            let steps = vec![Step::ClaimDevice(device.clone()), then];
+            plan.attachments = vec![fixtures::attachment("sriov", steps)];
+            let numbered = (0..).map(|number| StepRef(0, number)).zip(outputs);
+            let (key, outputs) = (rig::key(container), numbered.collect());
+            Attached { key, plan, outputs, netns_cookie: None, planned: None }
+        };
+        let occupied = Occupied::default();
+        occupied.adopt(&vf("a", Step::MoveDevice, vec![claimed.clone(), moved]));
+        occupied.adopt(&vf("b", Step::SetDevice(set), vec![claimed, Output::Nothing]));
+        let other = plan("c");
+        let claim = |segment, mac| {
+            let claimed = occupied.claim(segment, Address::Mac(mac), &other.sandbox, &other.attachments[0]);
+            claimed.map_err(|error| error.to_string())
+        };
+        for (mac, who) in [(of_moved, "a"), (of_driven, "b")] {
+            let taken =
+                format!("MAC address {mac} is taken: pod shop/{who}, container {who}, interface net1 has it");
+            assert_eq!(claim(7, mac), Err(taken));
+            assert_eq!(claim(8, mac), Ok(()), "another card");
+        }
+    }
+
+    #[test]
+    fn links_that_share_a_parent_in_different_ways_are_not_on_it_together() {
+        let occupied = Occupied::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let share =
+            |parent, how, plan: &Plan| occupied.share(parent, how, &plan.sandbox, &plan.attachments[0]);
+        assert_eq!(share(7, "macvlans", &a), Ok(()));
+        assert_eq!(share(7, "macvlans", &a), Ok(()), "the same again");
+        assert_eq!(share(7, "macvlans", &b), Ok(()));
+        assert_eq!(share(8, "a macvlan in mode passthru", &b), Ok(()), "elsewhere");
+        occupied.release(&b);
+        // A VLAN does not mind, and is one of the parent's links all the same.
+        for parent in [7, 8] {
+            assert_eq!(occupied.share(parent, None, &b.sandbox, &b.attachments[0]), Ok(()));
+            assert!(occupied.is_parent(parent));
+        }
+        assert_eq!(share(8, "macvlans", &a), Ok(()));
+        occupied.release(&b);
+        assert!(occupied.is_parent(7) && !occupied.is_parent(9));
+        assert_eq!(
+            share(7, "a macvlan in mode passthru", &b),
+            Err(("macvlans", a.sandbox.container_id.clone()))
+        );
+        occupied.release(&a);
+        assert_eq!(share(7, "a macvlan in mode passthru", &b), Ok(()));
+    }
+}
