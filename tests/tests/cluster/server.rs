@@ -155,9 +155,8 @@ fn a_list_may_name_a_version_that_it_does_not_precede_and_one_of_the_future_is_r
     let version: u64 = newest["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
     // The cache of pods has a version once a pod has changed since.
     rig.pod("b").unwrap();
-    let query = |version: u64| {
-        format!("{}?fieldSelector=spec.nodeName=node-a&resourceVersion={version}", rig.pods)
-    };
+    let query =
+        |version: u64| format!("{}?fieldSelector=spec.nodeName=node-a&resourceVersion={version}", rig.pods);
     let list = rig.agent.get(&query(version)).unwrap().expect(200).unwrap();
     let names: Vec<&Value> =
         list["items"].as_array().unwrap().iter().map(|item| &item["metadata"]["name"]).collect();
