@@ -51,7 +51,14 @@ fn followed(
     runtime.block_on(async {
         let client = test_server::client(script).await;
         let node = Arc::from("node-1");
-        let follower = Follower { client, view: Arc::clone(&view), resource: &PODS, node, watch_seconds: 60 };
+        let follower = Follower {
+            client,
+            view: Arc::clone(&view),
+            resource: &PODS,
+            node,
+            watch_seconds: 60,
+            left_out: "".into(),
+        };
         let met = async {
             while !until(&locked(&asked), view.why_failing(&PODS)) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -164,7 +171,8 @@ fn asked_for(
     runtime.block_on(async {
         let client = test_server::client(script).await;
         let view = Arc::new(View::new([resource]));
-        let follower = Follower { client, view, resource, node: Arc::from("n"), watch_seconds: 60 };
+        let follower =
+            Follower { client, view, resource, node: Arc::from("n"), watch_seconds: 60, left_out: "".into() };
         let enough = async {
             while locked(&asked).len() < count {
                 tokio::time::sleep(Duration::from_millis(5)).await;

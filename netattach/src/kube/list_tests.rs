@@ -24,7 +24,7 @@ fn listed(resource: &'static Resource, answers: Vec<Answer>) -> Listed {
     let (mut taken, mut failures) = (0, Vec::new());
     let ended = runtime.block_on(async {
         let client = test_server::client(script).await;
-        let target = Target { resource, path: "/p", node: "n", watch_seconds: 60 };
+        let target = Target { resource, path: "/p", node: "n", watch_seconds: 60, left_out: "" };
         list(&client, &target, |_| taken += 1, |error| failures.push(error.code())).await
     });
     let ended = ended.map_err(|error| error.code());

@@ -8,6 +8,11 @@ use crate::source::read::Kind;
 /// Label that agents set on pods that they have attached, by which agents of other nodes select these pods.
 pub const ATTACHED_LABEL: &str = "netattach.dev/networks";
 
+/// Value of that label on pods that are on their default network alone, if that is no object: only NetworkPolicies can
+/// have them as peers. If it is an object, policies can name it, and the value is its name (`patch::value_of`). Other
+/// pods, and all that agents of earlier versions attached, have the empty value.
+pub(super) const DEFAULT_ALONE: &str = "default";
+
 /// A kind of objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Resource {
@@ -177,6 +182,8 @@ pub(super) struct Target<'a> {
     pub(super) node: &'a str,
     /// The setting `kubernetes.watchSeconds`.
     pub(super) watch_seconds: u32,
+    /// Of attached pods: the values of [`ATTACHED_LABEL`] that are left out, separated by commas.
+    pub(super) left_out: &'a str,
 }
 
 impl Target<'_> {
@@ -226,7 +233,13 @@ impl Target<'_> {
                 format!("fieldSelector={}&", escaped(&format!("metadata.name={}", self.node)))
             }
             Content::Objects(_) => String::new(),
-            Content::RemotePods => format!("labelSelector={}&", escaped(ATTACHED_LABEL)),
+            Content::RemotePods if self.left_out.is_empty() => {
+                format!("labelSelector={}&", escaped(ATTACHED_LABEL))
+            }
+            Content::RemotePods => {
+                let others = format!("{ATTACHED_LABEL},{ATTACHED_LABEL} notin ({})", self.left_out);
+                format!("labelSelector={}&", escaped(&others))
+            }
         }
     }
 }
@@ -254,7 +267,8 @@ mod tests {
 
     #[test]
     fn requests_select_what_is_kept() {
-        let target = |resource| Target { resource, path: "/p", node: "node-1", watch_seconds: 60 };
+        let target =
+            |resource| Target { resource, path: "/p", node: "node-1", watch_seconds: 60, left_out: "" };
         assert_eq!(target(&PODS).list(None, None, None), "/p?fieldSelector=spec.nodeName%3Dnode-1");
         assert_eq!(
             target(&PODS).list(Some(100), None, None),
@@ -267,6 +281,11 @@ mod tests {
         assert_eq!(
             target(&OWN_NODE).list(Some(1), None, None),
             "/p?fieldSelector=metadata.name%3Dnode-1&limit=1"
+        );
+        let few = Target { left_out: "default,a.b", ..target(&REMOTE_PODS) };
+        assert_eq!(
+            few.list(Some(250), None, None),
+            "/p?labelSelector=netattach.dev%2Fnetworks%2Cnetattach.dev%2Fnetworks%20notin%20%28default%2Ca.b%29&limit=250"
         );
         assert_eq!(target(&NODES).list(Some(100), None, None), "/p?limit=100");
         assert_eq!(target(&NODES).list(None, None, None), "/p");

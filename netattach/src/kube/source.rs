@@ -18,15 +18,18 @@ use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
 use super::list::{UNKNOWN, version_now};
 use super::nodes;
-use super::on_demand::follow_wanted;
+use super::on_demand::{LeftOut, follow_wanted};
+use super::patch;
 use super::publish::Publisher;
 use super::ranges;
 use super::resource::{
-    ALWAYS, NETWORK_POLICIES, NODES, NODES_PATH, OWN_NODE, REMOTE_PODS, Resource, Target, pod_path,
+    ALWAYS, DEFAULT_ALONE, NETWORK_POLICIES, NODES, NODES_PATH, OWN_NODE, REMOTE_PODS, Resource, Target,
+    pod_path,
 };
 use super::taint;
 use super::view::View;
 use crate::error_chain::Chain;
+use crate::npwg::NetworkRef;
 use crate::objects::{ObjectName, Objects, Pod};
 use crate::pace::spread;
 use crate::source::{NotSynced, PodFuture, Source, WantedPod, Warning, follow};
@@ -54,6 +57,8 @@ pub struct ClusterOptions {
     pub node: String,
     /// Whether NetworkPolicies are enforced.
     pub network_policies: bool,
+    /// The default network, if it can be an object.
+    pub default_network: Option<NetworkRef>,
     /// How long a watch of pods lasts, in seconds.
     pub watch_seconds: u32,
     /// Whether a taint of the node is to be removed.
@@ -144,6 +149,10 @@ impl Cluster {
         let nodes = (options.nodes == NodesWanted::All).then_some(&NODES);
         let resources: Vec<&'static Resource> = always.chain(optional).chain(nodes).collect();
         let view = Arc::new(View::new(resources.iter().copied()));
+        let default_network = options.default_network.as_ref();
+        let left_out = left_out(options.network_policies, default_network);
+        let left_open = default_network.filter(|_| left_out.is_some()).cloned();
+        view.change(|cache| cache.set_default_network(left_open));
         let (uses, watch_seconds) = (options.uses(), options.watch_seconds);
         let node: Arc<str> = options.node.into();
         let publisher = Arc::new(Publisher::new(Arc::clone(&view), Arc::clone(&node)));
@@ -158,6 +167,7 @@ impl Cluster {
             nodes: options.nodes,
             ranges: options.ranges,
             watch_seconds,
+            left_out: left_out.unwrap_or_default(),
             uses,
         };
         let thread = move || {
@@ -323,6 +333,17 @@ impl Cluster {
     }
 }
 
+/// Returns the pods of other nodes that are left out: those on the default network alone, because only NetworkPolicies and
+/// policies for that network have them as peers. `None`: NetworkPolicies are enforced, and all are needed.
+fn left_out(network_policies: bool, default_network: Option<&NetworkRef>) -> Option<LeftOut> {
+    if network_policies {
+        return None;
+    }
+    let own = default_network.and_then(|network| patch::value_of(&network.to_string()));
+    let usually = own.map_or_else(|| DEFAULT_ALONE.to_owned(), |own| format!("{DEFAULT_ALONE},{own}"));
+    Some(LeftOut { usually: usually.into(), then: DEFAULT_ALONE.into() })
+}
+
 /// A node that was found without its startup taint.
 #[derive(Debug)]
 pub struct Untainted {
@@ -331,7 +352,7 @@ pub struct Untainted {
 }
 
 fn own_node(node: &str, watch_seconds: u32) -> Target<'_> {
-    Target { resource: &OWN_NODE, path: NODES_PATH, node, watch_seconds }
+    Target { resource: &OWN_NODE, path: NODES_PATH, node, watch_seconds, left_out: "" }
 }
 
 fn not_watched(error: &RequestError) {
@@ -378,6 +399,7 @@ struct Work {
     ranges: bool,
     uses: Uses,
     watch_seconds: u32,
+    left_out: LeftOut,
 }
 
 impl Work {
@@ -390,12 +412,13 @@ impl Work {
         }
         let (client, view, node) = (Arc::clone(&client), Arc::clone(&self.view), Arc::clone(&self.node));
         let watch_seconds = self.watch_seconds;
-        let on_demand = |resource, wanted| {
-            follow_wanted(follower_of(&client, &view, &node, watch_seconds, resource), wanted)
+        let on_demand = |resource, left_out, wanted| {
+            let follower = follower_of(&client, &view, &node, watch_seconds, resource);
+            follow_wanted(follower, left_out, wanted, view.wants_more_remote())
         };
-        parts.spawn(on_demand(&REMOTE_PODS, view.wants_remote()));
+        parts.spawn(on_demand(&REMOTE_PODS, self.left_out, view.wants_remote()));
         if self.nodes != NodesWanted::All {
-            parts.spawn(on_demand(&OWN_NODE, view.wants_own_node()));
+            parts.spawn(on_demand(&OWN_NODE, LeftOut::default(), view.wants_own_node()));
         }
         if self.nodes == NodesWanted::OwnAndWhetherOthers {
             parts.spawn(nodes::look_for_others(Arc::clone(&client), Arc::clone(&view)));
@@ -429,6 +452,7 @@ fn follower_of(
         resource,
         node: Arc::clone(node),
         watch_seconds,
+        left_out: Arc::default(),
     }
 }
 

@@ -147,7 +147,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let may_be_back = runtime.block_on(async {
             let client = test_server::client(script).await;
-            let target = Target { resource: &OWN_NODE, path: NODES_PATH, node: "n", watch_seconds: 60 };
+            let target =
+                Target { resource: &OWN_NODE, path: NODES_PATH, node: "n", watch_seconds: 60, left_out: "" };
             returns(&client, &target, "a/b", "7".to_owned()).await.is_ok()
         });
         (std::mem::take(&mut *locked(&asked)), may_be_back)
