@@ -594,7 +594,7 @@ impl Default for Kubernetes {
             node_name: String::new(),
             status: StatusWrites::default(),
             startup_taint: String::new(),
-            watch_seconds: 60,
+            watch_seconds: 240,
         }
     }
 }

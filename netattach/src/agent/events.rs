@@ -5,14 +5,14 @@
 //!
 //! The agents of all nodes read definitions and policies. Those agents report them whose node has a pod or
 //! attachment of the namespace, each after a random delay: the first one writes the event, and the others
-//! find it.
+//! find it. Metrics count such problems by the same rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::conf_keeper;
 use super::handler::Agent;
+use super::{conf_keeper, trouble};
 use crate::cni::{CniError, code};
 use crate::objects::ObjectName;
 use crate::pace::spread;
@@ -98,6 +98,40 @@ fn namespaces(agent: &Agent) -> BTreeSet<String> {
     let networks = attached.iter().flat_map(|it| &it.plan.attachments);
     let networks = networks.filter_map(|it| it.network.definition()).map(|it| it.namespace.clone());
     objects.pods.keys().map(|name| name.namespace.clone()).chain(networks).collect()
+}
+
+/// Numbers of problems, for metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Problems {
+    /// Conditions of this node and its pods.
+    pub(super) of_node: usize,
+    /// Objects that all agents read and that concern this node; all NetworkPolicies together are one if they are not
+    /// enforced.
+    pub(super) of_objects: usize,
+}
+
+/// Counts the conditions of the status.
+pub(super) fn counted(agent: &Agent) -> Problems {
+    let conditions = agent.conditions();
+    let namespaces = if conditions.is_empty() { BTreeSet::new() } else { namespaces(agent) };
+    count(&conditions, &namespaces)
+}
+
+/// See [`counted`]. `namespaces`: the namespaces present on this node.
+fn count(conditions: &[Condition], namespaces: &BTreeSet<String>) -> Problems {
+    let mut of_node = 0;
+    let mut objects = BTreeSet::new();
+    for condition in conditions {
+        let object = condition.object.as_str();
+        let read_by_all = Regarding::of_condition(object).filter(Regarding::is_read_by_all);
+        match read_by_all.map(|it| namespaces.contains(it.namespace())) {
+            Some(true) => drop(objects.insert(object)),
+            Some(false) => {}
+            None if object == trouble::NETWORK_POLICIES => drop(objects.insert(object)),
+            None => of_node += usize::from(object != trouble::MORE),
+        }
+    }
+    Problems { of_node, of_objects: objects.len() }
 }
 
 /// A condition: its object and its problem.
@@ -264,6 +298,29 @@ mod tests {
         let expected: [&[&str]; 8] = [&[], &[], &[], &[], &["shop/n"], &[], &[], &["shop/n"]];
         assert_eq!(found, expected);
         assert!((0..20).all(|_| spread(SPREAD) < SPREAD));
+    }
+
+    #[test]
+    fn an_object_that_all_agents_read_is_counted_once_and_where_the_node_has_something_of_its_namespace() {
+        let condition = |object: &str, problem: &str| Condition {
+            object: object.to_owned(),
+            problem: problem.to_owned(),
+        };
+        let conditions = [
+            condition("network-attachment-definition shop/a", "one"),
+            condition("network-attachment-definition shop/a", "two"),
+            condition("network-attachment-definition other/a", "one"),
+            condition("multi-networkpolicy shop/p", "one"),
+            condition("networkpolicies", "3 are not enforced"),
+            condition("pod shop/a net1", "one"),
+            condition("pod shop/a", "one"),
+            condition("journal", "one"),
+            condition("-", "5 more are not shown"),
+        ];
+        let counted = count(&conditions, &["shop".to_owned()].into());
+        assert_eq!(counted, Problems { of_node: 3, of_objects: 3 });
+        assert_eq!(count(&conditions, &BTreeSet::new()), Problems { of_node: 3, of_objects: 1 });
+        assert_eq!(count(&[], &BTreeSet::new()), Problems::default());
     }
 
     #[test]

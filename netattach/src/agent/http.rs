@@ -26,6 +26,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::handler::Agent;
+use super::watching::OfAttachments;
 use crate::error_chain::Chain;
 use crate::own_thread;
 use crate::rpc::message::Condition;
@@ -67,14 +68,14 @@ pub(super) struct Http {
     /// Limits of the requests that need a thread.
     live: Arc<Semaphore>,
     scrapes: Arc<Semaphore>,
-    /// Whether every attachment has counters of its own.
-    per_pod: bool,
+    /// The series that attachments have of their own.
+    of_attachments: OfAttachments,
 }
 
 impl Http {
-    pub(super) fn new(address: SocketAddr, per_pod: bool) -> Self {
+    pub(super) fn new(address: SocketAddr, of_attachments: OfAttachments) -> Self {
         let limit = || Arc::new(Semaphore::new(MOST_AT_WORK));
-        Self { address, problem: Mutex::default(), live: limit(), scrapes: limit(), per_pod }
+        Self { address, problem: Mutex::default(), live: limit(), scrapes: limit(), of_attachments }
     }
 
     /// Returns the problem that nothing is served.
@@ -159,8 +160,8 @@ impl Http {
     }
 
     async fn metrics(&self, agent: &Arc<Agent>) -> Answer {
-        let (agent, per_pod) = (Arc::clone(agent), self.per_pod);
-        self.metrics_by(move || agent.metrics.text(&agent, per_pod)).await
+        let (agent, of_attachments) = (Arc::clone(agent), self.of_attachments);
+        self.metrics_by(move || agent.metrics.text(&agent, of_attachments)).await
     }
 
     async fn metrics_by(&self, write: impl FnOnce() -> Result<String, String> + Send + 'static) -> Answer {
@@ -250,9 +251,10 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
+    use crate::agent::watching::MetricsSettings;
 
     fn server() -> Http {
-        Http::new(([127, 0, 0, 1], 0).into(), false)
+        Http::new(([127, 0, 0, 1], 0).into(), MetricsSettings::default().of_attachments())
     }
 
     async fn said(answer: Answer) -> (u16, String) {

@@ -28,6 +28,7 @@ use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Origin};
 use crate::observe::{Event, Observer};
 use crate::plan::{AttachmentPlan, Sandbox, hook_kind, result};
+use crate::policy::conditions::Counts;
 use crate::policy::desired::Subject;
 use crate::policy::level::{Enforcement, Level};
 use crate::policy::naming::Recorded;
@@ -85,8 +86,8 @@ pub(super) struct PoliciesCounted {
     pub(super) programmed: usize,
     /// Their rules.
     pub(super) rules: usize,
-    /// Policies that are not in force as written.
-    pub(super) problems: usize,
+    /// Those with problems that concern attachments of this node.
+    pub(super) with_problems: Counts,
 }
 
 /// One attachment of one sandbox.
@@ -204,7 +205,7 @@ impl Reporter {
             policies: self.source.snapshot().policies.len(),
             programmed,
             rules,
-            problems: self.enforcer.conditions_counted(),
+            with_problems: self.enforcer.conditions_counted(),
         }
     }
 

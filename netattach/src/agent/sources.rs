@@ -38,6 +38,7 @@ fn cluster_options(settings: &Settings) -> Result<ClusterOptions, AgentError> {
         access: kubeconfig.map_or(Access::InCluster, Access::Kubeconfig),
         node: settings.node_name()?,
         network_policies: settings.network_policy(),
+        default_network: settings.restrictions()?.default_network,
         ranges: settings.keep_cluster_routes().is_some(),
         nodes: nodes_wanted(&settings.default_network().map_err(SettingsError::from)?),
         watch_seconds: kubernetes.watch_seconds,

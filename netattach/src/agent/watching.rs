@@ -18,6 +18,17 @@ pub struct MetricsSettings {
     listen: String,
     /// Whether every attachment has counters of its own.
     pub per_pod: bool,
+    /// Whether every attachment has the series that joins it with its network.
+    pub attachment_info: bool,
+}
+
+/// The series that attachments have of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct OfAttachments {
+    /// Counters.
+    pub(super) counters: bool,
+    /// The labels of the attachment.
+    pub(super) info: bool,
 }
 
 /// The log.
@@ -101,11 +112,16 @@ impl TracesSettings {
 
 impl Default for MetricsSettings {
     fn default() -> Self {
-        Self { listen: LISTEN.into(), per_pod: false }
+        Self { listen: LISTEN.into(), per_pod: false, attachment_info: true }
     }
 }
 
 impl MetricsSettings {
+    /// Returns the series that attachments have of their own.
+    pub(super) fn of_attachments(&self) -> OfAttachments {
+        OfAttachments { counters: self.per_pod, info: self.attachment_info }
+    }
+
     /// Returns where `/metrics`, `/livez` and `/readyz` are served. `None`: they are not served.
     ///
     /// # Errors
@@ -144,7 +160,7 @@ mod tests {
     #[test]
     fn an_agent_says_that_its_probes_get_no_answer() {
         let found = |text: &str| {
-            let settings = MetricsSettings { listen: text.into(), per_pod: false };
+            let settings = MetricsSettings { listen: text.into(), ..MetricsSettings::default() };
             unprobed(settings.listen().unwrap())
         };
         for answered in ["127.0.0.1:10475", "0.0.0.0:10475", "[::]:10475"] {
@@ -178,7 +194,8 @@ mod tests {
 
     #[test]
     fn an_address_without_a_port_is_refused() {
-        let listen = |text: &str| MetricsSettings { listen: text.into(), per_pod: false }.listen();
+        let listen =
+            |text: &str| MetricsSettings { listen: text.into(), ..MetricsSettings::default() }.listen();
         assert_eq!(listen("").unwrap(), None);
         assert_eq!(listen("[::1]:9000").unwrap(), Some("[::1]:9000".parse().unwrap()));
         for wrong in ["127.0.0.1", ":10475", "localhost:10475", "127.0.0.1:0"] {

@@ -13,7 +13,7 @@ use crate::bpf::{BpfError, PolicyIds};
 use crate::error_chain::Chain;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::objects::{Objects, Place};
-use crate::policy::conditions::Conditions;
+use crate::policy::conditions::{Conditions, Counts};
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
 use crate::policy::diff::{DENY_ALL, PolicyId, Writes};
 use crate::policy::incremental::Compiler;
@@ -147,9 +147,15 @@ impl Policies {
         (self.desired.conditions.clone(), self.over_capacity.clone())
     }
 
-    /// Returns the number of problems of policies.
-    pub(super) fn conditions_counted(&self) -> usize {
-        self.desired.conditions.len() + self.over_capacity.len()
+    /// Returns the numbers of policies with problems that concern these attachments: of their namespaces, because a
+    /// policy selects pods of its own namespace only. All agents read all policies of the cluster.
+    pub(super) fn conditions_counted(&self, endpoints: &Endpoints) -> Counts {
+        let namespaces: BTreeSet<&str> = endpoints.values().map(|it| it.pod.namespace.as_str()).collect();
+        let conditions = &self.desired.conditions;
+        let mut counts = conditions.counts(namespaces);
+        let without_room = self.over_capacity.iter().map(|condition| &condition.object);
+        counts.wrong += without_room.filter(|it| !conditions.is_wrong(it)).collect::<BTreeSet<_>>().len();
+        counts
     }
 
     /// Whether the maps do not hold all desired policies yet.
@@ -582,7 +588,7 @@ mod tests {
         write(&mut policies, isolated(&[(9, &new)]), &kernel).unwrap();
         assert_eq!((ingress(&policies, 9), policies.behind), (Some(2), Behind::Nothing));
         assert_eq!(kernel.installed(), [2].into());
-        assert_eq!(policies.conditions_counted(), 0);
+        assert_eq!(policies.conditions_counted(&Endpoints::new()), Counts::default());
     }
 
     #[test]
@@ -596,6 +602,7 @@ mod tests {
         let reported: Vec<String> = policies.conditions().1.into_iter().map(|it| it.message).collect();
         let expected = "does not fit into the kernel's tables: its attachments are isolated, until it does: ";
         assert!(reported.len() == 1 && reported[0].starts_with(expected), "{reported:?}");
+        assert_eq!(policies.conditions_counted(&Endpoints::new()), Counts { wrong: 1, ..Counts::default() });
 
         write(&mut policies, isolated(&[(9, &second)]), &kernel).unwrap();
         assert_eq!(policies.behind, Behind::Room, "the other attachment is still under its policy");
@@ -603,7 +610,7 @@ mod tests {
         kernel.assigned.borrow_mut().remove(&8);
         write(&mut policies, isolated(&[(9, &second)]), &kernel).unwrap();
         assert_eq!((ingress(&policies, 9), policies.behind), (Some(4), Behind::Nothing));
-        assert_eq!(policies.conditions_counted(), 0);
+        assert_eq!(policies.conditions_counted(&Endpoints::new()), Counts::default());
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::hooks::AttachModes;
 use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Objects};
 use crate::plan::{AttachmentPlan, PodRef};
+use crate::policy::conditions::Counts;
 use crate::policy::desired::{Condition, Desired};
 use crate::policy::diff::{PolicyId, Programmed};
 use crate::policy::dump::{Dump, dump};
@@ -165,9 +166,10 @@ impl Enforcer {
         found.iter().map(|condition| (**condition).clone()).chain(over_capacity).collect()
     }
 
-    /// Returns the number of problems of policies.
-    pub fn conditions_counted(&self) -> usize {
-        self.lock().policies().conditions_counted()
+    /// Returns the numbers of policies with problems that concern attachments of this node.
+    pub fn conditions_counted(&self) -> Counts {
+        let state = self.lock();
+        state.policies().conditions_counted(state.roster().endpoints())
     }
 
     /// Why traffic passes or does not.

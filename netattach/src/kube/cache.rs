@@ -22,6 +22,7 @@ use super::weights::Weights;
 use crate::budget::{self, Budget, Exceeded};
 use crate::builtin::pod_cidr;
 use crate::error_chain::{Chain, clipped};
+use crate::npwg::NetworkRef;
 use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
@@ -67,6 +68,10 @@ pub(super) struct Cache {
     admitted: BTreeSet<Content>,
     /// The policies with pods as peers.
     with_pods: BTreeSet<Key>,
+    /// Those of them that are for the default network.
+    for_default: BTreeSet<Key>,
+    /// The default network, if policies that are for it need more pods of other nodes than others.
+    default_network: Option<NetworkRef>,
     /// The definitions that take their range from the node.
     of_node: BTreeSet<Key>,
     /// Whether there are changes since the last [`Cache::take_changed`].
@@ -389,7 +394,13 @@ impl Cache {
                 false => among.remove(&object.key()),
             };
             match object {
-                Object::Policy(policy) => drop(note(&mut self.with_pods, has_pods_as_peers(policy))),
+                Object::Policy(policy) => {
+                    let has_pods = has_pods_as_peers(policy);
+                    note(&mut self.with_pods, has_pods);
+                    let default = self.default_network.as_ref().filter(|_| has_pods);
+                    let is_for_default = default.is_some_and(|default| policy.networks.contains(default));
+                    note(&mut self.for_default, is_for_default);
+                }
                 Object::Definition(definition) => {
                     let is_one = definition.config.as_deref().is_some_and(pod_cidr::is_named);
                     note(&mut self.of_node, is_one);
@@ -461,6 +472,7 @@ impl Cache {
 
     fn forget(&mut self, key: &Key) {
         self.with_pods.remove(key);
+        self.for_default.remove(key);
         self.of_node.remove(key);
         self.is_changed |= merge::remove(&mut self.objects, key);
     }
@@ -479,6 +491,7 @@ impl Cache {
             // Inserts the stand-in before removing the policy, so that no reader sees neither.
             Some(isolating) => {
                 self.with_pods.remove(key);
+                self.for_default.remove(key);
                 self.isolate(&isolating);
                 if !self.stand_ins.has(key) {
                     self.forget(key);
@@ -569,6 +582,21 @@ impl Cache {
             }
         }
         if looked_at > 0 { Want::Soon } else { Want::Not }
+    }
+
+    /// Records the default network, of which pods of other nodes are read only while policies for it need them. To be
+    /// called before objects are read.
+    pub(super) fn set_default_network(&mut self, network: Option<NetworkRef>) {
+        self.default_network = network;
+    }
+
+    /// Whether a policy with pods as peers is for the default network, in the namespace of a pod of this node.
+    pub(super) fn wants_pods_of_default(&self) -> bool {
+        self.for_default.iter().any(|key| {
+            let namespace = &key.name.namespace;
+            let mut there = self.objects.pods.range(ObjectName::new(namespace, "")..);
+            there.next().is_some_and(|(name, _)| name.namespace == *namespace)
+        })
     }
 
     /// Returns the policies of a namespace that have pods as peers.

@@ -46,6 +46,8 @@ pub(super) struct Follower {
     pub(super) node: Arc<str>,
     /// The setting `kubernetes.watchSeconds`.
     pub(super) watch_seconds: u32,
+    /// See [`Target::left_out`].
+    pub(super) left_out: Arc<str>,
 }
 
 /// A version of a kind, from which to watch.
@@ -188,8 +190,7 @@ impl Follower {
             }
         }
         let Some(Position { path, version }) = position else { return Ended::Unserved };
-        let target =
-            Target { resource: self.resource, path, node: &self.node, watch_seconds: self.watch_seconds };
+        let target = self.target(path);
         let from = version.clone();
         let take = |event: Event<'_>| {
             let json = match event {
@@ -227,22 +228,16 @@ impl Follower {
     /// receives nothing, not even a bookmark.
     async fn is_outdated(&self, position: Option<&Position>, had: &Had) -> bool {
         let Some(&Position { path, ref version }) = position else { return false };
-        let target = |path: &'static str| Target {
-            resource: self.resource,
-            path,
-            node: &self.node,
-            watch_seconds: self.watch_seconds,
-        };
         let newest = self.resource.paths.first().copied().filter(|newest| *newest != path);
         if let Some(newest) = newest
-            && version_now(&self.client, &target(newest)).await.is_ok()
+            && version_now(&self.client, &self.target(newest)).await.is_ok()
         {
             return true;
         }
         if had.events {
             return false;
         }
-        let now = version_now(&self.client, &target(path)).await;
+        let now = version_now(&self.client, &self.target(path)).await;
         let went_back = now.is_ok_and(|now| is_before(&now, version));
         if went_back {
             tracing::warn!(
@@ -256,8 +251,7 @@ impl Follower {
     /// Lists the kind from the first of its paths that is served; `None` if none is.
     async fn list(&self) -> Result<Option<Position>, RequestError> {
         for path in self.resource.paths {
-            let target =
-                Target { resource: self.resource, path, node: &self.node, watch_seconds: self.watch_seconds };
+            let target = self.target(path);
             let mut listed = self.view.change(|cache| Listed::begin(cache, self.resource.content));
             let take =
                 |json: &RawValue| self.view.change(|cache| listed.put(cache, self.resource.content, json));
@@ -278,6 +272,11 @@ impl Follower {
             }
         }
         Ok(None)
+    }
+
+    fn target(&self, path: &'static str) -> Target<'_> {
+        let Self { resource, watch_seconds, .. } = *self;
+        Target { resource, path, node: &self.node, watch_seconds, left_out: &self.left_out }
     }
 
     fn take(&self, event: &Event<'_>) {

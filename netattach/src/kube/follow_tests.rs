@@ -38,6 +38,8 @@ fn followed(
                 locked(&all).push((format!("watch {version}"), is_reported));
                 watches(watched)
             }
+            // Before each list.
+            None if target.ends_with("/pods?limit=1") => listed(lists),
             None => {
                 lists += 1;
                 locked(&all).push(("list".to_owned(), is_reported));
@@ -49,7 +51,14 @@ fn followed(
     runtime.block_on(async {
         let client = test_server::client(script).await;
         let node = Arc::from("node-1");
-        let follower = Follower { client, view: Arc::clone(&view), resource: &PODS, node, watch_seconds: 60 };
+        let follower = Follower {
+            client,
+            view: Arc::clone(&view),
+            resource: &PODS,
+            node,
+            watch_seconds: 60,
+            left_out: "".into(),
+        };
         let met = async {
             while !until(&locked(&asked), view.why_failing(&PODS)) {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -162,7 +171,8 @@ fn asked_for(
     runtime.block_on(async {
         let client = test_server::client(script).await;
         let view = Arc::new(View::new([resource]));
-        let follower = Follower { client, view, resource, node: Arc::from("n"), watch_seconds: 60 };
+        let follower =
+            Follower { client, view, resource, node: Arc::from("n"), watch_seconds: 60, left_out: "".into() };
         let enough = async {
             while locked(&asked).len() < count {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -193,17 +203,22 @@ fn a_watch_without_a_line_is_followed_by_a_list_where_the_server_is_at_an_earlie
     let watch = |version: u32| {
         format!("{PATH}&watch=true&allowWatchBookmarks=true&timeoutSeconds=60&resourceVersion={version}")
     };
-    let (list, probe) = (|| PATH.to_owned(), || format!("{PATH}&limit=1"));
+    let (list, newest) = (|| PATH.to_owned(), || "/api/v1/pods?limit=1".to_owned());
     let of = |versions: [u32; 3]| {
         move |target: &str, number: usize| match target.contains("watch=true") {
             true => silent(),
-            false => listed(versions[number / 2]),
+            // The first list with the request before it, the look after the watch, and what follows.
+            false => listed(versions[number.saturating_sub(3).min(2)]),
         }
     };
-    // Answers to the list, the probe and the next list.
-    assert_eq!(asked_for(&PODS, 5, of([7, 3, 4])), [list(), watch(7), probe(), list(), watch(4)]);
-    assert_eq!(asked_for(&PODS, 5, of([7, 7, 7])), [list(), watch(7), probe(), watch(7), probe()]);
-    assert_eq!(asked_for(&PODS, 5, of([7, 10, 10])), [list(), watch(7), probe(), watch(7), probe()]);
+    assert_eq!(
+        asked_for(&PODS, 7, of([7, 3, 4])),
+        [newest(), list(), watch(7), newest(), newest(), list(), watch(4)]
+    );
+    for versions in [[7, 7, 7], [7, 10, 10]] {
+        let expected = [newest(), list(), watch(7), newest(), watch(7), newest()];
+        assert_eq!(asked_for(&PODS, 6, of(versions)), expected);
+    }
 }
 
 #[test]

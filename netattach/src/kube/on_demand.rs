@@ -1,10 +1,11 @@
 //! Kinds that are followed only while they are needed: when they are first listed, and how long they are
-//! kept.
+//! kept. Of the pods of other nodes, those on the default network alone are left out until they are needed.
 //!
 //! Authors of objects determine what is needed, and can change that repeatedly. Each first list of a large
 //! kind, by all agents together, is expensive for the API server. So lists that nothing waits for are
 //! spread over time, and a kind that is needed again soon after it was dropped is kept longer.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -12,8 +13,9 @@ use tokio::sync::watch;
 use super::follow::Follower;
 use crate::pace::spread;
 
-/// Longest delay of the first list of a kind that nothing waits for.
-const SPREAD: Duration = Duration::from_secs(10);
+/// Longest delay of the first list of a kind that nothing waits for: all nodes may need it, up to a hundred thousand
+/// objects each.
+const SPREAD: Duration = Duration::from_secs(60);
 /// How long a kind is followed after the last object that needs it is deleted; doubles each time that it is
 /// needed again within [`MOST_KEPT`].
 const KEPT: Duration = Duration::from_secs(60);
@@ -30,20 +32,48 @@ pub(super) enum Want {
     Now,
 }
 
-/// Follows a kind while it is wanted.
-pub(super) async fn follow_wanted(follower: Follower, mut wanted: watch::Receiver<Want>) {
+/// What is left out of a kind: of most kinds nothing ([`Target::left_out`](super::resource::Target)).
+#[derive(Debug, Default)]
+pub(super) struct LeftOut {
+    /// While nothing needs more.
+    pub(super) usually: Arc<str>,
+    /// While more is needed.
+    pub(super) then: Arc<str>,
+}
+
+/// Follows a kind while it is wanted. `more`: whether more of it is needed than usually.
+pub(super) async fn follow_wanted(
+    mut follower: Follower,
+    left_out: LeftOut,
+    mut wanted: watch::Receiver<Want>,
+    mut more: watch::Receiver<bool>,
+) {
     let mut keeping = Keeping::default();
     while wanted.wait_for(|want| *want != Want::Not).await.is_ok() {
         if !is_time(&mut wanted, spread(SPREAD)).await {
             continue;
         }
         let kept = keeping.begins(Instant::now());
-        tokio::select! {
-            () = follower.run() => {}
-            () = unwanted(&mut wanted, kept) => {}
+        let with_more = *more.borrow_and_update() || left_out.then == left_out.usually;
+        follower.left_out = Arc::clone(if with_more { &left_out.then } else { &left_out.usually });
+        follower.view.begins(follower.resource, with_more);
+        let is_unwanted = tokio::select! {
+            () = follower.run() => true,
+            () = unwanted(&mut wanted, kept) => true,
+            () = needed(&mut more), if !with_more => false,
+        };
+        // What is known stays until the list with more is complete.
+        if is_unwanted {
+            keeping.ends(Instant::now());
+            follower.view.forget(follower.resource);
         }
-        keeping.ends(Instant::now());
-        follower.view.forget(follower.resource);
+    }
+}
+
+/// Waits until more is needed.
+async fn needed(more: &mut watch::Receiver<bool>) {
+    if more.wait_for(|more| *more).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -91,6 +121,9 @@ impl Keeping {
 
 #[cfg(test)]
 mod tests {
+    use super::super::resource::{ALWAYS, REMOTE_PODS};
+    use super::super::test_server::{self, Answer};
+    use super::super::view::View;
     use super::*;
 
     #[test]
@@ -106,6 +139,48 @@ mod tests {
         let soon: Vec<u64> = (0..8).map(|_| kept(Duration::from_secs(1))).collect();
         assert_eq!(soon, [60, 120, 240, 480, 960, 1920, 3600, 3600]);
         assert_eq!([kept(MOST_KEPT), kept(Duration::from_secs(1))], [60, 120], "it was not needed for long");
+    }
+
+    #[tokio::test]
+    async fn what_is_left_out_is_listed_once_it_is_needed() {
+        let (asked, mut all) = watch::channel(Vec::new());
+        let script = move |target: &str| {
+            asked.send_modify(|asked| asked.push(target.to_owned()));
+            let list = "{\"metadata\": {\"resourceVersion\": \"7\"}, \"items\": []}";
+            match target.contains("watch=true") {
+                true => Answer { ends: None, ..Answer::of(200, "") },
+                false => Answer::of(200, list),
+            }
+        };
+        let follower = Follower {
+            client: test_server::client(script).await,
+            view: Arc::new(View::new(ALWAYS)),
+            resource: &REMOTE_PODS,
+            node: "n".into(),
+            watch_seconds: 60,
+            left_out: Arc::default(),
+        };
+        let left_out = LeftOut { usually: "default,a.b".into(), then: "default".into() };
+        let (_want, wanted) = watch::channel(Want::Now);
+        let (need, more) = watch::channel(false);
+        let of = |number: usize| move |asked: &Vec<String>| asked.len() >= number;
+        tokio::select! {
+            () = follow_wanted(follower, left_out, wanted, more) => panic!("it follows without end"),
+            () = async {
+                all.wait_for(of(2)).await.unwrap();
+                need.send_replace(true);
+                all.wait_for(of(4)).await.unwrap();
+            } => {}
+        }
+        let selected = |values: &str| {
+            format!(
+                "/api/v1/pods?labelSelector=netattach.dev%2Fnetworks%2Cnetattach.dev%2Fnetworks%20notin%20%28{values}%29&"
+            )
+        };
+        let expected = ["default%2Ca.b", "default%2Ca.b", "default", "default"];
+        for (asked, values) in all.borrow().iter().zip(expected) {
+            assert!(asked.starts_with(&selected(values)), "{asked}");
+        }
     }
 
     #[tokio::test]

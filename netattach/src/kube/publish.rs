@@ -25,7 +25,7 @@ use super::queue::{Outcome, Queue, Waiter, Write};
 use super::rate::Bucket;
 use super::view::View;
 use crate::error_chain::Chain;
-use crate::npwg::{StatusEntry, status};
+use crate::npwg::StatusEntry;
 use crate::objects::{Identity, ObjectName, Pod};
 use crate::plan::PodRef;
 use crate::publish::{Event, Publish, PublishError, Published};
@@ -268,7 +268,7 @@ impl Publisher {
 impl Publish for Publisher {
     /// Queues the status; never blocks.
     fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError> {
-        self.put(pod, attached(entries), None);
+        self.put(pod, Status::attached(entries), None);
         Ok(())
     }
 
@@ -279,7 +279,7 @@ impl Publish for Publisher {
         within: Duration,
     ) -> Result<(), PublishError> {
         let (waiter, written) = mpsc::channel();
-        self.put(pod, attached(entries), Some(waiter));
+        self.put(pod, Status::attached(entries), Some(waiter));
         let failed =
             |why: String, is_gone| PublishError { place: format!("pod {pod}"), is_gone, source: why.into() };
         match written.recv_timeout(within) {
@@ -327,10 +327,6 @@ impl Publish for Publisher {
         self.adopted.send_replace(true);
         Ok(())
     }
-}
-
-fn attached(entries: &[StatusEntry]) -> Status {
-    Status::Attached { text: status::render(entries) }
 }
 
 async fn send(client: &Client, write: Write) -> Sent {

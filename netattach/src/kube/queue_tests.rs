@@ -12,7 +12,7 @@ fn name() -> ObjectName {
 }
 
 fn attached(text: &str) -> Status {
-    Status::Attached { text: text.to_owned() }
+    Status::Attached { text: text.to_owned(), label: String::new() }
 }
 
 /// Returns the pod as the watch shows it.

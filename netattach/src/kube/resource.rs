@@ -6,6 +6,11 @@ use crate::objects::ObjectName;
 pub use crate::objects::remote::ATTACHED_LABEL;
 use crate::source::read::Kind;
 
+/// Value of [`ATTACHED_LABEL`] on pods that are on their default network alone, if that is no object: only NetworkPolicies can
+/// have them as peers. If it is an object, policies can name it, and the value is its name (`patch::value_of`). Other
+/// pods, and all that agents of earlier versions attached, have the empty value.
+pub(super) const DEFAULT_ALONE: &str = "default";
+
 /// A kind of objects.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Resource {
@@ -130,7 +135,8 @@ impl Resource {
     ///
     /// The pods of a node are few among those of all nodes. Servers of Kubernetes 1.31 to 1.33 answer a
     /// list without `limit` from their cache, by an index of nodes; with a `limit` they read all pods of
-    /// the cluster from etcd until enough match. Older servers read all pods in both cases.
+    /// the cluster from etcd until enough match. Older servers read all pods in both cases, unless the list
+    /// names a version that it must not precede (`list::since`).
     pub(super) fn first_page(&self) -> Option<u32> {
         (self.content != Content::Objects(Kind::Pod)).then_some(self.page)
     }
@@ -174,18 +180,30 @@ pub(super) struct Target<'a> {
     pub(super) node: &'a str,
     /// The setting `kubernetes.watchSeconds`.
     pub(super) watch_seconds: u32,
+    /// Of attached pods: the values of [`ATTACHED_LABEL`] that are left out, separated by commas.
+    pub(super) left_out: &'a str,
 }
 
 impl Target<'_> {
-    /// Returns path and query of one page of a list; without a limit, of the whole rest.
-    pub(super) fn list(&self, limit: Option<u32>, next: Option<&str>) -> String {
+    /// Returns path and query of one page of a list; without a limit, of the whole rest. `since`: a version that the
+    /// list must not precede, of a list without a limit.
+    pub(super) fn list(&self, limit: Option<u32>, next: Option<&str>, since: Option<&str>) -> String {
         let limit = limit.map(|limit| format!("limit={limit}&")).unwrap_or_default();
         let next = next.map(|next| format!("continue={}&", escaped(next))).unwrap_or_default();
-        let query = format!("{}{limit}{next}", self.selector());
+        // Without a limit this is what servers mean by a version alone, also those before 1.19, which do not know
+        // `resourceVersionMatch=NotOlderThan`.
+        let since = since.map(|since| format!("resourceVersion={}&", escaped(since))).unwrap_or_default();
+        let query = format!("{}{limit}{next}{since}", self.selector());
         match query.strip_suffix('&') {
             Some(query) => format!("{}?{query}", self.path),
             None => self.path.to_owned(),
         }
+    }
+
+    /// Returns path and query of a list that tells the newest version of the kind: of one object, whichever it is. With a
+    /// selector, servers would read objects until one matches.
+    pub(super) fn newest(&self) -> String {
+        format!("{}?limit=1", self.path)
     }
 
     /// Path and query of a watch from a version on.
@@ -213,7 +231,13 @@ impl Target<'_> {
                 format!("fieldSelector={}&", escaped(&format!("metadata.name={}", self.node)))
             }
             Content::Objects(_) => String::new(),
-            Content::RemotePods => format!("labelSelector={}&", escaped(ATTACHED_LABEL)),
+            Content::RemotePods if self.left_out.is_empty() => {
+                format!("labelSelector={}&", escaped(ATTACHED_LABEL))
+            }
+            Content::RemotePods => {
+                let others = format!("{ATTACHED_LABEL},{ATTACHED_LABEL} notin ({})", self.left_out);
+                format!("labelSelector={}&", escaped(&others))
+            }
         }
     }
 }
@@ -241,16 +265,33 @@ mod tests {
 
     #[test]
     fn requests_select_what_is_kept() {
-        let target = |resource| Target { resource, path: "/p", node: "node-1", watch_seconds: 60 };
-        assert_eq!(target(&PODS).list(None, None), "/p?fieldSelector=spec.nodeName%3Dnode-1");
-        assert_eq!(target(&PODS).list(Some(100), None), "/p?fieldSelector=spec.nodeName%3Dnode-1&limit=100");
+        let target =
+            |resource| Target { resource, path: "/p", node: "node-1", watch_seconds: 60, left_out: "" };
+        assert_eq!(target(&PODS).list(None, None, None), "/p?fieldSelector=spec.nodeName%3Dnode-1");
         assert_eq!(
-            target(&REMOTE_PODS).list(Some(250), Some("a+b=")),
+            target(&PODS).list(Some(100), None, None),
+            "/p?fieldSelector=spec.nodeName%3Dnode-1&limit=100"
+        );
+        assert_eq!(
+            target(&REMOTE_PODS).list(Some(250), Some("a+b="), None),
             "/p?labelSelector=netattach.dev%2Fnetworks&limit=250&continue=a%2Bb%3D"
         );
-        assert_eq!(target(&OWN_NODE).list(Some(1), None), "/p?fieldSelector=metadata.name%3Dnode-1&limit=1");
-        assert_eq!(target(&NODES).list(Some(100), None), "/p?limit=100");
-        assert_eq!(target(&NODES).list(None, None), "/p");
+        assert_eq!(
+            target(&OWN_NODE).list(Some(1), None, None),
+            "/p?fieldSelector=metadata.name%3Dnode-1&limit=1"
+        );
+        let few = Target { left_out: "default,a.b", ..target(&REMOTE_PODS) };
+        assert_eq!(
+            few.list(Some(250), None, None),
+            "/p?labelSelector=netattach.dev%2Fnetworks%2Cnetattach.dev%2Fnetworks%20notin%20%28default%2Ca.b%29&limit=250"
+        );
+        assert_eq!(target(&NODES).list(Some(100), None, None), "/p?limit=100");
+        assert_eq!(target(&NODES).list(None, None, None), "/p");
+        assert_eq!(
+            target(&PODS).list(None, None, Some("7")),
+            "/p?fieldSelector=spec.nodeName%3Dnode-1&resourceVersion=7"
+        );
+        assert_eq!(target(&PODS).newest(), "/p?limit=1");
         assert_eq!(
             target(&NAMESPACES).watch("17"),
             "/p?watch=true&allowWatchBookmarks=true&timeoutSeconds=240&resourceVersion=17"

@@ -16,16 +16,22 @@ use super::backoff::Backoff;
 use super::client::{Access, AccessError, Ask, Client, RequestError, Watcher};
 use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
-use super::list::UNKNOWN;
+use super::list::{UNKNOWN, version_now};
 use super::nodes;
-use super::on_demand::follow_wanted;
+use super::on_demand::{LeftOut, follow_wanted};
+use super::patch;
 use super::publish::Publisher;
 use super::ranges;
-use super::resource::{ALWAYS, NETWORK_POLICIES, NODES, OWN_NODE, REMOTE_PODS, Resource, pod_path};
+use super::resource::{
+    ALWAYS, DEFAULT_ALONE, NETWORK_POLICIES, NODES, NODES_PATH, OWN_NODE, REMOTE_PODS, Resource, Target,
+    pod_path,
+};
 use super::taint;
 use super::view::View;
 use crate::error_chain::Chain;
+use crate::npwg::NetworkRef;
 use crate::objects::{ObjectName, Objects, Pod};
+use crate::pace::spread;
 use crate::source::{NotSynced, PodFuture, Source, WantedPod, Warning, follow};
 
 /// How long to wait for the watch to show a missing pod before the server is asked for it.
@@ -35,6 +41,8 @@ const TO_TELL: Duration = Duration::from_millis(50);
 /// Pauses between two requests for one pod: the first, and the longest.
 const AGAIN: Duration = Duration::from_millis(500);
 const MOST_AGAIN: Duration = Duration::from_secs(4);
+/// Most time after which a node that is not watched is looked at for its startup taint.
+const UNWATCHED: Duration = Duration::from_secs(30);
 /// Most concurrent requests for pods.
 const QUESTIONS: usize = 8;
 /// Most bytes of a pod.
@@ -49,6 +57,8 @@ pub struct ClusterOptions {
     pub node: String,
     /// Whether NetworkPolicies are enforced.
     pub network_policies: bool,
+    /// The default network, if it can be an object.
+    pub default_network: Option<NetworkRef>,
     /// How long a watch of pods lasts, in seconds.
     pub watch_seconds: u32,
     /// Whether a taint of the node is to be removed.
@@ -115,6 +125,7 @@ pub struct Cluster {
     /// The runtime of the thread.
     runtime: tokio::runtime::Handle,
     node: Arc<str>,
+    watch_seconds: u32,
     questions: Arc<Semaphore>,
     publisher: Arc<Publisher>,
     _stop: oneshot::Sender<()>,
@@ -138,7 +149,11 @@ impl Cluster {
         let nodes = (options.nodes == NodesWanted::All).then_some(&NODES);
         let resources: Vec<&'static Resource> = always.chain(optional).chain(nodes).collect();
         let view = Arc::new(View::new(resources.iter().copied()));
-        let uses = options.uses();
+        let default_network = options.default_network.as_ref();
+        let left_out = left_out(options.network_policies, default_network);
+        let left_open = default_network.filter(|_| left_out.is_some()).cloned();
+        view.change(|cache| cache.set_default_network(left_open));
+        let (uses, watch_seconds) = (options.uses(), options.watch_seconds);
         let node: Arc<str> = options.node.into();
         let publisher = Arc::new(Publisher::new(Arc::clone(&view), Arc::clone(&node)));
         let (stop, stopped) = oneshot::channel::<()>();
@@ -151,7 +166,8 @@ impl Cluster {
             node: Arc::clone(&node),
             nodes: options.nodes,
             ranges: options.ranges,
-            watch_seconds: options.watch_seconds,
+            watch_seconds,
+            left_out: left_out.unwrap_or_default(),
             uses,
         };
         let thread = move || {
@@ -176,7 +192,7 @@ impl Cluster {
         let no_answer = || ClusterError::Thread(std::io::Error::other("the thread has ended"));
         let (client, runtime) = start.recv().map_err(|_| no_answer())??;
         let questions = Arc::new(Semaphore::new(QUESTIONS));
-        Ok(Self { view, client, runtime, node, questions, publisher, _stop: stop, ended })
+        Ok(Self { view, client, runtime, node, watch_seconds, questions, publisher, _stop: stop, ended })
     }
 
     /// Publishes the network-status of this node's pods.
@@ -190,21 +206,49 @@ impl Cluster {
         async move { while ended.changed().await.is_ok() {} }
     }
 
-    /// Removes the taints with a key from this node. Returns whether the node has none now.
-    pub async fn remove_taint(&self, key: &str) -> bool {
+    /// Removes the taints with a key from this node. Returns from when on [`Cluster::tainted_again`] has to look;
+    /// `None`: it is not certain that the node has none.
+    pub async fn remove_taint(&self, key: &str) -> Option<Untainted> {
         let (client, node, key) = (Arc::clone(&self.client), Arc::clone(&self.node), key.to_owned());
-        let removed = self.runtime.spawn(async move { taint::remove(&client, &node, &key).await });
-        match removed.await {
-            Ok(Ok(true)) => tracing::info!("the startup taint of the node is removed"),
-            Ok(Ok(false)) => {}
-            Ok(Err(error)) => {
+        let watch_seconds = self.watch_seconds;
+        let removed = self.runtime.spawn(async move {
+            // Asked first: the watch from there shows what happens to the node after it was read.
+            let version = version_now(&client, &own_node(&node, watch_seconds)).await;
+            (taint::remove(&client, &node, &key).await, version)
+        });
+        // No answer: the thread has ended.
+        let (removed, version) = removed.await.ok()?;
+        match removed {
+            Ok(true) => tracing::info!("the startup taint of the node is removed"),
+            Ok(false) => {}
+            Err(error) => {
                 tracing::warn!(error = %Chain(&error), "cannot check for the startup taint; will try again");
-                return false;
+                return None;
             }
-            // The thread has ended.
-            Err(_) => return false,
         }
-        true
+        Some(Untainted { version: version.inspect_err(not_watched).ok() })
+    }
+
+    /// Waits until this node may have a taint with that key again.
+    pub async fn tainted_again(&self, key: &str, since: Untainted) {
+        if let Some(version) = since.version {
+            let (client, node, key) = (Arc::clone(&self.client), Arc::clone(&self.node), key.to_owned());
+            let watch_seconds = self.watch_seconds;
+            // Aborts its task when it is dropped, which ends the watch.
+            let mut watching = JoinSet::new();
+            watching.spawn_on(
+                async move { taint::returns(&client, &own_node(&node, watch_seconds), &key, version).await },
+                &self.runtime,
+            );
+            match watching.join_next().await {
+                Some(Ok(Ok(()))) => return,
+                Some(Ok(Err(error))) => not_watched(&error),
+                // The thread has ended.
+                Some(Err(_)) | None => {}
+            }
+        }
+        // The watches of all agents may end for one reason.
+        tokio::time::sleep(UNWATCHED / 2 + spread(UNWATCHED / 2)).await;
     }
 
     /// Returns a pod as the server has it now, to decide whether to evict it.
@@ -289,6 +333,32 @@ impl Cluster {
     }
 }
 
+/// Returns the pods of other nodes that are left out: those on the default network alone, because only NetworkPolicies and
+/// policies for that network have them as peers. `None`: NetworkPolicies are enforced, and all are needed.
+fn left_out(network_policies: bool, default_network: Option<&NetworkRef>) -> Option<LeftOut> {
+    if network_policies {
+        return None;
+    }
+    let own = default_network.and_then(|network| patch::value_of(&network.to_string()));
+    let usually = own.map_or_else(|| DEFAULT_ALONE.to_owned(), |own| format!("{DEFAULT_ALONE},{own}"));
+    Some(LeftOut { usually: usually.into(), then: DEFAULT_ALONE.into() })
+}
+
+/// A node that was found without its startup taint.
+#[derive(Debug)]
+pub struct Untainted {
+    /// A version of nodes before that; `None`: unknown.
+    version: Option<String>,
+}
+
+fn own_node(node: &str, watch_seconds: u32) -> Target<'_> {
+    Target { resource: &OWN_NODE, path: NODES_PATH, node, watch_seconds, left_out: "" }
+}
+
+fn not_watched(error: &RequestError) {
+    tracing::debug!(error = %Chain(error), "the node is not watched for its startup taint; it is looked at instead");
+}
+
 /// What the server was asked for a pod.
 enum Asked {
     /// The pod on this node as it is in the snapshots now; `None`: it cannot be read.
@@ -329,6 +399,7 @@ struct Work {
     ranges: bool,
     uses: Uses,
     watch_seconds: u32,
+    left_out: LeftOut,
 }
 
 impl Work {
@@ -341,12 +412,13 @@ impl Work {
         }
         let (client, view, node) = (Arc::clone(&client), Arc::clone(&self.view), Arc::clone(&self.node));
         let watch_seconds = self.watch_seconds;
-        let on_demand = |resource, wanted| {
-            follow_wanted(follower_of(&client, &view, &node, watch_seconds, resource), wanted)
+        let on_demand = |resource, left_out, wanted| {
+            let follower = follower_of(&client, &view, &node, watch_seconds, resource);
+            follow_wanted(follower, left_out, wanted, view.wants_more_remote())
         };
-        parts.spawn(on_demand(&REMOTE_PODS, view.wants_remote()));
+        parts.spawn(on_demand(&REMOTE_PODS, self.left_out, view.wants_remote()));
         if self.nodes != NodesWanted::All {
-            parts.spawn(on_demand(&OWN_NODE, view.wants_own_node()));
+            parts.spawn(on_demand(&OWN_NODE, LeftOut::default(), view.wants_own_node()));
         }
         if self.nodes == NodesWanted::OwnAndWhetherOthers {
             parts.spawn(nodes::look_for_others(Arc::clone(&client), Arc::clone(&view)));
@@ -380,6 +452,7 @@ fn follower_of(
         resource,
         node: Arc::clone(node),
         watch_seconds,
+        left_out: Arc::default(),
     }
 }
 

@@ -52,6 +52,8 @@ pub(super) struct View {
     room: Notify,
     /// Whether policies for pods of this node have pods as peers.
     wants_remote: watch::Sender<Want>,
+    /// Whether policies for pods of this node have pods as peers that are on the default network alone.
+    wants_more_remote: watch::Sender<bool>,
     /// Whether definitions take their range from the node.
     wants_own_node: watch::Sender<Want>,
 }
@@ -64,6 +66,9 @@ struct Followed {
     changed: Option<Instant>,
     /// Since when something waits for the pods of other nodes.
     wanted: Option<Instant>,
+    /// Whether those on the default network alone are needed among them; and whether they are followed.
+    wants_more_remote: bool,
+    has_more_remote: bool,
     /// Whether a complete snapshot has been published.
     published: bool,
 }
@@ -98,6 +103,7 @@ impl View {
             changed: Notify::new(),
             room: Notify::new(),
             wants_remote: watch::Sender::new(Want::Not),
+            wants_more_remote: watch::Sender::new(false),
             wants_own_node: watch::Sender::new(Want::Not),
         }
     }
@@ -122,6 +128,11 @@ impl View {
     /// Whether policies for pods of this node have pods as peers.
     pub(super) fn wants_remote(&self) -> watch::Receiver<Want> {
         self.wants_remote.subscribe()
+    }
+
+    /// Whether policies for pods of this node have pods as peers that are on the default network alone.
+    pub(super) fn wants_more_remote(&self) -> watch::Receiver<bool> {
+        self.wants_more_remote.subscribe()
     }
 
     /// Whether definitions take their range from the node.
@@ -237,6 +248,15 @@ impl View {
         self.changed.notify_one();
     }
 
+    /// Begins to follow a kind that is needed, from a list on. `with_more`: all that can be needed of it.
+    pub(super) fn begins(&self, resource: &'static Resource, with_more: bool) {
+        let mut followed = locked(&self.followed);
+        followed.kinds.insert(resource.content, Following::new(resource));
+        if resource.content == Content::RemotePods {
+            followed.has_more_remote = with_more;
+        }
+    }
+
     /// Ends following a kind that is no longer needed.
     pub(super) fn forget(&self, resource: &'static Resource) {
         locked(&self.followed).kinds.insert(resource.content, Following::new(resource));
@@ -274,7 +294,13 @@ impl View {
     }
 
     fn publish_now(&self, problems: &mut Vec<Problem>, told: &mut LogShare) {
-        let has_remote = locked(&self.followed).has_remote();
+        let wants_more = locked(&self.cache).wants_pods_of_default();
+        self.wants_more_remote.send_if_modified(|wanted| std::mem::replace(wanted, wants_more) != wants_more);
+        let has_remote = {
+            let mut followed = locked(&self.followed);
+            followed.wants_more_remote = wants_more;
+            followed.has_remote()
+        };
         let (wants_remote, wants_own_node) = {
             let cache = locked(&self.cache);
             let own_node = if cache.wants_own_node() { Want::Now } else { Want::Not };
@@ -398,9 +424,10 @@ impl Followed {
         self.kinds.entry(resource.content).or_insert_with(|| Following::new(resource))
     }
 
-    /// Whether all pods of other nodes have been read once.
+    /// Whether all needed pods of other nodes have been read once.
     fn has_remote(&self) -> bool {
-        self.kinds.get(&REMOTE_PODS.content).is_some_and(|it| it.complete)
+        let is_complete = self.kinds.get(&REMOTE_PODS.content).is_some_and(|it| it.complete);
+        is_complete && (self.has_more_remote || !self.wants_more_remote)
     }
 
     /// Returns what is unknown in a snapshot that is published now.

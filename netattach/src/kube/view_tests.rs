@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 use super::super::client::Ask;
 use super::super::resource::ALWAYS;
 use super::*;
+use crate::npwg::NetworkRef;
 
 fn publish(view: &View) -> Option<Unknown> {
     view.publish_now(&mut Vec::new(), &mut LogShare::default());
@@ -82,4 +83,42 @@ fn pods_of_other_nodes_are_unknown_until_all_of_them_have_been_read_once() {
     view.change(|cache| cache.remove(Kind::Pod, &pod));
     assert_eq!(publish(&view), Some(Unknown::default()));
     assert_eq!(*view.wants_remote().borrow(), Want::Not);
+}
+
+#[test]
+fn pods_on_the_default_network_alone_are_waited_for_once_a_policy_for_it_needs_them() {
+    let raw = |json: serde_json::Value| RawValue::from_string(json.to_string()).unwrap();
+    let policy = |name: &str, network: &str| {
+        let annotations = json!({"k8s.v1.cni.cncf.io/policy-for": network});
+        let from = json!([{"from": [{"podSelector": {}}]}]);
+        raw(json!({"metadata": {"namespace": "shop", "name": name, "annotations": annotations},
+                   "spec": {"podSelector": {}, "ingress": from}}))
+    };
+    let (view, policies) = all_but_policies();
+    view.change(|cache| {
+        cache.set_default_network(Some(NetworkRef::new("kube-system", "default")));
+        cache.put(Kind::Pod, &raw(json!({"metadata": {"namespace": "shop", "name": "a", "uid": "1"}})));
+        cache.put(Kind::MultiNetworkPolicy, &policy("p", "lan"));
+    });
+    view.complete(policies, policies.paths[0]);
+    view.begins(&REMOTE_PODS, false);
+    view.complete(&REMOTE_PODS, REMOTE_PODS.paths[0]);
+    assert_eq!(publish(&view), Some(Unknown::default()));
+    assert!(!*view.wants_more_remote().borrow());
+
+    let version = *view.changes().borrow();
+    view.change(|cache| cache.put(Kind::MultiNetworkPolicy, &policy("q", "kube-system/default")));
+    publish(&view);
+    assert_eq!(*view.changes().borrow(), version, "it waits for them, for a moment");
+    assert!(*view.wants_more_remote().borrow());
+    view.begins(&REMOTE_PODS, true);
+    publish(&view);
+    assert_eq!(*view.changes().borrow(), version, "they are not all read yet");
+    view.complete(&REMOTE_PODS, REMOTE_PODS.paths[0]);
+    assert_eq!(publish(&view), Some(Unknown::default()));
+    assert_eq!(*view.changes().borrow(), version + 1);
+    // They stay when they are not needed any more.
+    view.change(|cache| cache.remove(Kind::MultiNetworkPolicy, &policy("q", "")));
+    assert_eq!(publish(&view), Some(Unknown::default()));
+    assert!(!*view.wants_more_remote().borrow());
 }

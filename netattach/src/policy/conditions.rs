@@ -1,7 +1,7 @@
 //! The problems of objects that compiling has found. A change updates only the problems that it affects,
 //! and updates share the others.
 //!
-//! Authors can cause tens of thousands of problems. An update without new problems and the count do not
+//! Authors can cause tens of thousands of problems. An update without new problems and the counts do not
 //! iterate over all of them, and a list contains only a bounded number for each namespace.
 
 use std::collections::BTreeMap;
@@ -15,33 +15,110 @@ const LISTED: usize = 128;
 
 /// Problems by namespace, each once. A copy costs nothing; a change copies only the changed namespaces.
 #[derive(Debug, Clone, Default)]
-pub struct Conditions(Arc<BTreeMap<Arc<str>, Arc<Counted>>>);
+pub struct Conditions(Arc<BTreeMap<Arc<str>, Arc<OfNamespace>>>);
 
-/// The problems of a namespace, sorted, each with the number of times it was found.
-type Counted = BTreeMap<Arc<Condition>, usize>;
+/// The problems of a namespace.
+#[derive(Debug, Clone, Default)]
+struct OfNamespace {
+    found: Found,
+    counts: Counts,
+}
 
-impl Conditions {
-    /// Returns the number of different problems.
-    pub fn len(&self) -> usize {
-        self.0.values().map(|of| of.len()).sum()
+/// Problems, sorted, each with the number of times it was found.
+type Found = BTreeMap<Arc<Condition>, usize>;
+
+/// Numbers of objects that have problems, however many each of them has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Policies that are not enforced as written.
+    pub wrong: usize,
+    /// Policies with a warning. They can be not enforced as written, too.
+    pub warned: usize,
+    /// Pods.
+    pub pods: usize,
+}
+
+impl Counts {
+    /// The number of the objects that a problem counts among.
+    fn of(&mut self, condition: &Condition) -> Option<&mut usize> {
+        match (&condition.object, condition.severity) {
+            (Subject::Policy(_), Severity::Error) => Some(&mut self.wrong),
+            (Subject::Policy(_), Severity::Warning) => Some(&mut self.warned),
+            (Subject::Pod(_), _) => Some(&mut self.pods),
+            (Subject::Namespace(_), _) => None,
+        }
+    }
+}
+
+impl OfNamespace {
+    /// Whether the object of the problem has one of this severity.
+    fn has_alike(&self, object: &Subject, severity: Severity) -> bool {
+        // No message precedes the empty one.
+        let least = Condition { object: object.clone(), severity, message: String::new() };
+        let next = self.found.range::<Condition, _>(&least..).next();
+        next.is_some_and(|(it, _)| it.object == *object && it.severity == severity)
     }
 
+    fn add(&mut self, condition: &Condition) {
+        if let Some(count) = self.found.get_mut(condition) {
+            *count += 1;
+            return;
+        }
+        if !self.has_alike(&condition.object, condition.severity)
+            && let Some(objects) = self.counts.of(condition)
+        {
+            *objects += 1;
+        }
+        self.found.insert(Arc::new(condition.clone()), 1);
+    }
+
+    fn remove(&mut self, condition: &Condition) {
+        let Some(count) = self.found.get_mut(condition) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        self.found.remove(condition);
+        if !self.has_alike(&condition.object, condition.severity)
+            && let Some(objects) = self.counts.of(condition)
+        {
+            *objects -= 1;
+        }
+    }
+}
+
+impl Conditions {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
+    /// Returns the numbers of policies of these namespaces that have problems, and of pods of any namespace.
+    pub fn counts<'n>(&self, namespaces: impl IntoIterator<Item = &'n str>) -> Counts {
+        let mut counts = Counts { pods: self.0.values().map(|of| of.counts.pods).sum(), ..Counts::default() };
+        for of in namespaces.into_iter().filter_map(|namespace| self.0.get(namespace)) {
+            counts.wrong += of.counts.wrong;
+            counts.warned += of.counts.warned;
+        }
+        counts
+    }
+
+    /// Whether an object has a problem by which it is not enforced as written.
+    pub fn is_wrong(&self, object: &Subject) -> bool {
+        self.0.get(object.namespace()).is_some_and(|of| of.has_alike(object, Severity::Error))
+    }
+
     /// All problems, sorted by namespace.
     pub fn iter(&self) -> impl Iterator<Item = &Condition> {
-        self.0.values().flat_map(|of| of.keys().map(|condition| &**condition))
+        self.0.values().flat_map(|of| of.found.keys().map(|condition| &**condition))
     }
 
     /// Returns the first problems of each namespace, at most 128, and the number of the others.
     pub fn listed(&self) -> Vec<Arc<Condition>> {
         let mut listed = Vec::new();
         for (namespace, of) in &*self.0 {
-            listed.extend(of.keys().take(LISTED).cloned());
-            if let Some(more) = of.len().checked_sub(LISTED).filter(|more| *more > 0) {
+            listed.extend(of.found.keys().take(LISTED).cloned());
+            if let Some(more) = of.found.len().checked_sub(LISTED).filter(|more| *more > 0) {
                 listed.push(Arc::new(Condition {
                     object: Subject::Namespace(namespace.to_string()),
                     severity: Severity::Error,
@@ -61,9 +138,9 @@ impl Conditions {
         });
         changed.flat_map(|(of, before)| {
             let is_new = move |condition: &&Arc<Condition>| {
-                before.is_none_or(|before| !before.contains_key(*condition))
+                before.is_none_or(|before| !before.found.contains_key(*condition))
             };
-            of.keys().filter(is_new).map(|condition| &**condition)
+            of.found.keys().filter(is_new).map(|condition| &**condition)
         })
     }
 
@@ -75,11 +152,7 @@ impl Conditions {
                 Some(of) => of,
                 None => all.entry(condition.object.namespace().into()).or_default(),
             };
-            let of = Arc::make_mut(of);
-            match of.get_mut(condition) {
-                Some(count) => *count += 1,
-                None => drop(of.insert(Arc::new(condition.clone()), 1)),
-            }
+            Arc::make_mut(of).add(condition);
         }
     }
 
@@ -89,13 +162,8 @@ impl Conditions {
             let namespace = condition.object.namespace();
             let all = Arc::make_mut(&mut self.0);
             let Some(of) = all.get_mut(namespace).map(Arc::make_mut) else { continue };
-            let Some(count) = of.get_mut(condition) else { continue };
-            *count -= 1;
-            if *count > 0 {
-                continue;
-            }
             of.remove(condition);
-            if of.is_empty() {
+            if of.found.is_empty() {
                 all.remove(namespace);
             }
         }
@@ -126,6 +194,7 @@ mod tests {
 
     use super::*;
     use crate::objects::ObjectName;
+    use crate::objects::policy::PolicyName;
 
     fn condition(namespace: &str, message: &str) -> Condition {
         let object = Subject::Pod(ObjectName::new(namespace, "a"));
@@ -142,14 +211,48 @@ mod tests {
         let other = condition("other", "one");
         let mut conditions = Conditions::default();
         conditions.add([&two, &one, &one, &other]);
-        assert_eq!(conditions.len(), 3);
+        assert_eq!(conditions.iter().count(), 3);
         assert_eq!(messages(conditions.iter()), ["pod other/a one", "pod shop/a one", "pod shop/a two"]);
         conditions.remove([&one, &other]);
         assert_eq!(messages(conditions.iter()), ["pod shop/a one", "pod shop/a two"]);
         conditions.replace(slice::from_ref(&one), slice::from_ref(&two));
         assert_eq!(messages(conditions.iter()), ["pod shop/a two"]);
         conditions.remove([&two, &two, &other]);
-        assert_eq!((conditions.len(), conditions.is_empty()), (0, true));
+        assert_eq!((conditions.iter().count(), conditions.is_empty()), (0, true));
+    }
+
+    #[test]
+    fn objects_are_counted_once_policies_by_severity_and_of_namespaces_that_are_asked_for() {
+        let policy = |namespace: &str, name: &str, severity, message: &str| {
+            let name = PolicyName::multi(ObjectName::new(namespace, name));
+            Condition { object: Subject::Policy(name), severity, message: message.to_owned() }
+        };
+        let (error, warning) = (Severity::Error, Severity::Warning);
+        let all = [
+            policy("shop", "a", error, "one"),
+            policy("shop", "a", error, "two"),
+            policy("shop", "a", warning, "one"),
+            policy("shop", "b", warning, "one"),
+            policy("shop", "c", error, "one"),
+            policy("other", "a", error, "one"),
+            condition("other", "one"),
+            condition("other", "two"),
+        ];
+        let mut conditions = Conditions::default();
+        conditions.add(&all);
+        conditions.add([&all[0]]);
+        let counts = |it: &Conditions, namespaces: &[&'static str]| {
+            let Counts { wrong, warned, pods } = it.counts(namespaces.iter().copied());
+            (wrong, warned, pods)
+        };
+        assert_eq!(counts(&conditions, &[]), (0, 0, 1), "pods are counted wherever they are");
+        assert_eq!(counts(&conditions, &["shop", "absent"]), (2, 2, 1));
+        assert_eq!(counts(&conditions, &["other", "shop"]), (3, 2, 1));
+        assert_eq!([0, 3, 7].map(|at| conditions.is_wrong(&all[at].object)), [true, false, true]);
+        conditions.remove([&all[0], &all[1], &all[6]]);
+        assert_eq!(counts(&conditions, &["shop"]), (2, 2, 1), "each of them has another problem");
+        conditions.remove([&all[0], &all[2], &all[7]]);
+        assert_eq!(counts(&conditions, &["other", "shop"]), (2, 1, 0));
     }
 
     #[test]
@@ -179,6 +282,6 @@ mod tests {
             "namespace hostile 3 more problems of its policies and pods are not shown",
             "pod shop/a one",
         ];
-        assert_eq!((last, conditions.len()), (expected.map(str::to_owned).to_vec(), LISTED + 4));
+        assert_eq!((last, conditions.iter().count()), (expected.map(str::to_owned).to_vec(), LISTED + 4));
     }
 }

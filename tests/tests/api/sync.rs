@@ -137,9 +137,10 @@ fn lists_come_in_pages_and_watches_begin_where_they_end() {
     let page = |goes_on: bool| (None, Some("100"), goes_on);
     let pages: Vec<_> = of("network-attachment-definitions").collect();
     assert_eq!(pages, [page(false), page(true), page(true)]);
-    // The pods of one node are requested at once: older servers search the pods of all nodes for each page.
+    // The pods of one node are requested at once: older servers search the pods of all nodes for each page. Before, any one
+    // says how many there are.
     let at_once: Vec<_> = of("pods").collect();
-    assert_eq!(at_once, [(Some("spec.nodeName=node-1"), None, false)]);
+    assert_eq!(at_once, [(None, Some("1"), false), (Some("spec.nodeName=node-1"), None, false)]);
     let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
     let watch = of_pods(Verb::Watch).next().unwrap();
     assert_eq!(watch.query["fieldSelector"], "spec.nodeName=node-1");

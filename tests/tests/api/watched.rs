@@ -147,6 +147,30 @@ fn probes_and_metrics_say_what_is_there() {
     assert_eq!(get(at, AGENT, "/livez").0, 200);
 }
 
+#[test]
+fn an_attachment_has_no_series_of_its_own_if_none_is_wanted_and_a_stage_has_few() {
+    let (mut node, pod) = node(&[("metrics", json!({"listen": AGENT, "attachmentInfo": false}))]);
+    node.start().unwrap();
+    await_served(&node);
+    node.add(&pod).success();
+    let mut text = String::new();
+    let is_counted = eventually(PATIENCE, || {
+        text = get(&node.namespace, AGENT, "/metrics").1;
+        text.contains("netattach_add_stage_duration_seconds_bucket{")
+    });
+    assert!(is_counted, "{text}");
+    let networks = "netattach_attachments{network=\"shop/storage\",kind=\"veth\",enforcement=\"full\"} 1.0";
+    assert!(text.contains(networks), "{text}");
+    assert!(!text.contains("pod=\"a\"") && !text.contains("netattach_attachment_info"), "{text}");
+    let buckets = |name: &str| -> BTreeSet<&str> {
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.map(|line| line.split_once("le=\"").unwrap().1.split_once('"').unwrap().0).collect()
+    };
+    let few = BTreeSet::from(["0.001", "0.01", "0.1", "1.0", "+Inf"]);
+    assert_eq!(buckets("netattach_add_stage_duration_seconds_bucket{"), few, "{text}");
+    assert_eq!(buckets("netattach_cni_operation_duration_seconds_bucket{").len(), 17, "{text}");
+}
+
 /// Whichever call detaches it: here GC of a runtime that does not know the container any more.
 #[test]
 fn what_an_attachment_counted_since_the_last_scrape_outlives_it_when_gc_detaches_it() {

@@ -146,6 +146,28 @@ fn a_list_is_not_streamed_by_a_server_that_cannot() {
     assert_eq!((reply.status, &reply.body["message"]), (422, &json!(said)), "{}", reply.body);
 }
 
+/// How the pods of a node are listed where there are many on all nodes: docs/decisions/0036.
+#[test]
+fn a_list_may_name_a_version_that_it_does_not_precede_and_one_of_the_future_is_refused() {
+    let Some(rig) = Rig::new("not-older").unwrap() else { return };
+    rig.pod("a").unwrap();
+    let newest = rig.agent.get_as("/api/v1/pods?limit=1", METADATA_LIST).unwrap().expect(200).unwrap();
+    let version: u64 = newest["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    // The cache of pods has a version once a pod has changed since.
+    rig.pod("b").unwrap();
+    let query =
+        |version: u64| format!("{}?fieldSelector=spec.nodeName=node-a&resourceVersion={version}", rig.pods);
+    let list = rig.agent.get(&query(version)).unwrap().expect(200).unwrap();
+    let names: Vec<&Value> =
+        list["items"].as_array().unwrap().iter().map(|item| &item["metadata"]["name"]).collect();
+    assert!(names.contains(&&json!("a")), "{names:?}");
+    let listed: u64 = list["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+    assert!(listed >= version, "{listed} {version}");
+    let future = rig.agent.get(&query(version + 1_000_000)).unwrap();
+    let said = future.body["message"].as_str().unwrap_or_default();
+    assert!(future.status == 504 && said.contains("Too large resource version"), "{}", future.body);
+}
+
 #[test]
 fn a_list_comes_in_pages_of_one_moment() {
     let Some(rig) = Rig::new("pages").unwrap() else { return };

@@ -57,7 +57,9 @@ metrics! {
         [("version", "of the agent"), ("layout", "version of the layout of the BPF maps")], 1;
     READY = Gauge "netattach_ready", "Whether a condition of `netattachctl status` holds, 1 or 0",
         [("condition", "one of at most eight")], 16;
-    TROUBLES = Gauge "netattach_problems", "Problems that `netattachctl status` lists", [], 1;
+    TROUBLES = Gauge "netattach_problems", "Problems of this node and its pods that `netattachctl status` lists", [], 1;
+    OBJECT_PROBLEMS = Gauge "netattach_object_problems",
+        "Definitions and policies with problems that `netattachctl status` lists, of namespaces with pods or used networks here", [], 1;
     OPERATION = Seconds "netattach_cni_operation_duration_seconds",
         "Time of requests of runtimes and users, from their arrival to the answer",
         [("verb", "`ADD`, `DEL`, `CHECK`, `GC`, `STATUS`, `VERSION`, `attach`, `detach` or `other`"), RESULT], 64;
@@ -70,7 +72,7 @@ metrics! {
     ATTACHMENTS_BY = Gauge "netattach_attachments", "Attachments of this node",
         [NETWORK, ("kind", "type of the plugin that made it"), ("enforcement", "how far policies are enforced there")], NETWORKS;
     ATTACHMENT_INFO = Gauge "netattach_attachment_info",
-        "Is 1; joins an interface of a pod with its network: cAdvisor's metrics have the first three labels too",
+        "Is 1; joins an interface of a pod with its network: cAdvisor's metrics have the first three labels too; without it by `metrics.attachmentInfo`",
         [POD[0], POD[1], POD[2], POD[3], ("host_interface", "its end or its parent on the node, empty if it has none"),
          ("container_id", "of the sandbox, its first 12 characters")], ATTACHMENTS;
     POOL_SIZE = Gauge "netattach_ipam_pool_addresses", "Addresses of a network's pool that pods may have",
@@ -90,7 +92,12 @@ metrics! {
     POLICIES = Gauge "netattach_policies", "Policies that the source has", [], 1;
     PROGRAMMED = Gauge "netattach_policy_programmed", "Compiled policies in the maps; attachments share equal ones", [], 1;
     RULES = Gauge "netattach_policy_rules", "Rules of the compiled policies in the maps", [], 1;
-    POLICY_PROBLEMS = Gauge "netattach_policy_problems", "Policies that are not in force as written", [], 1;
+    POLICY_PROBLEMS = Gauge "netattach_policy_problems",
+        "Policies that are not in force as written, of namespaces with attached pods here", [], 1;
+    POLICY_WARNINGS = Gauge "netattach_policy_warnings",
+        "Policies of these namespaces that may not do what their authors intend", [], 1;
+    POLICY_PODS = Gauge "netattach_policy_pod_problems",
+        "Pods whose addresses or policies are not certain, such as those that claim an address of a pod of this node", [], 1;
     UNENFORCED = Gauge "netattach_policy_unenforced_attachments",
         "Attachments that a policy selects and where it is not enforced, or not as far as required", [], 1;
     POLICY_CHANGE = Seconds "netattach_policy_change_duration_seconds",

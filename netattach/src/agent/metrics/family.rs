@@ -27,6 +27,9 @@ const SECONDS: [f64; 16] = [
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0,
 ];
 
+/// The same for a metric with many series.
+pub(super) const FEW_SECONDS: [f64; 4] = [0.001, 0.01, 0.1, 1.0];
+
 /// Longest value of a label, in bytes. Longer ones are truncated: names of networks and pods are shorter.
 const LONGEST: usize = 320;
 
@@ -34,19 +37,26 @@ const LONGEST: usize = 320;
 #[derive(Debug)]
 pub(super) struct Durations {
     metric: &'static Metric,
+    /// Upper bounds of its buckets.
+    bounds: &'static [f64],
     series: Mutex<BTreeMap<Values, Histogram>>,
     over: AtomicU64,
 }
 
 impl Durations {
     pub(super) fn new(metric: &'static Metric) -> Self {
-        Self { metric, series: Mutex::default(), over: AtomicU64::new(0) }
+        Self::with_bounds(metric, &SECONDS)
+    }
+
+    pub(super) fn with_bounds(metric: &'static Metric, bounds: &'static [f64]) -> Self {
+        Self { metric, bounds, series: Mutex::default(), over: AtomicU64::new(0) }
     }
 
     pub(super) fn observe(&self, values: Values, took: Duration) {
         let mut series = locked(&self.series);
         let values = bounded(self.metric, &mut self.over(), &series, values);
-        series.entry(values).or_insert_with(|| Histogram::new(SECONDS)).observe(took.as_secs_f64());
+        let histogram = series.entry(values).or_insert_with(|| Histogram::new(self.bounds.iter().copied()));
+        histogram.observe(took.as_secs_f64());
     }
 
     /// Number of values beyond the bound so far.

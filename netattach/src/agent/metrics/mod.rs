@@ -28,6 +28,7 @@ use prometheus_client::registry::Registry;
 use self::family::{Durations, Numbers};
 use self::totals::Totals;
 use super::handler::Agent;
+use super::watching::OfAttachments;
 use crate::attach::Departures;
 use crate::cni::CniError;
 use crate::delegate;
@@ -58,7 +59,7 @@ impl Default for Metrics {
     fn default() -> Self {
         Self {
             operation: Durations::new(&catalogue::OPERATION),
-            stage: Durations::new(&catalogue::STAGE),
+            stage: Durations::with_bounds(&catalogue::STAGE, &family::FEW_SECONDS),
             plugin: Durations::new(&catalogue::PLUGIN),
             policy_change: Durations::new(&catalogue::POLICY_CHANGE),
             api: Durations::new(&catalogue::API),
@@ -102,9 +103,14 @@ impl Metrics {
     ///
     /// # Errors
     /// The maps cannot be read.
-    pub(super) fn text(self: &Arc<Self>, agent: &Agent, per_pod: bool) -> Result<String, String> {
+    pub(super) fn text(
+        self: &Arc<Self>,
+        agent: &Agent,
+        of_attachments: OfAttachments,
+    ) -> Result<String, String> {
         let begun = Instant::now();
-        let gathered = scrape::gather(self, agent, per_pod).map_err(|error| Chain(&error).to_string())?;
+        let gathered =
+            scrape::gather(self, agent, of_attachments).map_err(|error| Chain(&error).to_string())?;
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Scrape { metrics: Arc::clone(self), gathered }));
         let mut written = String::new();

@@ -10,9 +10,11 @@ use super::Metrics;
 use super::catalogue as of;
 use super::family::{Numbers, Values};
 use super::totals::{Of, Totals};
+use crate::agent::events;
 use crate::agent::handler::Agent;
 use crate::agent::memory::Resident;
 use crate::agent::report::Measured;
+use crate::agent::watching::OfAttachments;
 use crate::bpf::Stats;
 use crate::descriptors;
 use crate::enforce::error::EnforceError;
@@ -21,7 +23,11 @@ use crate::sync::locked;
 /// Characters of a container's id in labels: as many as tools show.
 const SHORT_ID: usize = 12;
 
-pub(super) fn gather(metrics: &Metrics, agent: &Agent, per_pod: bool) -> Result<Vec<Numbers>, EnforceError> {
+pub(super) fn gather(
+    metrics: &Metrics,
+    agent: &Agent,
+    of_attachments: OfAttachments,
+) -> Result<Vec<Numbers>, EnforceError> {
     // Locked while the counters are read and added. Otherwise newer counters of an attachment that ends
     // could be added before older ones of this scrape, which would look like a counter reset.
     let mut totals = locked(&metrics.totals);
@@ -30,9 +36,12 @@ pub(super) fn gather(metrics: &Metrics, agent: &Agent, per_pod: bool) -> Result<
     drop(totals);
     let mut all = vec![built()];
     all.extend(conditions(agent));
-    all.extend(attachments(&measured));
+    all.push(attachments(&measured));
+    if of_attachments.info {
+        all.push(info(&measured));
+    }
     all.extend(counted);
-    if per_pod {
+    if of_attachments.counters {
         all.extend(of_pods(&measured));
     }
     all.extend(pools(agent));
@@ -48,24 +57,36 @@ fn built() -> Numbers {
     built
 }
 
-fn conditions(agent: &Agent) -> [Numbers; 2] {
+fn conditions(agent: &Agent) -> [Numbers; 3] {
     let mut ready = Numbers::of(&of::READY);
     for condition in agent.reporter.ready() {
         ready.add(vec![condition.condition.into()], if condition.met { 1.0 } else { 0.0 });
     }
-    [ready, Numbers::only(&of::TROUBLES, agent.conditions().len() as f64)]
+    let problems = events::counted(agent);
+    [
+        ready,
+        Numbers::only(&of::TROUBLES, problems.of_node as f64),
+        Numbers::only(&of::OBJECT_PROBLEMS, problems.of_objects as f64),
+    ]
 }
 
-fn attachments(measured: &[Measured]) -> [Numbers; 2] {
-    let (mut by, mut info) = (Numbers::of(&of::ATTACHMENTS_BY), Numbers::of(&of::ATTACHMENT_INFO));
+fn attachments(measured: &[Measured]) -> Numbers {
+    let mut by = Numbers::of(&of::ATTACHMENTS_BY);
     for it in measured {
         by.add(vec![it.network.clone().into(), it.kind.clone().into(), it.level.into()], 1.0);
+    }
+    by
+}
+
+fn info(measured: &[Measured]) -> Numbers {
+    let mut info = Numbers::of(&of::ATTACHMENT_INFO);
+    for it in measured {
         let mut labels = pod(it);
         labels.push(it.host_interface.clone().unwrap_or_default().into());
         labels.push(it.of.0.container_id.chars().take(SHORT_ID).collect::<String>().into());
         info.add(labels, 1.0);
     }
-    [by, info]
+    info
 }
 
 /// The labels of a pod's interface.
@@ -126,14 +147,16 @@ fn pools(agent: &Agent) -> [Numbers; 2] {
     all
 }
 
-fn policies(agent: &Agent, measured: &[Measured]) -> [Numbers; 5] {
+fn policies(agent: &Agent, measured: &[Measured]) -> [Numbers; 7] {
     let counted = agent.reporter.policies_counted();
     let unenforced = measured.iter().filter(|it| it.unenforced).count();
     [
         Numbers::only(&of::POLICIES, counted.policies as f64),
         Numbers::only(&of::PROGRAMMED, counted.programmed as f64),
         Numbers::only(&of::RULES, counted.rules as f64),
-        Numbers::only(&of::POLICY_PROBLEMS, counted.problems as f64),
+        Numbers::only(&of::POLICY_PROBLEMS, counted.with_problems.wrong as f64),
+        Numbers::only(&of::POLICY_WARNINGS, counted.with_problems.warned as f64),
+        Numbers::only(&of::POLICY_PODS, counted.with_problems.pods as f64),
         Numbers::only(&of::UNENFORCED, unenforced as f64),
     ]
 }

@@ -71,7 +71,7 @@ pub(super) fn server(settings: &Settings) -> Result<Option<Arc<Http>>, AgentErro
     if is_in_pod && let Some(problem) = unprobed(address) {
         tracing::warn!("{problem}");
     }
-    Ok(address.map(|address| Arc::new(Http::new(address, settings.metrics.per_pod))))
+    Ok(address.map(|address| Arc::new(Http::new(address, settings.metrics.of_attachments()))))
 }
 
 /// Returns the exporter of traces, if it is enabled.

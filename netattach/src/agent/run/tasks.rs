@@ -61,10 +61,8 @@ const BETWEEN_ADDRESSES: Duration = Duration::from_secs(1);
 /// How often unreferenced policies are checked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often a node's startup taint is checked until it was once absent or removed; and how often
-/// afterwards.
+/// How often a node that may have its startup taint is checked.
 const TAINT_INTERVAL: Duration = Duration::from_secs(2);
-const TAINT_AGAIN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Starts the tasks that follow the packets of the node, and the return of memory.
 pub(super) fn follow_packets(
@@ -210,13 +208,12 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
 /// Removes the node's startup taint once all conditions hold, and whenever the node gets it again: a node
 /// that registers again has it.
 async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
-    let mut interval = TAINT_INTERVAL;
     loop {
         let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
-        if is_ready && cluster.remove_taint(&taint).await {
-            interval = TAINT_AGAIN_INTERVAL;
+        if is_ready && let Some(since) = cluster.remove_taint(&taint).await {
+            cluster.tainted_again(&taint, since).await;
         }
-        ticks::pause(interval).await;
+        ticks::pause(TAINT_INTERVAL).await;
     }
 }
 
