@@ -294,7 +294,7 @@ impl Publish for Publisher {
     }
 
     fn published(&self, pod: &PodRef, entries: &[StatusEntry]) -> Published {
-        let status = attached(entries);
+        let status = Status::attached(entries);
         let snapshot = self.view.snapshot();
         let Some(known) = snapshot.pods.get(&pod.name) else { return Published::Unknown };
         let version = self.view.version_of(&pod.name);
