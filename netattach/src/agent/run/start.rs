@@ -5,13 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::AgentError;
+use super::owned::{self, Owned};
+use super::sources::{self, Sources};
+use super::stand_by;
 use crate::agent::cni_conf::CniConf;
-use crate::agent::config::{Settings, SettingsError, StatusWrites};
-use crate::agent::handler::Statuses;
-use crate::agent::metrics::{LastCounts, Metrics};
-use crate::agent::owned::{self, Owned};
-use crate::agent::sources::{self, Sources};
-use crate::agent::{node_network, plugin_group, stand_by};
+use crate::agent::monitoring::metrics::{LastCounts, Metrics};
+use crate::agent::node::plugin_group;
+use crate::agent::node_network;
+use crate::agent::request::handler::Statuses;
 use crate::attach::{
     AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, HostAccesses, Inheritance,
     IntentReader, Node, Occupied, Recovery, network_status,
@@ -32,6 +33,7 @@ use crate::netlink::{Handle, KnownLinks, LOOPBACK};
 use crate::publish::PublishError;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending};
+use crate::settings::{Settings, SettingsError, StatusWrites};
 use crate::source::Source;
 
 /// How messages name the directory of pins.
