@@ -154,7 +154,7 @@ pub(in crate::agent) struct Collector {
     runtime: Option<PathBuf>,
     state: Mutex<State>,
     /// The DELs that were recorded while no agent answered.
-    pub(in crate::agent) waiting_dels: WaitingDels,
+    pub(super) waiting_dels: WaitingDels,
 }
 
 #[derive(Debug, Default)]

@@ -39,7 +39,7 @@ const OF_ONE: usize = AT_ONCE / 4;
 
 /// The recorded DELs.
 #[derive(Debug)]
-pub(in crate::agent) struct WaitingDels {
+pub(super) struct WaitingDels {
     state_dir: PathBuf,
     /// The time between two checks.
     interval: Duration,
@@ -57,7 +57,7 @@ struct Failed {
 
 /// The DELs that are running, each with the resources at which it may hang.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct UnderWay {
+pub(super) struct UnderWay {
     tasks: JoinSet<Footprint>,
     places: Places,
 }
@@ -207,7 +207,7 @@ fn pause(interval: Duration, attempts: u32) -> Duration {
 impl Agent {
     /// Starts the due recorded DELs, as far as there are slots beside those `under_way`, except those of
     /// containers whose turn another operation has. Does not wait for them, as one may hang.
-    pub(in crate::agent) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
+    pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut UnderWay) {
         let (found, needs) = match self.work(|agent| Ok(agent.find_waiting())).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "cannot list the recorded DELs"),
@@ -297,7 +297,7 @@ impl Agent {
 }
 
 /// Deletes a file that will never be a request. A file that cannot be read now is kept.
-pub(in crate::agent) fn drop_unusable(path: &Path, error: &UnreadableError) {
+pub(super) fn drop_unusable(path: &Path, error: &UnreadableError) {
     if error.is_no_request() {
         tracing::warn!(request = %path.display(), error = %Chain(error), "unreadable recorded DEL dropped");
         forget(path);

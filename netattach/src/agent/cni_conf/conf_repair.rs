@@ -15,9 +15,9 @@ use crate::attach::CILIUMS_SUFFIX;
 use crate::settings::ConfRepair;
 
 /// How often the file is written again within [`WINDOW`], at most.
-pub(in crate::agent) const MOST_REWRITES: usize = 5;
+pub(super) const MOST_REWRITES: usize = 5;
 /// See [`MOST_REWRITES`]. A repair is reported for the same time.
-pub(in crate::agent) const WINDOW: Duration = Duration::from_secs(600);
+pub(super) const WINDOW: Duration = Duration::from_secs(600);
 /// The pause before the second rewrite; it doubles with each rewrite.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -37,7 +37,7 @@ pub(in crate::agent) enum Found {
 
 /// A change of the file by another program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::agent) enum Damage {
+pub(super) enum Damage {
     /// It was removed.
     Removed,
     /// It was renamed to this name.
@@ -48,7 +48,7 @@ pub(in crate::agent) enum Damage {
 
 /// The action to take.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::agent) enum Verdict {
+pub(super) enum Verdict {
     /// Nothing.
     InOrder,
     /// It is to be written: for the first time, or with new content of ours.
@@ -78,7 +78,7 @@ pub(in crate::agent) struct Memory {
 
 impl Memory {
     /// Returns its content when it was last in order.
-    pub(in crate::agent) fn content(&self) -> Option<&[u8]> {
+    pub(super) fn content(&self) -> Option<&[u8]> {
         self.content.as_deref()
     }
 
@@ -122,7 +122,7 @@ impl Memory {
     }
 
     /// Records that the file is in order with this content.
-    pub(in crate::agent) fn in_order(&mut self, content: Vec<u8>) {
+    pub(super) fn in_order(&mut self, content: Vec<u8>) {
         self.content = Some(content);
     }
 
@@ -133,14 +133,14 @@ impl Memory {
     }
 
     /// Returns the last repair, if it is within [`WINDOW`].
-    pub(in crate::agent) fn lately(&self, now: Instant) -> Option<&Damage> {
+    pub(super) fn lately(&self, now: Instant) -> Option<&Damage> {
         let recent = |at: &Instant| now.saturating_duration_since(*at) < WINDOW;
         self.repaired.as_ref().filter(|(at, _)| recent(at)).map(|(_, damage)| damage)
     }
 }
 
 /// Describes what happened to a file: the same text each time, so that it becomes one event.
-pub(in crate::agent) struct Became<'a>(pub(in crate::agent) &'a Path, pub(in crate::agent) &'a Damage);
+pub(super) struct Became<'a>(pub(super) &'a Path, pub(super) &'a Damage);
 
 impl fmt::Display for Became<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -167,7 +167,7 @@ impl fmt::Display for Became<'_> {
 }
 
 /// Returns the names of possible copies of a file: the usual names of programs that move a file away.
-pub(in crate::agent) fn copies<'n>(file: &str, names: &'n [String]) -> impl Iterator<Item = &'n String> {
+pub(super) fn copies<'n>(file: &str, names: &'n [String]) -> impl Iterator<Item = &'n String> {
     let prefix = format!("{file}.");
     names.iter().filter(move |name| name.starts_with(&prefix)).take(MOST_COPIES)
 }
@@ -177,7 +177,7 @@ const MOST_COPIES: usize = 8;
 
 /// A file that a runtime reads instead of ours.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::agent) enum InTheWay {
+pub(super) enum InTheWay {
     /// It calls another multi-network plugin.
     MultiNetwork(&'static str),
     /// It calls these plugins.
@@ -187,7 +187,7 @@ pub(in crate::agent) enum InTheWay {
 }
 
 /// Describes the problem with a file that sorts before ours, and the remedy.
-pub(in crate::agent) fn in_the_way(file: &Path, ours: &str, what: &InTheWay) -> String {
+pub(super) fn in_the_way(file: &Path, ours: &str, what: &InTheWay) -> String {
     let file = file.display();
     match what {
         InTheWay::MultiNetwork(product) => format!(
@@ -207,7 +207,7 @@ pub(in crate::agent) fn in_the_way(file: &Path, ours: &str, what: &InTheWay) -> 
 }
 
 /// Describes that the file is changed repeatedly.
-pub(in crate::agent) fn fight(path: &Path, damage: &Damage) -> String {
+pub(super) fn fight(path: &Path, damage: &Damage) -> String {
     format!(
         "{}; it was written again {MOST_REWRITES} times within {} minutes, to no effect",
         Became(path, damage),

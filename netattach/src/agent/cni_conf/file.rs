@@ -111,7 +111,7 @@ impl CniConf {
     }
 
     /// The content of the file for this default network.
-    pub(in crate::agent) fn content(&self, default: &NetworkList) -> Vec<u8> {
+    pub(super) fn content(&self, default: &NetworkList) -> Vec<u8> {
         let mut wanted = cni::json::pretty(&self.render(default));
         wanted.push('\n');
         wanted.into_bytes()
@@ -170,7 +170,7 @@ impl CniConf {
     }
 
     /// The error for a file of another program under this name.
-    pub(in crate::agent) fn foreign(&self) -> CniConfError {
+    pub(super) fn foreign(&self) -> CniConfError {
         CniConfError::Foreign { path: self.path.clone() }
     }
 

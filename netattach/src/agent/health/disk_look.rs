@@ -16,11 +16,11 @@ use crate::npwg::{Definition, NetworkRef};
 use crate::objects::{Identity, Shared};
 
 /// Shortest time between two reads.
-pub(in crate::agent) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The state at the last read.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct DiskLook {
+pub(super) struct DiskLook {
     /// Time of the last read; `None` before the first.
     taken: Option<Instant>,
     definitions: Identity<NetworkRef, Arc<Definition>>,
@@ -29,7 +29,7 @@ pub(in crate::agent) struct DiskLook {
 }
 
 /// The versions of the files in a directory and in its subdirectories.
-pub(in crate::agent) type Versions = BTreeMap<PathBuf, FileVersion>;
+pub(super) type Versions = BTreeMap<PathBuf, FileVersion>;
 
 impl DiskLook {
     /// Returns the result of `read` on the configurations; `None` if it would be the same as at the last look, or if

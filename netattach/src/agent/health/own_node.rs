@@ -8,7 +8,7 @@ use crate::objects::{Node, Objects};
 
 /// Identifies the object, without keeping it alive.
 #[derive(Debug, Clone, Default)]
-pub(in crate::agent) struct OwnNode(Option<Weak<Node>>);
+pub(super) struct OwnNode(Option<Weak<Node>>);
 
 impl OwnNode {
     /// Returns the node's object among these objects.

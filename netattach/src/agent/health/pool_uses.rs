@@ -7,7 +7,7 @@ use crate::ipam::PoolUse;
 
 /// The results of a check of the networks' pools.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::agent) struct PoolUses {
+pub(super) struct PoolUses {
     rows: Vec<PoolUse>,
     /// The networks with a pool that was locked by other processes.
     busy: BTreeSet<String>,
@@ -47,7 +47,7 @@ impl PoolUses {
 
     /// If there are more than `most` rows, keeps those of pools with addresses in use: any author can
     /// define further pools.
-    pub(in crate::agent) fn keep_most(&mut self, most: usize) {
+    pub(super) fn keep_most(&mut self, most: usize) {
         self.rows.sort_by_key(|row| row.used == 0);
         self.rows.truncate(most);
     }

@@ -7,13 +7,13 @@ use crate::attach::Looked;
 use crate::rpc::message::Condition;
 
 /// Number of checks in which each attachment is checked once.
-pub(in crate::agent) const SHARES: usize = 6;
+pub(super) const SHARES: usize = 6;
 /// Most rows that are kept of each share.
 const MOST_ROWS: usize = 100;
 
 /// The attachments with problems.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Shares {
+pub(super) struct Shares {
     rows: [Vec<Condition>; SHARES],
     next: usize,
     /// When the last share was checked.
@@ -31,7 +31,7 @@ impl Shares {
 
     /// Whether no share has been checked for that long: checks of devices must not displace those of
     /// shares.
-    pub(in crate::agent) fn is_late(&self, now: Instant, patience: Duration) -> bool {
+    pub(super) fn is_late(&self, now: Instant, patience: Duration) -> bool {
         self.last.is_none_or(|last| now.saturating_duration_since(last) >= patience)
     }
 
@@ -44,7 +44,7 @@ impl Shares {
     }
 
     /// Replaces the results of some attachments.
-    pub(in crate::agent) fn merge(&mut self, found: Vec<Looked>) {
+    pub(super) fn merge(&mut self, found: Vec<Looked>) {
         for one in found {
             let Some(rows) = self.rows.get_mut(one.share) else { continue };
             rows.retain(|row| row.object != one.subject);

@@ -70,7 +70,7 @@ pub fn check() -> Result<(), Unprivileged> {
 ///
 /// # Errors
 /// The missing capability.
-pub(in crate::agent) fn check_another_root() -> Result<(), Unprivileged> {
+pub(super) fn check_another_root() -> Result<(), Unprivileged> {
     let sets = rustix::thread::capabilities(None).map_err(|errno| Unprivileged::Look(errno.into()))?;
     let user = rustix::process::geteuid().as_raw();
     match lacking(&[FOR_ANOTHER_ROOT], sets.effective) {

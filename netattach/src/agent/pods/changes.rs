@@ -81,7 +81,7 @@ pub(in crate::agent) fn network(
 
 /// One round of applying a pod's annotation, one change after another, until only failed changes are left.
 #[derive(Debug)]
-pub(in crate::agent) struct Round {
+pub(super) struct Round {
     /// The pod as it is now.
     pub(in crate::agent) pod: Arc<Pod>,
     /// The change that is being carried out.
@@ -100,7 +100,7 @@ impl Round {
     }
 
     /// Continues with the pod as it is now, whether it has changed or not.
-    pub(in crate::agent) fn goes_on_with(&mut self, pod: Arc<Pod>) {
+    pub(super) fn goes_on_with(&mut self, pod: Arc<Pod>) {
         (self.pod, self.left) = (pod, None);
     }
 

@@ -34,7 +34,7 @@ pub(in crate::agent) struct Asking {
 
 /// The pods that wait for a turn, and those whose change is running.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Following {
+pub(super) struct Following {
     /// By turn.
     waiting: BTreeMap<u64, Asking>,
     turns: BTreeMap<JournalKey, u64>,

@@ -135,7 +135,7 @@ impl Repairs {
     ///
     /// # Errors
     /// The condition that it waits for.
-    pub(in crate::agent) fn may_evict_any(&self, pod: &PodRef, now: Instant) -> Result<(), String> {
+    pub(super) fn may_evict_any(&self, pod: &PodRef, now: Instant) -> Result<(), String> {
         let state = self.state();
         let since = state.cases.get(&pod.name).map(|case| case.since);
         if since.is_none_or(|since| state.last_asked.is_none_or(|asked| asked < since)) {
@@ -153,7 +153,7 @@ impl Repairs {
     ///
     /// # Errors
     /// Too many were evicted.
-    pub(in crate::agent) fn may_evict_of(&self, owner: &Owner, now: Instant) -> Result<(), String> {
+    pub(super) fn may_evict_of(&self, owner: &Owner, now: Instant) -> Result<(), String> {
         let mut state = self.state();
         let most = if owner.kind == DAEMON_SET { 1 } else { MOST_OF_ONE };
         let times = state.evicted.entry(owner.uid.clone()).or_default();
@@ -168,7 +168,7 @@ impl Repairs {
         ))
     }
 
-    pub(in crate::agent) fn was_evicted(&self, pod: &PodRef, owner: Option<&Owner>, now: Instant) {
+    pub(super) fn was_evicted(&self, pod: &PodRef, owner: Option<&Owner>, now: Instant) {
         let mut state = self.state();
         state.last_eviction = Some(now);
         if let Some(owner) = owner {

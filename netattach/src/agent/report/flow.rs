@@ -50,7 +50,7 @@ pub(in crate::agent) fn describe(record: &Record, name: AttachmentName, time_ms:
 }
 
 /// The text form of an ended flow that was recorded at the attachment of this name and these addresses.
-pub(in crate::agent) fn describe_ended(
+pub(super) fn describe_ended(
     ended: &Ended,
     name: AttachmentName,
     addresses: &[IpAddr],

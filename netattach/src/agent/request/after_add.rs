@@ -22,7 +22,7 @@ const FINISH_POLL: Duration = Duration::from_millis(50);
 impl Agent {
     /// Publishes the sandbox's status within its turn: the caller does not wait for it, but the container's
     /// next operation does.
-    pub(in crate::agent) fn publish_later(self: &Arc<Self>, sandbox: JournalKey, turn: Turn) {
+    pub(super) fn publish_later(self: &Arc<Self>, sandbox: JournalKey, turn: Turn) {
         turn.finish();
         let agent = Arc::clone(self);
         tokio::spawn(async move {

@@ -22,7 +22,7 @@ pub(in crate::agent) type Asked = OnceLock<Result<Vec<ContainerDevices>, Arc<kub
 
 impl Agent {
     /// Asks the kubelet for the devices of a pod if one of its networks may need one.
-    pub(in crate::agent) async fn ask_for_devices(
+    pub(super) async fn ask_for_devices(
         &self,
         pod: &PodRef,
         networks: &[NetworkRef],
@@ -34,7 +34,7 @@ impl Agent {
     }
 
     /// Asks the kubelet for the devices of a live pod if the additional network may need one.
-    pub(in crate::agent) async fn ask_for_device_of_one_more(
+    pub(super) async fn ask_for_device_of_one_more(
         &self,
         pod: Option<&PodRef>,
         element: &Value,
@@ -75,7 +75,7 @@ pub(in crate::agent) fn give(engine: &Engine, intent: &mut Intent, asked: &Asked
 ///
 /// # Errors
 /// As [`give`].
-pub(in crate::agent) fn give_one(
+pub(super) fn give_one(
     engine: &Engine,
     (selection, network): &mut (Selection, Network),
     asked: &Asked,

@@ -134,11 +134,11 @@ pub(in crate::agent) struct Agent {
     dels: Semaphore,
     checks: Semaphore,
     questions: Semaphore,
-    pub(in crate::agent) publishers: Semaphore,
+    pub(super) publishers: Semaphore,
     /// Lets one thread at a time announce addresses.
-    pub(in crate::agent) announcer: Semaphore,
+    pub(super) announcer: Semaphore,
     /// Lets one thread at a time do the dataplane work that ADDs have deferred.
-    pub(in crate::agent) settler: Semaphore,
+    pub(super) settler: Semaphore,
     /// Memory for large ADDs, in units.
     large_adds: Arc<Semaphore>,
 }
@@ -329,7 +329,7 @@ impl Agent {
     ///
     /// # Errors
     /// As [`Agent::ready_to_add`].
-    pub(in crate::agent) async fn memory_for(
+    pub(super) async fn memory_for(
         &self,
         weight: usize,
     ) -> Result<Option<OwnedSemaphorePermit>, CniError> {
@@ -721,7 +721,7 @@ fn status_stays<'a>(
 ///
 /// # Errors
 /// Code 11, for the log.
-pub(in crate::agent) fn check_awaited(reply: &Reply) -> Result<(), CniError> {
+pub(super) fn check_awaited(reply: &Reply) -> Result<(), CniError> {
     match reply.is_abandoned() {
         true => Err(CniError::new(code::TRY_AGAIN_LATER, "the client has hung up before it began")),
         false => Ok(()),

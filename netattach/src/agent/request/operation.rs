@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An operation that has begun.
 #[derive(Debug)]
-pub(in crate::agent) struct Operation {
+pub(super) struct Operation {
     slot: Arc<Slot>,
     turns: Arc<Turns>,
     waits_for: Mutex<Option<String>>,
@@ -29,13 +29,13 @@ impl Operation {
     }
 
     /// Returns the container whose detachment the operation waits for.
-    pub(in crate::agent) fn waits_for(&self) -> Option<String> {
+    pub(super) fn waits_for(&self) -> Option<String> {
         // No lock is poisoned: a panic ends the agent.
         self.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the container that holds the missing resource.
-    pub(in crate::agent) fn held_by(&self) -> Option<String> {
+    pub(super) fn held_by(&self) -> Option<String> {
         let named = self.held_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
         named.or_else(|| self.waits_for())
     }
@@ -69,7 +69,7 @@ impl Place for Operation {
 
 /// The remaining time that an operation waits for other containers.
 #[derive(Debug)]
-pub(in crate::agent) struct Patience {
+pub(super) struct Patience {
     /// Total waiting time, counted from the first wait.
     whole: Duration,
     until: Option<Instant>,

@@ -70,12 +70,12 @@ impl Asked {
 
     /// Whether its log line names networks and addresses. STATUS, VERSION and GC concern no single
     /// container, whatever their variables say, and a runtime sends STATUS every few seconds.
-    pub(in crate::agent) fn is_about_a_container(&self) -> bool {
+    pub(super) fn is_about_a_container(&self) -> bool {
         matches!(self.verb.as_str(), "ADD" | "DEL" | "CHECK")
     }
 
     /// The pod of an ADD.
-    pub(in crate::agent) fn added_pod(&self) -> Option<ObjectName> {
+    pub(super) fn added_pod(&self) -> Option<ObjectName> {
         self.pod.as_ref().filter(|_| self.verb == "ADD")?.parse().ok()
     }
 
@@ -155,7 +155,7 @@ pub(in crate::agent) fn collected(container: &str, why: &str, detached: &[Arc<At
 
 /// A request to attach a live sandbox to one more network, or to detach it, with the fields that the log shows.
 #[derive(Debug)]
-pub(in crate::agent) struct AskedLive {
+pub(super) struct AskedLive {
     pub(in crate::agent) verb: &'static str,
     pub(in crate::agent) sandbox: SandboxName,
     /// The selection, or the interface.

@@ -10,7 +10,7 @@ use crate::own_thread;
 
 /// The background tasks; dropping this ends them.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Background {
+pub(super) struct Background {
     tasks: JoinSet<Result<End, String>>,
     names: Vec<(Id, &'static str)>,
 }
@@ -74,7 +74,7 @@ impl Background {
     }
 
     /// Waits for a task that ends early or fails. May be dropped at any time and called again.
-    pub(in crate::agent) async fn ended_early(&mut self) -> EndedEarly {
+    pub(super) async fn ended_early(&mut self) -> EndedEarly {
         loop {
             let Some(joined) = self.tasks.join_next_with_id().await else { return pending().await };
             // A task that was aborted; none is.

@@ -18,7 +18,7 @@ use crate::source::Source;
 const MOST_KEYS: usize = 20;
 
 /// The parts that a reload affects.
-pub(in crate::agent) struct Reload {
+pub(super) struct Reload {
     arguments: Option<Arguments>,
     running: Arc<Settings>,
     source: Arc<dyn Source>,

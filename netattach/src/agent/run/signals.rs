@@ -17,7 +17,7 @@ use super::reload::Reload;
 /// The signals that are handled. Signals that arrive while this exists are logged, even if the agent is busy at the
 /// time.
 #[derive(Debug)]
-pub(in crate::agent) struct Signals {
+pub(super) struct Signals {
     ending: [(Signal, &'static str); 3],
     /// Signals that make other daemons reload their settings.
     others: [(Signal, &'static str); 3],
@@ -47,7 +47,7 @@ impl Signals {
     }
 
     /// Sets what SIGHUP reloads.
-    pub(in crate::agent) fn reloads(&mut self, reload: Reload) {
+    pub(super) fn reloads(&mut self, reload: Reload) {
         self.reload = Some(reload);
     }
 

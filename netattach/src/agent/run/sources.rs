@@ -12,7 +12,7 @@ use crate::settings::{Repair, Settings, SettingsError};
 use crate::source::{Files, Source};
 
 /// The source of objects, the publisher of statuses, and the cluster if it is both.
-pub(in crate::agent) type Sources = (Arc<dyn Source>, Arc<dyn Publish>, Option<Arc<Cluster>>);
+pub(super) type Sources = (Arc<dyn Source>, Arc<dyn Publish>, Option<Arc<Cluster>>);
 
 /// Opens the source that the settings name. Nothing is written to a cluster until the journal has been read.
 pub(in crate::agent) fn open(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Sources, AgentError> {

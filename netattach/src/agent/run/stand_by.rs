@@ -36,7 +36,7 @@ pub(in crate::agent) struct Place {
 }
 
 /// Returns how long to wait for the other locks of an agent that has released its socket.
-pub(in crate::agent) fn letting_go(settings: &Settings) -> Duration {
+pub(super) fn letting_go(settings: &Settings) -> Duration {
     settings.stand_by().map_or(owned::PATIENCE, |_| LETTING_GO)
 }
 
@@ -44,7 +44,7 @@ pub(in crate::agent) fn letting_go(settings: &Settings) -> Duration {
 ///
 /// # Errors
 /// Another agent holds the locks for longer than this one may stand by, or this one could not serve.
-pub(in crate::agent) async fn take_place(
+pub(super) async fn take_place(
     signals: &mut Signals,
     settings: &Arc<Settings>,
     metrics: &Arc<Metrics>,
