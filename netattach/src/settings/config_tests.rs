@@ -1,5 +1,9 @@
 //! Settings from file and command line, and the page that documents them.
 
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
 use super::*;
 use crate::error_chain::Chain;
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::config::Settings;
+use super::Settings;
 use crate::cni::json::{self, KeyError};
 
 /// Reasons why a configuration file cannot be used.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::config::SettingsError;
+use super::SettingsError;
 
 /// The default address of probes and metrics, which the DaemonSet's probes use.
 const LISTEN: &str = "127.0.0.1:10475";

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::config::{InvalidAnnotation, Settings, SettingsError};
+use super::{InvalidAnnotation, Settings, SettingsError};
 use crate::attach::{FromNode, IntentReader, ReadNetworks};
 use crate::nat::Reserved;
 use crate::plan::resolve::Options;

@@ -10,7 +10,7 @@ use crate::objects::policy::{Direction, Inference, Peer, Peers, Ports, Rule};
 use crate::policy::options::{CommonRules, OnOverflow, Options};
 use crate::source::read::policy::{CommonRulesError, read_common_rules};
 
-use super::config::Settings;
+use super::Settings;
 
 /// The directions that a policy without `policyTypes` isolates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -22,12 +22,7 @@ pub(in crate::agent) type Asked = OnceLock<Result<Vec<ContainerDevices>, Arc<kub
 
 impl Agent {
     /// Asks the kubelet for the devices of a pod if one of its networks may need one.
-    pub(super) async fn ask_for_devices(
-        &self,
-        pod: &PodRef,
-        networks: &[NetworkRef],
-        asked: &Asked,
-    ) {
+    pub(super) async fn ask_for_devices(&self, pod: &PodRef, networks: &[NetworkRef], asked: &Asked) {
         if self.intents.may_need_devices(networks) {
             self.ask_for_devices_of(pod, asked).await;
         }

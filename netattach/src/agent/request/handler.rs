@@ -329,10 +329,7 @@ impl Agent {
     ///
     /// # Errors
     /// As [`Agent::ready_to_add`].
-    pub(super) async fn memory_for(
-        &self,
-        weight: usize,
-    ) -> Result<Option<OwnedSemaphorePermit>, CniError> {
+    pub(super) async fn memory_for(&self, weight: usize) -> Result<Option<OwnedSemaphorePermit>, CniError> {
         if weight <= LIGHT {
             return Ok(None);
         }
