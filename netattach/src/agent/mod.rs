@@ -5,6 +5,7 @@
 //! | [`run`] | startup, serving and end; signals; which agent serves; background tasks |
 //! | `node` | what the node has to offer, and what the agent prepares there; `--check` |
 //! | `cni_conf` | the configuration file that makes a container runtime call netattach |
+//! | `state` | the state that requests are answered from |
 //! | `request` | answers requests: carries out operations, answers questions |
 //! | `admission` | which request may begin, and which has to wait |
 //! | `cleanup` | finishes what earlier agents began; detaches sandboxes without a request |
@@ -28,7 +29,10 @@ mod pods;
 mod report;
 mod request;
 mod run;
+mod state;
 pub mod validate;
+
+use self::state::Agent;
 
 pub use self::cni_conf::{Caller, callers};
 pub use self::node::privileges::{Unprivileged, check as check_privileges};

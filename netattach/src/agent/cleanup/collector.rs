@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::waiting_dels::{UnderWay, WaitingDels};
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
 use crate::agent::admission::scheduler::MOST_DELS;
 use crate::agent::pods::drift::MOST_ROWS;
-use crate::agent::request::handler::Agent;
 use crate::agent::request::request_log;
 use crate::attach::{Attached, inhabited};
 use crate::cni::CniError;
@@ -338,7 +338,7 @@ impl Agent {
         found.extend(unlisted);
         while under_way.try_join_next().is_some() {}
         let due = self.collector.take_in(found, after, Instant::now());
-        let begun = begun(due, under_way.len(), |found| self.turns.take(&found.key.container_id));
+        let begun = begun(due, under_way.len(), |found| self.admission.turns().take(&found.key.container_id));
         // Shared by the turns of all of them.
         let processes = Arc::new(Processes::default());
         for (found, turn) in begun {

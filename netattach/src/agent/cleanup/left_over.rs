@@ -11,13 +11,17 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::waiting_dels::drop_unusable;
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
 use crate::agent::admission::scheduler::{MOST_DELS, Turn, Turns};
-use crate::agent::request::handler::Agent;
+use crate::agent::pods::drift::MOST_ROWS;
+use crate::attach::Engine;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::own_thread;
+use crate::rpc::message::Condition;
 use crate::rpc::pending::Pending;
+use crate::sync::{Mutex, locked};
 
 /// Most containers in the lanes at a time: half of the slots, so that DELs of the runtime have room.
 const AT_ONCE: usize = MOST_DELS / 2;
@@ -32,12 +36,56 @@ enum Left {
     Del(PathBuf),
 }
 
+/// What earlier agents have left over, for the status.
+#[derive(Debug)]
+pub(in crate::agent) struct Earlier {
+    /// Number of containers with unfinished work.
+    unfinished: AtomicUsize,
+    /// Records that could not be taken over, until they are gone.
+    left_alone: Mutex<Vec<(JournalKey, String)>>,
+}
+
+impl Earlier {
+    /// `left_alone`: records that could not be taken over, with the reason.
+    pub(in crate::agent) fn new(left_alone: Vec<(JournalKey, String)>) -> Self {
+        Self { unfinished: AtomicUsize::new(0), left_alone: Mutex::new(left_alone) }
+    }
+
+    /// Notes the number of containers with unfinished work.
+    pub(in crate::agent) fn begun(&self, containers: usize) {
+        self.unfinished.store(containers, Ordering::Relaxed);
+    }
+
+    /// Returns the number of containers with unfinished work.
+    pub(in crate::agent) fn unfinished(&self) -> usize {
+        self.unfinished.load(Ordering::Relaxed)
+    }
+
+    /// Returns the records that could not be taken over and still exist, whose pods keep working, and the
+    /// work that is not finished.
+    pub(in crate::agent) fn conditions(&self, engine: &Engine) -> Vec<Condition> {
+        let mut left = locked(&self.left_alone);
+        left.retain(|(key, _)| engine.has_record(key));
+        let row = |(key, problem): &(JournalKey, String)| Condition {
+            object: format!("container {}", key.container_id),
+            problem: format!("its record is not taken over: {problem}"),
+        };
+        let mut conditions: Vec<_> = left.iter().take(MOST_ROWS).map(row).collect();
+        let unfinished = self.unfinished();
+        conditions.extend((unfinished > 0).then(|| Condition {
+            object: "earlier agents".to_owned(),
+            problem: format!("their unfinished operations on {unfinished} containers are being finished"),
+        }));
+        conditions
+    }
+}
+
 /// Counts a container with unfinished work in the status, until this is dropped.
 struct Listed(Arc<Agent>);
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.0.left_over.fetch_sub(1, Ordering::Relaxed);
+        self.0.earlier.unfinished.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

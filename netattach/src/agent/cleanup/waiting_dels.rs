@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
 use crate::agent::admission::scheduler::MOST_DELS;
 use crate::agent::request::devices::Asked;
-use crate::agent::request::handler::Agent;
 use crate::agent::request::request_log::{self, Made};
 use crate::cni;
 use crate::error_chain::Chain;
@@ -216,7 +216,9 @@ impl Agent {
         };
         under_way.end();
         let due = self.collector.waiting_dels.due(found, Instant::now());
-        for (path, at, turn) in under_way.places.give(due, &needs, |container| self.turns.take(container)) {
+        for (path, at, turn) in
+            under_way.places.give(due, &needs, |container| self.admission.turns().take(container))
+        {
             turn.rolls_back();
             let agent = Arc::clone(self);
             under_way.tasks.spawn(async move {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::agent::request::handler::Agent;
+use crate::agent::Agent;
 use crate::rpc::message::Readiness;
 use crate::ticks;
 

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::agent::Agent;
 use crate::agent::cni_conf::conf_keeper;
-use crate::agent::request::handler::Agent;
 use crate::cni::{CniError, code};
 use crate::objects::ObjectName;
 use crate::pace::spread;

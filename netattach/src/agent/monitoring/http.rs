@@ -25,7 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use crate::agent::request::handler::Agent;
+use crate::agent::Agent;
 use crate::error_chain::Chain;
 use crate::own_thread;
 use crate::rpc::message::Condition;
@@ -160,7 +160,7 @@ impl Http {
 
     async fn metrics(&self, agent: &Arc<Agent>) -> Answer {
         let (agent, per_pod) = (Arc::clone(agent), self.per_pod);
-        self.metrics_by(move || agent.metrics.text(&agent, per_pod)).await
+        self.metrics_by(move || agent.monitoring.metrics().text(&agent, per_pod)).await
     }
 
     async fn metrics_by(&self, write: impl FnOnce() -> Result<String, String> + Send + 'static) -> Answer {

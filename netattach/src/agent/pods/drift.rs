@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use crate::agent::request::handler::Agent;
+use crate::agent::Agent;
 use crate::attach::{AttachError, Attached, Drifted, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
@@ -238,7 +238,7 @@ impl Agent {
             changed.extend(changes.as_mut().map_or(Changed::Anything, ChangeWatch::changed));
             let mut now = if is_whole { Changed::Anything } else { changed.clone() };
             now.extend(before.clone());
-            let (mut links, seen) = (None, self.drift.seen_links());
+            let (mut links, seen) = (None, self.pods.drift.seen_links());
             if !now.is_nothing() || !seen.is_empty() {
                 links = self.put_back(Part::Links, move |agent| agent.with_changed_links(&now, &seen)).await;
                 if links.is_some() {
@@ -281,7 +281,7 @@ impl Agent {
     async fn write_returns(self: &Arc<Self>) {
         for key in self.engine.unwritten_returns() {
             // A DEL updates the record itself, or removes it; the next check finds the others.
-            let Some(turn) = self.turns.look(&key.container_id) else { continue };
+            let Some(turn) = self.admission.turns().look(&key.container_id) else { continue };
             let agent = Arc::clone(self);
             // Fails only while the agent ends; the next agent finds the rest.
             let _ = own_thread::blocking(move || crate::upkeep(|| agent.engine.write_returned(&key))).await;
@@ -304,17 +304,17 @@ impl Agent {
                 return None;
             }
         };
-        for key in self.drift.confirmed(part, found) {
+        for key in self.pods.drift.confirmed(part, found) {
             // An operation on the container goes first; the next check finds the difference again.
-            let Some(turn) = self.turns.look(&key.container_id) else { continue };
-            let due = self.drift.due(&key, part, Instant::now());
+            let Some(turn) = self.admission.turns().look(&key.container_id) else { continue };
+            let due = self.pods.drift.due(&key, part, Instant::now());
             if due == Due::Later {
                 continue;
             }
             let (agent, of) = (Arc::clone(self), key.clone());
             let done = own_thread::blocking(move || agent.put_part_back(part, &of)).await;
             if let Ok(outcome) = done {
-                self.drift.note(&key, part, due, outcome);
+                self.pods.drift.note(&key, part, due, outcome);
             }
             drop(turn);
         }
@@ -344,7 +344,7 @@ impl Agent {
     /// Returns the sandboxes whose record is missing or changed.
     fn with_changed_record(&self) -> Result<Vec<JournalKey>, AttachError> {
         let mut changed = self.engine.without_record()?;
-        changed.extend(self.engine.with_edited_record(&mut locked(&self.drift.records)));
+        changed.extend(self.engine.with_edited_record(&mut locked(&self.pods.drift.records)));
         Ok(changed)
     }
 
@@ -361,8 +361,8 @@ impl Agent {
     ) -> Result<Vec<JournalKey>, AttachError> {
         self.engine.settle_orphans();
         let Drifted { keys, open, on_changed } = self.engine.with_drifted_links(changed, seen)?;
-        *locked(&self.drift.open) = open;
-        self.drift.retry_links(&on_changed);
+        *locked(&self.pods.drift.open) = open;
+        self.pods.drift.retry_links(&on_changed);
         Ok(keys)
     }
 
@@ -371,7 +371,7 @@ impl Agent {
         // Read first: attachments made meanwhile are checked the next time.
         let revision = self.engine.registry().revision();
         let is_same = |it: &AllShown| it.pods.is_of(&objects.pods) && it.attached == revision;
-        if locked(&self.drift.all_shown).as_ref().is_some_and(is_same) {
+        if locked(&self.pods.drift.all_shown).as_ref().is_some_and(is_same) {
             return Vec::new();
         }
         let all = self.engine.registry().all();
@@ -388,7 +388,7 @@ impl Agent {
         });
         let mut drifted = newest.collect::<Vec<_>>();
         let count = drifted.len();
-        let mut before = std::mem::take(&mut *locked(&self.drift.as_shown));
+        let mut before = std::mem::take(&mut *locked(&self.pods.drift.as_shown));
         let mut as_shown = BTreeMap::new();
         drifted.retain(|key| {
             let attached = self.engine.registry().with_dynamic(key);
@@ -415,9 +415,9 @@ impl Agent {
         });
         // Changes of a file are not notified, so status files are checked every time.
         let are_told = as_shown.len() == count && as_shown.values().all(|it| it.mark.is_none());
-        *locked(&self.drift.all_shown) =
+        *locked(&self.pods.drift.all_shown) =
             are_told.then(|| AllShown { pods: objects.pods.identity(), attached: revision });
-        *locked(&self.drift.as_shown) = as_shown;
+        *locked(&self.pods.drift.as_shown) = as_shown;
         drifted
     }
 }

@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::agent::Agent;
 use crate::agent::health::log_new;
 use crate::agent::health::share::shared;
-use crate::agent::request::handler::Agent;
 use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
@@ -123,7 +123,7 @@ impl Agent {
 
     fn look_into_pod(&self, attached: &Arc<Attached>) {
         // An operation on the container goes first; the next round checks the result.
-        let Some(_turn) = self.turns.look(&attached.key.container_id) else { return };
+        let Some(_turn) = self.admission.turns().look(&attached.key.container_id) else { return };
         if !self.engine.is_same(attached) {
             return;
         }
@@ -134,7 +134,7 @@ impl Agent {
                     object: format!("{name} {ifname}"),
                     problem: clipped(format!("in the pod: {difference}; it is left as it is")),
                 };
-                self.in_pods.note(attached, differences.into_iter().map(row).collect());
+                self.pods.in_pods.note(attached, differences.into_iter().map(row).collect());
             }
             // The previous findings stay.
             Err(error) => {

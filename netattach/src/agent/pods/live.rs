@@ -17,8 +17,8 @@ use tokio::task::{Id, JoinSet};
 
 use super::changes::{Change, Interface, Made, Round, changes, network};
 use super::following::{Asking, Following};
+use crate::agent::Agent;
 use crate::agent::health::share::shared;
-use crate::agent::request::handler::Agent;
 use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
@@ -191,7 +191,7 @@ impl Rounds {
         self.rounds.remove(&key);
         let condition =
             |problem: String| Condition { object: format!("pod {}", pod.name), problem: clipped(problem) };
-        self.agent.live_pods.note(&key, problems.into_iter().map(condition).collect());
+        self.agent.pods.live.note(&key, problems.into_iter().map(condition).collect());
         None
     }
 
@@ -241,7 +241,7 @@ pub(in crate::agent) async fn follow(agent: Arc<Agent>, mut source: watch::Recei
                 Ok(()) => false,
                 Err(_) => return,
             },
-            () = agent.live_pods.again.notified() => false,
+            () = agent.pods.live.again.notified() => false,
             _ = again.tick() => true,
             Some(ended) = rounds.tasks.join_next_with_id() => {
                 // A task that was aborted; none is.
@@ -254,14 +254,14 @@ pub(in crate::agent) async fn follow(agent: Arc<Agent>, mut source: watch::Recei
         let objects = agent.intents.source.snapshot();
         // Read first: attachments made meanwhile are checked the next time.
         let revision = agent.engine.registry().revision();
-        if agent.live_pods.has_seen(&objects, revision, failed_too) {
+        if agent.pods.live.has_seen(&objects, revision, failed_too) {
             continue;
         }
         let attached = agent.engine.registry().all();
         // A pod whose round still runs need not be retried: otherwise it would begin again as soon as the
         // round ends.
         let tries_again = |key: &JournalKey| failed_too && !rounds.rounds.contains_key(key);
-        let changed = agent.live_pods.changed(&objects, (&attached, revision), &tries_again);
+        let changed = agent.pods.live.changed(&objects, (&attached, revision), &tries_again);
         for (key, pod) in changed {
             rounds.look_at(key, pod);
         }

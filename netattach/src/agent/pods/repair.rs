@@ -20,9 +20,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::missed::PutOff;
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
 use crate::agent::monitoring::events;
-use crate::agent::request::handler::Agent;
 use crate::attach::Attached;
 use crate::cri;
 use crate::error_chain::Chain;
@@ -52,7 +52,7 @@ pub(in crate::agent) struct Means {
 /// Looks for pods without their networks, and repairs them, forever.
 pub(in crate::agent) async fn keep(agent: Arc<Agent>, means: Means) {
     let [shortest, longest] = LOOKS;
-    let mut tick = ticks(agent.repairs.after.clamp(shortest, longest));
+    let mut tick = ticks(agent.pods.repairs.after.clamp(shortest, longest));
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
@@ -64,8 +64,8 @@ pub(in crate::agent) async fn keep(agent: Arc<Agent>, means: Means) {
         let (found, unreadable) = looked.await;
         // A directory that cannot be listed may contain the records of all pods.
         let unreadable = unreadable.unwrap_or(1);
-        for pod in agent.repairs.take_in(found, unreadable, Instant::now()) {
-            match agent.repairs.how {
+        for pod in agent.pods.repairs.take_in(found, unreadable, Instant::now()) {
+            match agent.pods.repairs.how {
                 Repair::Report => {}
                 Repair::Attach => attach(&agent, &means, &pod).await,
                 Repair::Evict => evict(&agent, &means.cluster, &pod).await,
@@ -112,7 +112,7 @@ fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef
 /// Records the pod's sandbox; its networks are attached afterwards.
 async fn attach(agent: &Arc<Agent>, means: &Means, pod: &PodRef) {
     let failed = |why: String| {
-        agent.repairs.put_off(
+        agent.pods.repairs.put_off(
             pod,
             format!("not attached: {why}"),
             PutOff::Tried(Duration::ZERO),
@@ -131,7 +131,7 @@ async fn attach(agent: &Arc<Agent>, means: &Means, pod: &PodRef) {
         Ok(((), turn)) => {
             drop(turn);
             tracing::info!(pod = %pod.name, container, "runs without its networks; they are being attached");
-            agent.live_pods.look_again();
+            agent.pods.live.look_again();
         }
         Err(error) => failed(Chain(&error).to_string()),
     }
@@ -170,7 +170,7 @@ async fn find_sandbox(agent: &Arc<Agent>, means: &Means, pod: &PodRef) -> Result
 
 /// Evicts the pod, if it is due and allowed, and the server accepts it.
 async fn evict(agent: &Arc<Agent>, cluster: &Cluster, pod: &PodRef) {
-    let repairs = &agent.repairs;
+    let repairs = &agent.pods.repairs;
     let put_off = |why: String, how| repairs.put_off(pod, why, how, Instant::now());
     if let Err(why) = repairs.may_evict_any(pod, Instant::now()) {
         return put_off(why, PutOff::Waits);

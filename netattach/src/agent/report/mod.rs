@@ -3,8 +3,10 @@
 //! | module | what it does |
 //! |---|---|
 //! | `pools` | networks, and how full address pools are |
+//! | `conditions` | the problems of the whole agent |
 //! | `flow` | records of packets as text |
 
+mod conditions;
 pub(super) mod flow;
 pub(super) mod pools;
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::handler::Agent;
+use tokio::sync::Semaphore;
+
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
 use crate::agent::admission::scheduler::Turn;
 use crate::error_chain::Chain;
@@ -19,6 +21,29 @@ const FINISH_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is checked whether ADDs are running.
 const FINISH_POLL: Duration = Duration::from_millis(50);
 
+/// Most threads that publish statuses at a time.
+pub(in crate::agent) const MOST_PUBLISHERS: usize = 8;
+
+/// Limits on the work after ADDs.
+#[derive(Debug)]
+pub(in crate::agent) struct AfterAdd {
+    publishers: Semaphore,
+    /// Lets one thread at a time announce addresses.
+    announcer: Semaphore,
+    /// Lets one thread at a time do the dataplane work that ADDs have deferred.
+    settler: Semaphore,
+}
+
+impl Default for AfterAdd {
+    fn default() -> Self {
+        Self {
+            publishers: Semaphore::new(MOST_PUBLISHERS),
+            announcer: Semaphore::new(1),
+            settler: Semaphore::new(1),
+        }
+    }
+}
+
 impl Agent {
     /// Publishes the sandbox's status within its turn: the caller does not wait for it, but the container's
     /// next operation does.
@@ -27,7 +52,7 @@ impl Agent {
         let agent = Arc::clone(self);
         tokio::spawn(async move {
             tokio::time::sleep(PUBLISH_AFTER).await;
-            let Ok(_publisher) = agent.publishers.acquire().await else { return };
+            let Ok(_publisher) = agent.after_add.publishers.acquire().await else { return };
             let publisher = Arc::clone(&agent);
             // Fails only while the agent ends; the next agent publishes it.
             let _ = own_thread::blocking(move || publisher.publish(&sandbox)).await;
@@ -51,13 +76,13 @@ impl Agent {
 
     /// Waits until no ADD is running, at most until `latest`.
     async fn no_add_works(&self, latest: Instant) {
-        while !self.traffic.is_at_rest(Class::Add) && Instant::now() < latest {
+        while !self.admission.traffic().is_at_rest(Class::Add) && Instant::now() < latest {
             tokio::time::sleep(FINISH_POLL).await;
         }
     }
 
     async fn announce(&self, record: &JournalKey) {
-        let Ok(_announcer) = self.announcer.acquire().await else { return };
+        let Ok(_announcer) = self.after_add.announcer.acquire().await else { return };
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
         if let Ok(Err(error)) = own_thread::blocking(move || engine.announce(&of)).await {
             tracing::warn!(container = record.container_id, error = %Chain(&error), "addresses not announced: neighbours that knew another holder find this one when they ask again");
@@ -67,7 +92,7 @@ impl Agent {
     /// Lets the engine attach the programs in the pod by BPF links. This waits for RCU grace periods, so
     /// announcements are made before it. It may run at any point of later operations.
     async fn settle(&self, record: &JournalKey, latest: Instant) {
-        let Ok(_settler) = self.settler.acquire().await else { return };
+        let Ok(_settler) = self.after_add.settler.acquire().await else { return };
         // Other ADDs may have begun while this pod waited for the permit.
         self.no_add_works(latest).await;
         let (engine, of) = (Arc::clone(&self.engine), record.clone());

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use super::handler::Agent;
+use crate::agent::Agent;
 use crate::attach::{Attached, Engine};
 use crate::cni::{CniError, Value, code};
 use crate::error_chain::Chain;

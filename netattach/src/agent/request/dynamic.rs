@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::devices::{self, Asked};
-use super::handler::{Agent, check_awaited};
+use super::handler::check_awaited;
 use super::request_log::{AskedLive, Made};
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
-use crate::agent::monitoring::traces::{Trace, Traces};
+use crate::agent::monitoring::traces::Trace;
 use crate::attach::{Attached, IntentError, selected_by};
 use crate::cni::{CniError, Value, code};
 use crate::journal::JournalKey;
@@ -49,7 +50,7 @@ impl Agent {
         let first = async move {
             let pod = of_pod.plan.sandbox.pod.as_ref();
             agent.ask_for_device_of_one_more(pod, &element, &asking).await;
-            agent.memory_for(agent.intents.weight_of_one_more(pod, &element)).await
+            agent.admission.memory_for(agent.intents.weight_of_one_more(pod, &element)).await
         };
         let trace = Arc::clone(&live.trace);
         let work = move |agent: &Self| -> Result<Result<(Value, Arc<Attached>), CniError>, CniError> {
@@ -215,7 +216,7 @@ struct Live<'a> {
 
 impl<'a> Live<'a> {
     fn begin(agent: &'a Agent, asked: AskedLive, parent: Option<&str>) -> Self {
-        let trace = Arc::new(Traces::begin(agent.traces.as_ref(), parent));
+        let trace = Arc::new(agent.monitoring.begin(parent));
         Self { agent, asked, begun: Instant::now(), trace }
     }
 
@@ -223,10 +224,8 @@ impl<'a> Live<'a> {
     fn ended(&self, sandbox: Option<&JournalKey>, made: &Made, error: Option<&CniError>) {
         let (verb, took) = (self.asked.verb, self.begun.elapsed());
         let container = sandbox.map(|sandbox| sandbox.container_id.as_str());
-        self.agent.metrics.answered(verb, error, took);
-        if let Some(traces) = &self.agent.traces {
-            traces.end(&self.trace, verb, self.asked.attributes(container), error.map(ToString::to_string));
-        }
+        let attributes = || self.asked.attributes(container);
+        self.agent.monitoring.answered(&self.trace, verb, attributes, error, took);
         self.asked.answered(container, made, error, took);
     }
 

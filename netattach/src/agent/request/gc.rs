@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use super::handler::{Agent, blocking};
+use super::operation::blocking;
 use super::request_log;
+use crate::agent::Agent;
 use crate::agent::admission::lanes::Class;
 use crate::agent::admission::scheduler::Watch;
 use crate::attach::{AttachError, Census, Collected};
@@ -23,11 +24,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 impl Agent {
     /// Carries out a GC. One at a time: the list of attachments in a queued GC would be out of date by its turn.
     pub(in crate::agent) async fn gc(self: &Arc<Self>, request: cni::Request) -> Result<String, CniError> {
-        let Ok(_alone) = self.collections.try_acquire() else {
+        let Some(_alone) = self.admission.collect() else {
             return Err(CniError::new(code::TRY_AGAIN_LATER, "a GC is running"));
         };
         // Watch before the census: the runtime cannot know of containers that arrive from here on.
-        let watch = self.turns.watch();
+        let watch = self.admission.turns().watch();
         let request = Arc::new(request);
         let asked = Arc::clone(&request);
         let (census, mut collected) = self
@@ -110,7 +111,7 @@ impl Agent {
         while let Some((holder, was_put_off)) = left.pop_front() {
             let now = Instant::now();
             let until_clear = if was_put_off { until.min(now + PATIENCE) } else { now };
-            let closed = self.traffic.close(&resource(&holder), until_clear).await;
+            let closed = self.admission.traffic().close(&resource(&holder), until_clear).await;
             match closed {
                 None if was_put_off => {
                     collected.errors.push(AttachError::OutOfTime(holder.network.to_string()))

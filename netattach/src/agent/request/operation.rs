@@ -1,15 +1,21 @@
-//! An operation in the lanes that may have to wait for a resource that another container still holds: an
-//! address that is being released is usually free within a moment, and the pod that takes over a name or an
-//! address arrives in just that moment.
+//! Carries out an operation: in its container's turn, in a slot of its lane, on a thread that may block.
 //!
-//! The operation has failed and rolled back. It waits without a slot in the lanes and without a thread, for
+//! It may have to wait for a resource that another container still holds: an address that is being released
+//! is usually free within a moment, and the pod that takes over a name or an address arrives in just that
+//! moment. The operation has failed then and rolled back. It waits without a slot in the lanes and without a thread, for
 //! that container only, and then starts over.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::agent::admission::scheduler::{Slot, Turns};
-use crate::waits::{Crowded, Footprint, Place, Resource};
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::agent::Agent;
+use crate::agent::admission::lanes::Class;
+use crate::agent::admission::scheduler::{Slot, Turn, Turns};
+use crate::cni::{CniError, code};
+use crate::own_thread;
+use crate::waits::{self, Crowded, Footprint, Place, Resource};
 
 /// Total time that an operation waits for other containers: as long as for the lock of a pool.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -91,6 +97,110 @@ impl Patience {
             None => Instant::now() < until,
         }
     }
+}
+
+impl Agent {
+    /// Runs `work` in the container's turn, after `first` and once the lane has a free slot. `work` gets
+    /// the turn, to keep it for the parts of the operation that the caller need not wait for.
+    ///
+    /// # Errors
+    /// Code 11 at once if too many operations of the kind are waiting, or the error of `work`.
+    pub(in crate::agent) async fn in_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        container: &str,
+        class: Class,
+        first: impl Future<Output = Result<Option<OwnedSemaphorePermit>, CniError>> + Send,
+        work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
+    ) -> Result<(T, Turn), CniError> {
+        let _admitted = self.admission.admit(class)?;
+        let turn = self.admission.turns().wait(container).await;
+        let _memory = first.await?;
+        if class == Class::Del {
+            turn.rolls_back();
+        }
+        Ok((self.in_lane(class, work).await?, turn))
+    }
+
+    /// Runs `work` once the lane has a free slot. Work that is sent back has had no effect, and starts
+    /// over. Work that failed because another container still holds something starts over once that
+    /// container is detached.
+    ///
+    /// # Errors
+    /// Code 11 if too many operations wait, or the error of `work`.
+    pub(in crate::agent) async fn in_lane<T: Send + 'static>(
+        self: &Arc<Self>,
+        class: Class,
+        work: impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static,
+    ) -> Result<T, CniError> {
+        let work = Arc::new(work);
+        let mut patience = Patience::default();
+        loop {
+            let slot = self.admission.enter(class)?;
+            let (worked, operation) = self.in_slot(slot, &work).await;
+            let (waits_for, held_by) = (operation.waits_for(), operation.held_by());
+            // Releases the slot in the lanes while this operation waits.
+            drop(operation);
+            match waits_for {
+                Some(container)
+                    if worked.is_err() && patience.wait(self.admission.turns(), &container).await => {}
+                _ => match (worked, held_by) {
+                    (Err(error), Some(container)) => return Err(self.with_holder(error, container).await),
+                    (worked, _) => return worked,
+                },
+            }
+        }
+    }
+
+    /// Adds to an error which container holds the missing resource, if that container is being detached:
+    /// either the operation has waited too long for it, or its DEL has failed.
+    async fn with_holder(self: &Arc<Self>, mut error: CniError, container: String) -> CniError {
+        let lasts = self.admission.turns().detaching_for(&container);
+        let agent = Arc::clone(self);
+        // This reads records.
+        let told = own_thread::blocking(move || {
+            let departs = match lasts {
+                Some(lasts) => format!("whose detaching has taken {} s so far", lasts.as_secs()),
+                None if agent.engine.is_half_detached(&container) => {
+                    "which is half detached: its last DEL has failed, and is to be repeated".to_owned()
+                }
+                None => return None,
+            };
+            Some(format!("held by {}, {departs}", agent.engine.describe(&container)))
+        });
+        // Otherwise the error is unchanged.
+        if let Ok(Some(told)) = told.await {
+            let separator = if error.details.is_empty() { "" } else { "; " };
+            error.details += &format!("{separator}{told}");
+        }
+        error
+    }
+
+    /// Runs `work` in a slot of the lane. Returns the result, and the notes of the operation.
+    async fn in_slot<T: Send + 'static>(
+        self: &Arc<Self>,
+        slot: Arc<Slot>,
+        work: &Arc<impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static>,
+    ) -> (Result<T, CniError>, Arc<Operation>) {
+        loop {
+            slot.begin().await;
+            let operation = Operation::new(Arc::clone(&slot), Arc::clone(self.admission.turns()));
+            let (agent, place, work) = (Arc::clone(self), Arc::clone(&operation), Arc::clone(work));
+            let worked = blocking(move || waits::within(place, || work(&agent))).await;
+            if worked.is_ok() || !slot.was_sent_back() {
+                return (worked, operation);
+            }
+        }
+    }
+}
+
+/// Runs blocking work, such as netlink, files and other plugins, on a thread that may block
+/// ([`own_thread`]).
+pub(in crate::agent) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
+) -> Result<T, CniError> {
+    own_thread::blocking(work)
+        .await
+        .unwrap_or_else(|ending| Err(CniError::new(code::TRY_AGAIN_LATER, ending.to_string())))
 }
 
 #[cfg(test)]

@@ -8,13 +8,14 @@ use super::start::Parts;
 use crate::agent::cleanup::collector::Collector;
 use crate::agent::health::Health;
 use crate::agent::health::trouble::Troubles;
+use crate::agent::monitoring::Monitoring;
 use crate::agent::monitoring::http::Http;
 use crate::agent::monitoring::metrics::Metrics;
 use crate::agent::monitoring::traces::Traces;
 use crate::agent::node_network::NodeNetwork;
 use crate::agent::pods::missed::Repairs;
 use crate::agent::report::Reporter;
-use crate::agent::request::handler::Outside;
+use crate::agent::state::Outside;
 use crate::attach::DefaultNetwork;
 use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
@@ -102,9 +103,7 @@ pub(super) fn outside(
         ),
         kubelet: PodResources::new(&settings.pod_resources_socket, &settings.device_checkpoint),
         repairs: Repairs::new(settings.repair, settings.repair_after()),
-        http: server,
-        metrics,
-        traces,
+        monitoring: Monitoring::new(server, metrics, traces),
         no_group,
         left_alone,
     }

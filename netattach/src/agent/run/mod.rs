@@ -27,7 +27,6 @@ mod tasks;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use clap::Parser;
@@ -43,6 +42,8 @@ use self::start::{Parts, Started, start};
 pub(super) use self::start::{attach_modes, dataplane};
 use super::health::Health;
 use super::node_network::NodeNetwork;
+use crate::agent::Agent;
+use crate::agent::admission::places::MOST_QUESTIONS;
 use crate::agent::admission::scheduler;
 use crate::agent::cleanup::left_over::LeftOver;
 use crate::agent::cni_conf::conf_keeper::ConfKeeper;
@@ -52,7 +53,8 @@ use crate::agent::node::check;
 use crate::agent::node::kernel_settings;
 use crate::agent::node::plugin_root;
 use crate::agent::node::privileges;
-use crate::agent::request::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Served};
+use crate::agent::request::after_add::MOST_PUBLISHERS;
+use crate::agent::request::handler::Served;
 use crate::attach::Recovery;
 use crate::bpf;
 use crate::delegate::end_orphans;
@@ -251,8 +253,8 @@ fn finish_earlier(
 ) {
     // Take the turns of these containers before any request can ask for one.
     young.into_iter().for_each(|record| agent.finish_later(record));
-    let left_over = LeftOver::gather(&agent.turns, unfinished, pending);
-    agent.left_over.store(left_over.len(), Ordering::Relaxed);
+    let left_over = LeftOver::gather(agent.admission.turns(), unfinished, pending);
+    agent.earlier.begun(left_over.len());
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(agent)));
 }
 

@@ -27,7 +27,7 @@ use prometheus_client::registry::Registry;
 
 use self::family::{Durations, Numbers};
 use self::totals::Totals;
-use crate::agent::request::handler::Agent;
+use crate::agent::Agent;
 use crate::attach::Departures;
 use crate::cni::CniError;
 use crate::delegate;

@@ -1,7 +1,6 @@
 //! Reads the values for one scrape.
 
 use std::borrow::Cow;
-use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
 use netattach_common::LAYOUT_VERSION;
@@ -10,9 +9,9 @@ use super::Metrics;
 use super::catalogue as of;
 use super::family::{Numbers, Values};
 use super::totals::{Of, Totals};
+use crate::agent::Agent;
 use crate::agent::memory::Resident;
 use crate::agent::report::Measured;
-use crate::agent::request::handler::Agent;
 use crate::bpf::Stats;
 use crate::descriptors;
 use crate::enforce::error::EnforceError;
@@ -154,7 +153,7 @@ fn own(metrics: &Metrics, agent: &Agent) -> Vec<Numbers> {
     let mut own = vec![
         Numbers::only(&of::PUT_BACK, agent.reporter.put_back() as f64),
         Numbers::only(&of::RECORDS, agent.engine.registry().len() as f64),
-        Numbers::only(&of::LEFT_OVER, agent.left_over.load(Ordering::Relaxed) as f64),
+        Numbers::only(&of::LEFT_OVER, agent.earlier.unfinished() as f64),
         Numbers::only(&of::COLLECTED, agent.collector.collected() as f64),
         Numbers::only(&of::SCRAPE, locked(&metrics.scraped).as_secs_f64()),
     ];
