@@ -8,6 +8,8 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `look` | one kind of check: its latest result, and when it is repeated |
+//! | `node_parts`, `attachments`, `networks` | the checks of the dataplane, journal and descriptors; of attachments; of networks |
 //! | `readiness` | logs whether the node is ready |
 //! | `shares` | results of checks of attachments |
 //! | `pool_uses` | the pool usage that checks have found |
@@ -15,7 +17,11 @@
 //! | `trouble`, `disk_look` | problems with objects, and on disk |
 //! | `share` | which of very many are shown |
 
+mod attachments;
 mod disk_look;
+mod look;
+mod networks;
+mod node_parts;
 mod own_node;
 mod pool_uses;
 pub(super) mod readiness;
@@ -25,80 +31,39 @@ pub(super) mod trouble;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
-use self::own_node::OwnNode;
+use self::look::{Look, Seen, follow, not_available};
 use self::pool_uses::PoolUses;
-use self::share::{namespace, shared};
+use self::share::namespace;
 use self::shares::{SHARES, Shares};
+
 use crate::agent::cni_conf::conf_keeper::{self, ConfKeeper};
 use crate::agent::cni_conf::conf_watch::ConfWatch;
-use crate::agent::node::plugin_root;
-use crate::attach::{Engine, IntentReader, Which};
-use crate::builtin::ThisNode;
+use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
-use crate::descriptors;
-use crate::durable::MAKE_ROOM;
-use crate::enforce::error::EnforceError;
-use crate::error_chain::{Chain, clipped};
-use crate::firewall::Firewall;
 use crate::ipam::PoolUse;
-use crate::nat::Nat;
 use crate::netlink::{FilterWatch, Removed};
-use crate::npwg::{Definition, NetworkRef};
-use crate::objects::{Identity, Objects};
 use crate::pace;
-use crate::plan::gc::Defined;
-use crate::plan::resolve::Network;
-use crate::rounds;
 use crate::rpc::message::{Condition, Readiness};
 use crate::source::Source;
 use crate::source::log_share::LogShare;
 use crate::sync::{Mutex, locked};
-use crate::ticks;
 
 /// How often each check runs without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// How often the default network is checked when the runtime's file follows it. Polling also finds directories that are
 /// yet to be created, which a watch does not.
 const FILE_INTERVAL: Duration = Duration::from_secs(1);
-/// A request that finds an older result triggers a new check.
-const FRESH: Duration = Duration::from_secs(1);
-/// Longest wait for one plugin. STATUS has to be cheap; a plugin that takes longer counts as failed.
-const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
-/// A check that takes longer counts as hanging, and its previous result expires. Calls to other plugins may
-/// use all of this time.
-const LONGEST_LOOK: Duration = Duration::from_secs(30);
-/// The same limit for a check that makes only a few system calls.
-const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
 /// How often networks are checked one by one.
 const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
-/// After a check that is repeated because definitions have changed, or because of a request, the next one
-/// is delayed by this many times its duration; after a requested one by at most [`INTERVAL`].
-const PAUSE: u32 = 9;
-/// Of the duration of a check that calls other plugins, one part in this many counts as work.
-const OTHERS: u32 = 6;
 /// Most problems that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
-/// Most pools whose use is kept.
-const MOST_POOLS: usize = 1024;
-/// An ADD needs some twenty descriptors; with fewer left than this, ADDs fail.
-const FEWEST_DESCRIPTORS: u64 = 32;
-
-/// The remedy for too few descriptors. The list of open files shows whether the limit is too low or
-/// descriptors leak.
-const RAISE_LIMIT: &str = "raise the limit of open files (LimitNOFILE of the unit, or of the container runtime's unit), and see \
-                           what is open: ls -l /proc/PID/fd";
-/// Bytes that a check writes into the journal's directory: more than any inode stores inline.
-const PROBE: usize = 4096;
-
 /// Problem text for an object that exists but has no effect.
 pub(super) const NOT_IN_FORCE: &str = "not in force";
 
@@ -152,23 +117,6 @@ pub(super) struct Health {
     pools: Mutex<PoolUses>,
     /// `CNI_PATH` of the runtime, once a request has given it.
     cni_path: Mutex<Vec<PathBuf>>,
-}
-
-/// The result of a check: a description if all is well, or the problem.
-type Seen = Result<String, CniError>;
-
-/// One kind of check, and its latest result.
-#[derive(Debug)]
-struct Look {
-    what: &'static str,
-    every: Duration,
-    longest: Duration,
-    last: Mutex<Option<(Instant, Seen)>>,
-    /// When the running check began.
-    begun: Mutex<Option<Instant>>,
-    wanted: Notify,
-    /// Whether a request wants the next check, or none has run yet.
-    is_wanted: AtomicBool,
 }
 
 impl Health {
@@ -391,210 +339,6 @@ impl Health {
         let Err(error) = ended;
         tracing::warn!(%error, "changed CNI configurations are noticed late");
     }
-
-    fn look_at_dataplane(&self) -> Seen {
-        self.engine.check_dataplane().map(|()| ALL_PINNED.to_owned())
-    }
-
-    /// Checks that a record could be written, using an unnamed temporary file.
-    fn look_at_journal(&self) -> Seen {
-        let directory = self.engine.journal_directory();
-        let written = std::fs::OpenOptions::new()
-            .write(true)
-            .mode(0o600)
-            .custom_flags(rustix::fs::OFlags::TMPFILE.bits().cast_signed())
-            .open(directory)
-            .and_then(|mut file| file.write_all(&[0; PROBE]));
-        match written {
-            // The file system has no unnamed files; its problems appear when a record is written.
-            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(directory.display().to_string()),
-            Err(error) => {
-                Err(not_available(format!("journal {}: {error}; {MAKE_ROOM}", directory.display())))
-            }
-            Ok(()) => Ok(directory.display().to_string()),
-        }
-    }
-
-    fn look_at_descriptors(&self) -> Seen {
-        let (open, most) = descriptors::used()
-            .map_err(|error| not_available(format!("descriptors cannot be counted: {error}")))?;
-        let used = format!("{open} of {most} are open");
-        if most.saturating_sub(open) < FEWEST_DESCRIPTORS {
-            return Err(not_available(format!("descriptors: {used}; {RAISE_LIMIT}")));
-        }
-        Ok(used)
-    }
-
-    /// Restores missing programs, and records the attachments that still lack theirs. Checks all
-    /// attachments if a request wants this, else those on devices from which filters were removed, or those
-    /// of the next share.
-    fn look_at_attachments(&self) -> Seen {
-        let removed = std::mem::take(&mut *locked(&self.removed));
-        let is_wanted = self.attachments.is_wanted.swap(false, Ordering::Relaxed);
-        let found = match &removed {
-            Removed::From(devices) if !is_wanted => self.look_at_some(devices),
-            _ => {
-                if removed == Removed::Anywhere {
-                    self.dataplane.want();
-                }
-                *locked(&self.all_shares) = Some(Instant::now());
-                self.look_at_shares(0..SHARES)
-            }
-        };
-        let node = self.engine.node();
-        let named = |object: &str, problem: Option<String>| {
-            problem.map(|problem| Condition { object: object.to_owned(), problem })
-        };
-        let translation = named("translation of addresses", node.nat.as_ref().and_then(Nat::trouble));
-        let forwarding = named("forwarding for pods", node.firewall.as_ref().and_then(Firewall::trouble));
-        let missing: Vec<Condition> = locked(&self.shares).rows().collect();
-        let rows = translation.into_iter().chain(forwarding).chain(missing);
-        note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
-        let Err(error) = found else { return Ok(String::new()) };
-        // The check failed, so its work is still to be done.
-        self.attachments.is_wanted.fetch_or(is_wanted, Ordering::Relaxed);
-        locked(&self.removed).extend(removed);
-        Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
-    }
-
-    /// Checks the attachments on these devices, and those of the next share if there are no devices or the
-    /// share is overdue. A failure on the devices does not prevent the check of the share; the devices are
-    /// tried again with each check.
-    fn look_at_some(&self, devices: &BTreeSet<u32>) -> Result<(), EnforceError> {
-        let mut outcome = Ok(());
-        if !devices.is_empty() {
-            let (looked, done) = self.engine.restore_attachments(Which::On(devices), SHARES);
-            if !looked.is_empty() {
-                self.dataplane.want();
-            }
-            locked(&self.shares).merge(looked);
-            outcome = done;
-        }
-        let next = {
-            let (mut shares, now) = (locked(&self.shares), Instant::now());
-            if !devices.is_empty() && !shares.is_late(now, pace::longest(INTERVAL)) {
-                return outcome;
-            }
-            shares.next(now)
-        };
-        self.look_at_shares(next..next + 1).and(outcome)
-    }
-
-    /// Checks the attachments of these shares. Returns the last failure; the other shares are checked all
-    /// the same.
-    fn look_at_shares(&self, shares: std::ops::Range<usize>) -> Result<(), EnforceError> {
-        let mut outcome = Ok(());
-        for share in shares {
-            let (looked, done) = self.engine.restore_attachments(Which::Share(share), SHARES);
-            let mut known = locked(&self.shares);
-            match done {
-                Ok(()) => known.replace(share, looked),
-                Err(error) => {
-                    known.merge(looked);
-                    outcome = Err(error);
-                }
-            }
-        }
-        outcome
-    }
-
-    /// Records the networks that could not be attached, and those without a free address.
-    fn look_at_networks(&self) -> Seen {
-        let cni_path = locked(&self.cni_path).clone();
-        // A definition that yields no plan is reported as the definition's trouble (`agent::trouble`).
-        let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
-        // A metrics scrape during the check gets the previous values.
-        let before = locked(&self.pools).clone();
-        let mut pools = PoolUses::default();
-        // Every network is checked, regardless of the number of problems, to record the use of all pools.
-        let troubled = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
-            let looked = self.engine.pools(&defined.network);
-            let room = pools.note(&before, &defined.network.name.to_string(), looked);
-            // Other problems of the default network are found by its own check.
-            let found = match defined.default {
-                true => Ok(()),
-                false => self.engine.check_network(&defined.network, &cni_path),
-            };
-            let found = found.and(room);
-            let problem = clipped(found.err()?.to_string());
-            Some(Condition { object: format!("network {}", defined.network.name), problem })
-        });
-        let rows = shared(troubled.collect(), MOST_TROUBLES);
-        note("network cannot be attached", &self.not_attachable, rows);
-        pools.keep_most(MOST_POOLS);
-        *locked(&self.pools) = pools;
-        self.engine.forget_unused_pools();
-        self.look_at_files();
-        Ok(String::new())
-    }
-
-    /// Checks the default network and updates the runtime's file. The file is removed only by `cniConf.remove`: without it
-    /// the runtime uses another plugin's.
-    fn look_at_network(&self) -> Seen {
-        // Set before anything is read, so that changes made meanwhile trigger another check.
-        if let Some(watch) = &self.watch {
-            let mut directories = self.intents.default_directories();
-            directories.extend(self.conf.as_ref().map(|keeper| keeper.conf().directory().to_owned()));
-            watch.set(&directories);
-        }
-        let network = self.usable_network();
-        if let Some(keeper) = &self.conf {
-            self.file.take(|| keeper.keep(network.as_ref().ok().map(|network| &*network.list)));
-        }
-        Ok(network?.name.to_string())
-    }
-
-    /// Records the files that should describe networks but are invalid.
-    fn look_at_files(&self) {
-        let unusable = self.intents.unusable_files().into_iter();
-        let unusable = unusable.map(|(path, error)| Condition {
-            object: path.display().to_string(),
-            problem: Chain(&error).to_string(),
-        });
-        note(NOT_IN_FORCE, &self.unusable, unusable.collect());
-    }
-
-    fn ask_plugins(&self) -> Seen {
-        // Problems with the configuration are reported by the other check.
-        let Ok(network) = self.default_network() else { return Ok(String::new()) };
-        let cni_path = locked(&self.cni_path).clone();
-        let patience = PLUGIN_PATIENCE.min(self.engine.node().delegate.timeout);
-        self.engine.ask_plugins(&network, &cni_path, patience).map(|()| String::new())
-    }
-
-    /// Returns the default network, if it could be attached now.
-    fn usable_network(&self) -> Result<Network, CniError> {
-        let network = self.default_network();
-        self.look_at_plugins_root(network.as_ref().ok());
-        let network = network?;
-        let cni_path = locked(&self.cni_path).clone();
-        self.engine
-            .check_network(&network, &cni_path)
-            .map_err(|error| CniError { code: code::NOT_AVAILABLE, ..error })?;
-        Ok(network)
-    }
-
-    /// Records the plugins of the default network that may lack files of the node. Done before the
-    /// runtime's file is written. Attaches are not refused for this reason, as there are plugins that need
-    /// no such files.
-    fn look_at_plugins_root(&self, network: Option<&Network>) {
-        if !self.forgot_root {
-            return;
-        }
-        let row = network.and_then(|network| {
-            let executed = self.engine.executed(network);
-            plugin_root::without_the_nodes_files(&network.name.to_string(), &executed)
-        });
-        note("plugins may not find what they need", &self.without_files, row.into_iter().collect());
-    }
-
-    fn default_network(&self) -> Result<Network, CniError> {
-        self.intents.check_default().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))
-    }
-}
-
-fn not_available(msg: String) -> CniError {
-    CniError::new(code::NOT_AVAILABLE, msg)
 }
 
 /// Stores the findings of a check, and logs the new ones.
@@ -630,198 +374,5 @@ fn condition(what: &str, seen: Seen) -> Readiness {
         condition: what.to_owned(),
         met: seen.is_ok(),
         detail: seen.unwrap_or_else(|error| error.to_string()),
-    }
-}
-
-impl Look {
-    fn new(what: &'static str, every: Duration) -> Self {
-        let longest = LONGEST_LOOK;
-        Self {
-            what,
-            every,
-            longest,
-            last: Mutex::default(),
-            begun: Mutex::default(),
-            wanted: Notify::new(),
-            is_wanted: AtomicBool::new(true),
-        }
-    }
-
-    /// A check that makes only a few system calls.
-    fn short(what: &'static str) -> Self {
-        Self { longest: LONGEST_SHORT_LOOK, ..Self::new(what, INTERVAL) }
-    }
-
-    /// Requests the check soon.
-    fn want(&self) {
-        self.is_wanted.store(true, Ordering::Relaxed);
-        self.wanted.notify_one();
-    }
-
-    fn take(&self, look: impl FnOnce() -> Seen) {
-        *locked(&self.begun) = Some(Instant::now());
-        let seen = look();
-        *locked(&self.begun) = None;
-        let mut last = locked(&self.last);
-        let before = last.replace((Instant::now(), seen)).map(|(_, seen)| seen);
-        let Some((_, now)) = &*last else { return };
-        match (before, now) {
-            (Some(Err(_)), Ok(_)) => tracing::info!("{}: healthy again", self.what),
-            (before, Err(error)) if before.as_ref() != Some(now) => {
-                let CniError { code, msg, details } = error;
-                tracing::warn!(code, msg, details, "{}: not healthy", self.what);
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns the last result and its age. Triggers a new check unless the result is fresh.
-    ///
-    /// # Errors
-    /// As [`Look::known`].
-    fn seen(&self, look_again: bool) -> Result<(Duration, Seen), CniError> {
-        let age = locked(&self.last).as_ref().map(|(at, _)| at.elapsed());
-        if age.is_some_and(|age| look_again || age > FRESH) {
-            self.want();
-        }
-        self.known()
-    }
-
-    /// Returns the last result and its age.
-    ///
-    /// # Errors
-    /// There is no result, or no recent one.
-    fn known(&self) -> Result<(Duration, Seen), CniError> {
-        let last = locked(&self.last);
-        let not_known = |how: String| {
-            Err(CniError::new(code::NOT_AVAILABLE, format!("state of {} is not known {how}", self.what)))
-        };
-        let Some((at, seen)) = &*last else { return not_known("yet".into()) };
-        let age = at.elapsed();
-        let hangs = locked(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
-        if hangs || age > pace::longest(self.every) + LONGEST_LOOK {
-            return not_known(format!("for {} s", age.as_secs()));
-        }
-        Ok((age, seen.clone()))
-    }
-
-    fn answer(&self, look_again: bool) -> Result<(), CniError> {
-        let (age, seen) = self.seen(look_again)?;
-        seen.map(drop).map_err(|error| {
-            let seen = format!("seen {:.1} s ago", age.as_secs_f32());
-            let separator = if error.details.is_empty() { "" } else { "; " };
-            CniError { details: format!("{}{separator}{seen}", error.details), ..error }
-        })
-    }
-}
-
-/// Runs checks on a blocking thread: when definitions change, when a request wants one, and once in the
-/// check's interval, or as often as [`pace`] allows.
-async fn follow(
-    mut changes: watch::Receiver<u64>,
-    health: Arc<Health>,
-    which: fn(&Health) -> &Look,
-    look: fn(&Health) -> Seen,
-) {
-    // No request waits for a periodic check; at the start a request may.
-    let mut is_routine = false;
-    loop {
-        let looking = Arc::clone(&health);
-        let known = Known::of(&health.source.snapshot(), &health.intents.from_node.this);
-        // Processor time, without the time in which other threads ran.
-        let take = move || {
-            let began = Instant::now();
-            let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
-            (began.elapsed(), worked)
-        };
-        let (took, worked) = rounds::take(is_routine, take).await;
-        // Work that other plugins do for a check counts as well.
-        let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
-        let pause = took * PAUSE;
-        let changed = async {
-            let changed = other_networks(&mut changes, &health, known).await;
-            // Thousands of definitions that arrive one by one do not trigger a check each.
-            tokio::time::sleep(pause).await;
-            changed
-        };
-        // A process that repeatedly removes programs triggers a check each time; the pause bounds the
-        // processor time for it.
-        let soonest = tokio::time::Instant::now() + pause.min(INTERVAL);
-        let wanted = async {
-            which(&health).wanted.notified().await;
-            tokio::time::sleep_until(soonest).await;
-        };
-        // All three futures may be dropped at any time: a change stays unseen, a request is kept or
-        // answered by the check that runs instead, and the sleep starts anew.
-        is_routine = tokio::select! {
-            changed = changed => {
-                if changed.is_err() {
-                    return;
-                }
-                false
-            }
-            () = wanted => false,
-            () = ticks::pause(pace::pause(which(&health).every, worked)) => true,
-        };
-    }
-}
-
-/// The objects that checks depend on.
-struct Known {
-    definitions: Identity<NetworkRef, Arc<Definition>>,
-    /// The default network can take its ranges from this node.
-    node: OwnNode,
-}
-
-impl Known {
-    fn of(objects: &Objects, this: &ThisNode) -> Self {
-        Self { definitions: objects.definitions.identity(), node: OwnNode::of(objects, this) }
-    }
-
-    fn is_of(&self, objects: &Objects, this: &ThisNode) -> bool {
-        self.definitions.is_of(&objects.definitions) && self.node.is_of(objects, this)
-    }
-}
-
-/// Waits until the source has different definitions or another object of this node. No check depends on
-/// pods, policies and other nodes, which change more often.
-async fn other_networks(
-    changes: &mut watch::Receiver<u64>,
-    health: &Health,
-    known: Known,
-) -> Result<(), watch::error::RecvError> {
-    while known.is_of(&health.source.snapshot(), &health.intents.from_node.this) {
-        changes.changed().await?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seen(ago: Duration, outcome: Seen) -> Look {
-        let look = Look::new("dataplane", INTERVAL);
-        *locked(&look.last) = Instant::now().checked_sub(ago).map(|at| (at, outcome));
-        look
-    }
-
-    fn refused(look: &Look) -> (u32, String, String) {
-        let CniError { code, msg, details } = look.answer(false).unwrap_err();
-        (code, msg, details)
-    }
-
-    /// Rows: STA-06.
-    #[test]
-    fn an_answer_is_that_of_the_last_look_with_its_age_while_it_is_not_too_old() {
-        let limited = Err(CniError::new(51, "no pins").with_details("as told"));
-        assert_eq!(seen(Duration::ZERO, Ok("pinned".into())).answer(false), Ok(()));
-        assert_eq!(
-            refused(&seen(Duration::from_secs(3), limited)),
-            (51, "no pins".into(), "as told; seen 3.0 s ago".into())
-        );
-        let said = |text: &str| (50, format!("state of dataplane is not known {text}"), String::new());
-        assert_eq!(refused(&Look::new("dataplane", INTERVAL)), said("yet"));
-        assert_eq!(refused(&seen(Duration::from_secs(100), Ok(String::new()))), said("for 100 s"));
     }
 }

@@ -210,7 +210,7 @@ impl Agent {
     /// networks are large, the memory for them. This does not delay other ADDs.
     ///
     /// # Errors
-    /// Code 11: other large ADDs have held the memory for [`MEMORY_PATIENCE`].
+    /// Code 11: other large ADDs hold the memory for long.
     async fn ready_to_add(
         &self,
         request: &cni::Request,
