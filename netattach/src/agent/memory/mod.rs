@@ -9,7 +9,7 @@
 //!
 //! Code pages that only the start, a burst or the setup of a connection uses stay resident until the kernel
 //! is short of memory, and count as used by the agent. At rest the agent tells the kernel that it does not
-//! need them (`code`).
+//! need them (`code`). At rest the checks for this run on a task that is awake anyway (`relay`).
 
 mod code;
 mod relay;
