@@ -35,11 +35,11 @@ pub(in crate::agent) const fn limits(parallel_adds: usize) -> [Limits; 3] {
 }
 
 /// Most ADDs that may wait or run; further ones are refused at once.
-pub(in crate::agent) const MOST_ADDS: usize = 512;
+pub(super) const MOST_ADDS: usize = 512;
 /// Most DELs that may wait or run.
 pub(in crate::agent) const MOST_DELS: usize = 1024;
 /// Most CHECKs that may wait or run.
-pub(in crate::agent) const MOST_CHECKS: usize = 128;
+pub(super) const MOST_CHECKS: usize = 128;
 
 /// Most threads that all operations together may occupy.
 pub(in crate::agent) const fn most_threads(parallel_adds: usize) -> usize {
@@ -75,7 +75,7 @@ struct TakingBack {
 
 /// A container whose detachment others wait for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::agent) struct Awaited {
+pub(super) struct Awaited {
     pub(in crate::agent) container: String,
     /// How long its detachment has taken so far.
     pub(in crate::agent) lasts: Duration,
@@ -159,7 +159,7 @@ impl Turns {
     }
 
     /// Returns the containers whose detachment others wait for.
-    pub(in crate::agent) fn awaited(&self) -> Vec<Awaited> {
+    pub(super) fn awaited(&self) -> Vec<Awaited> {
         let asking = self.lock();
         let awaited = asking.taking_back.values().map(|it| Awaited {
             container: it.container.clone(),

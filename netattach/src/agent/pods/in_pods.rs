@@ -40,7 +40,7 @@ struct Found {
 
 /// The findings of the last check of each sandbox.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct InPods(Mutex<BTreeMap<JournalKey, Found>>);
+pub(super) struct InPods(Mutex<BTreeMap<JournalKey, Found>>);
 
 impl InPods {
     /// Returns the changes found in attached sandboxes.

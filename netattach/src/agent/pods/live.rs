@@ -52,7 +52,7 @@ struct Seen {
 
 /// The pods as of the last check, and the failed changes.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct LivePods {
+pub(super) struct LivePods {
     seen: Mutex<Seen>,
     conditions: Mutex<BTreeMap<JournalKey, Vec<Condition>>>,
     /// Notified when there is a new sandbox whose networks are to be attached.
