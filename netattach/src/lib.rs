@@ -35,6 +35,7 @@
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
 //! | `own_thread` | runs blocking work, on the thread of its request or on another | no |
 //! | [`observe`] | keeps the latest events of the programs | no |
+//! | [`settings`] | the agent's settings: its command line and configuration file | files |
 //! | [`agent`], [`cli`] | the daemon, the command line | |
 //! | [`built`] | the commit and the versions that `--version` shows | no |
 //! | [`pace`] | intervals of periodic checks | clock |
@@ -108,6 +109,8 @@ pub mod publish;
 mod put_back;
 mod rounds;
 pub mod rpc;
+#[cfg(feature = "executables")]
+pub mod settings;
 pub mod source;
 pub mod spec;
 pub mod step;

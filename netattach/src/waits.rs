@@ -2,7 +2,8 @@
 //!
 //! Code that attaches and detaches is written as if nothing else ran. It marks each call that may hang with [`at`],
 //! and announces the resources that it will need with [`admit`] before it has any effect. In the agent both are
-//! passed to the lanes (`agent::scheduler`) through the thread's [`Place`]; on any other thread they do nothing.
+//! passed to the lanes (`agent::admission::scheduler`) through the thread's [`Place`]; on any other thread they do
+//! nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

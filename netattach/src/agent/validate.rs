@@ -11,8 +11,7 @@ use std::time::Duration;
 use serde::de::Deserialize;
 use serde_json::Value;
 
-use super::config::{Arguments, Settings, SettingsError};
-use super::trouble;
+use crate::agent::health::trouble;
 use crate::attach::{IntentError, IntentReader};
 use crate::error_chain::Chain;
 use crate::npwg::{DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION};
@@ -21,6 +20,7 @@ use crate::objects::{ObjectName, Objects, Origin};
 use crate::plan::PodRef;
 use crate::plan::resolve::rehearse;
 use crate::policy::desired::Subject;
+use crate::settings::{Arguments, Settings, SettingsError};
 use crate::source::files::{FilesError, Timing};
 use crate::source::{Files, Source};
 use crate::{bounded, budget};

@@ -24,7 +24,8 @@ fn main() -> ExitCode {
 }
 
 fn write(directory: &Path) -> io::Result<()> {
-    let commands = [(netattach::agent::Arguments::command(), 8), (netattach::cli::Arguments::command(), 1)];
+    let commands =
+        [(netattach::settings::Arguments::command(), 8), (netattach::cli::Arguments::command(), 1)];
     for (command, section) in commands {
         let pages = directory.join(format!("man/man{section}"));
         fs::create_dir_all(&pages)?;

@@ -186,8 +186,8 @@ mod tests {
 
     use super::super::tests::{is_narrow, same_as_golden};
     use super::super::{Arguments, CliError, run};
-    use crate::agent::config as agent;
     use crate::error_chain::Chain;
+    use crate::settings::{Arguments as AgentArguments, Settings};
     use crate::{bounded, budget};
 
     fn run_with(words: &[&str]) -> (String, Result<(), CliError>) {
@@ -255,8 +255,7 @@ cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of
         result.unwrap();
         let settings = file(&directory, "netattachd.yaml", &text);
         let settings =
-            agent::Settings::read(agent::Arguments::parse_from(["netattachd", "--config", &settings]))
-                .unwrap();
+            Settings::read(AgentArguments::parse_from(["netattachd", "--config", &settings])).unwrap();
         let expected = serde_json::json!({
             "separatePools": false, "defaultNetwork": "/etc/cni/net.d",
             "namespaceIsolation": true, "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
@@ -291,7 +290,7 @@ cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of
         let said: String = written.iter().map(|path| format!("Written: {}\n", path.display())).collect();
         assert!(text.ends_with(&said), "{text}");
         let words_of_agent = ["netattachd", "--config", written[1].to_str().unwrap()];
-        let settings = agent::Settings::read(agent::Arguments::parse_from(words_of_agent)).unwrap();
+        let settings = Settings::read(AgentArguments::parse_from(words_of_agent)).unwrap();
         assert_eq!(settings.source, std::path::PathBuf::from("/manifests"));
         let default = serde_json::to_value(&settings).unwrap()["defaultNetwork"].clone();
         assert_eq!(default, written[0].to_str().unwrap());

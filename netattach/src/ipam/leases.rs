@@ -58,7 +58,8 @@ impl Leases {
             Config::HostLocal(config) => {
                 // Steps that may fail come before the reservation.
                 let dns = config.resolv_conf.as_deref();
-                let dns = dns.map(|path| host_local::read_resolv_conf(path, self.root.as_deref())).transpose()?;
+                let dns =
+                    dns.map(|path| host_local::read_resolv_conf(path, self.root.as_deref())).transpose()?;
                 let route = |route: &_| serde_json::from_value(Value::Object(Clone::clone(route)));
                 let routes: Result<Vec<cni::Route>, _> = config.routes.iter().map(route).collect();
                 let routes = routes.map_err(Error::Routes)?;

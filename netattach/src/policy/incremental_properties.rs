@@ -163,7 +163,8 @@ fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Option<Vec<H
         })
     };
     let pods = objects.pods.values().map(|pod| &**pod);
-    let written = pods.filter(|pod| !is_over(pod) && !is_attached(pod) && pod.has_what_it_claims() && says(pod));
+    let written =
+        pods.filter(|pod| !is_over(pod) && !is_attached(pod) && pod.has_what_it_claims() && says(pod));
     let mut holders: Vec<Holder<'_>> = written.map(of_pod).collect();
     for remote in objects.remote_pods.iter() {
         let own = objects.pods.get(&remote.object_name());

@@ -194,7 +194,7 @@ fn what_an_attachment_counted_since_the_last_scrape_outlives_it_when_gc_detaches
     let log = node.stop().unwrap();
     let told: Vec<String> = log.lines().filter(|line| line.contains("without a DEL")).map(plain).collect();
     let line = format!(
-        "netattach::agent::request_log: detached without a DEL pod=\"shop/a\" container=\"c-a\" {NETWORKS_OF_A} \
+        "netattach::agent::request::request_log: detached without a DEL pod=\"shop/a\" container=\"c-a\" {NETWORKS_OF_A} \
          why=\"GC: it is no longer in use\""
     );
     assert_eq!(told, [line], "{log}");
@@ -294,7 +294,7 @@ fn every_request_is_one_line() {
     let other = Pod::new("b").unwrap();
     node.add(&other).failure();
     let log = node.stop().unwrap();
-    let module = "netattach::agent::request_log:";
+    let module = "netattach::agent::request::request_log:";
     let networks = NETWORKS_OF_A;
     let live = "networks=\"shop/storage\" addresses=\"10.51.0.3/32\" ms=MS";
     let expected = [
@@ -352,7 +352,7 @@ fn a_del_that_came_while_no_agent_ran_is_one_line_and_its_failure_another() {
     let log = node.stop().unwrap();
     let mut lines = of_requests(&log);
     lines.sort();
-    let module = "netattach::agent::request_log:";
+    let module = "netattach::agent::request::request_log:";
     let of_b = "pod=\"shop/b\" container=\"c-b\" ifname=\"eth0\" networks=\"kube-system/default,shop/odd\" \
                 addresses=\"10.50.0.3/24,fd00:50::3/64\" ms=MS";
     let expected = [
@@ -384,7 +384,7 @@ fn lines_are_objects_where_that_is_asked_for() {
             "timestamp": null, "level": "INFO", "message": "done", "verb": "ADD", "pod": "shop/a", "container": "c-a",
             "ifname": "eth0", "networks": "kube-system/default,shop/storage",
             "addresses": "10.50.0.2/24,fd00:50::2/64,10.51.0.2/32", "ms": null,
-            "target": "netattach::agent::request_log"
+            "target": "netattach::agent::request::request_log"
         })
     );
 }

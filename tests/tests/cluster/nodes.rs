@@ -92,7 +92,7 @@ impl Rig {
             cluster.connect(&node.namespace).unwrap();
             node.join(cluster.agent_config(&node.path("source")).unwrap(), &node_name).unwrap();
             node.start().unwrap();
-            let is_ready = || node.log_so_far().contains(" netattach::agent::readiness: ready");
+            let is_ready = || node.log_so_far().contains(" netattach::agent::health::readiness: ready");
             assert!(eventually(PATIENCE, is_ready), "{}", node.log_so_far());
             (node_name, node)
         };

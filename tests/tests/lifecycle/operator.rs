@@ -354,9 +354,9 @@ fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
             .filter_map(|(said, name)| Some(format!("{name} {}", said.split_once("netattach::agent::")?.1)))
             .collect();
         lines.sort();
-        let ignored = "signals: ignored: changed manifests are read automatically; restart netattachd to read its settings, attachments keep working";
+        let ignored = "run::signals: ignored: changed manifests are read automatically; restart netattachd to read its settings, attachments keep working";
         let ending = format!("{told}\" run: shutting down; attachments keep working");
-        let reloaded = "reload: reloaded: objects are read again; the settings have not changed";
+        let reloaded = "run::reload: reloaded: objects are read again; the settings have not changed";
         let mut expected = ["SIGUSR1", "SIGUSR2"].map(|name| format!("{name}\" {ignored}")).to_vec();
         expected.push(format!("SIGHUP\" {reloaded}"));
         expected.push(ending);
@@ -380,7 +380,7 @@ fn sighup_names_changed_settings_and_says_why_broken_ones_cannot_be_used() {
         expected.push(format!("reloaded: objects are read again; {said} signal=\"SIGHUP\""));
         let told = || -> Vec<String> {
             let log = node.log_so_far();
-            let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::reload: "));
+            let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::run::reload: "));
             lines.map(|(_, told)| told.to_owned()).collect()
         };
         assert!(eventually(PATIENCE, || told() == expected), "{:#?}\n{expected:#?}", told());
@@ -467,7 +467,8 @@ fn a_trouble_is_one_line_when_it_begins_and_a_failed_request_is_one_that_says_wh
             "netattach::agent::health: network cannot be attached object=\"network shop/{name}\" problem=\"no link named {parent}\""
         )
     };
-    let failed = "netattach::agent::request_log: failed verb=\"ADD\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" \
+    let failed = "netattach::agent::request::request_log: failed verb=\"ADD\" pod=\"shop/a\" container=\"c-a\" \
+                  ifname=\"eth0\" \
                   networks=\"kube-system/default,shop/lan\" addresses=\"\" ms=MS code=7 \
                   msg=\"attach net1 (shop/lan): create macvlan net1 on nowhere0: no link named nowhere0\" details=\"\"";
     assert_eq!(lines, [begins("lan", "nowhere0"), failed.to_owned(), begins("wan", "nowhere1")], "{log}");

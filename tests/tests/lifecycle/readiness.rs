@@ -62,7 +62,7 @@ fn condition(node: &Node, name: &str) -> (bool, String) {
 /// Returns the log's lines about the node's readiness, without time and module.
 fn told(node: &Node) -> Vec<String> {
     let log = node.log_so_far();
-    let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::readiness: "));
+    let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::health::readiness: "));
     lines.map(|(_, told)| told.to_owned()).collect()
 }
 

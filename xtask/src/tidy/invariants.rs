@@ -59,9 +59,9 @@ const RULES: &[Rule] = &[
         within: &["netattach/src/"],
         except: &[
             "netattach/src/kube/",
-            "netattach/src/agent/http.rs",
-            "netattach/src/agent/traces.rs",
-            "netattach/src/agent/watching.rs",
+            "netattach/src/agent/monitoring/http.rs",
+            "netattach/src/agent/monitoring/traces.rs",
+            "netattach/src/settings/monitoring.rs",
         ],
         names: &["http", "http_body_util", "hyper", "hyper_util"],
         rule: "only the Kubernetes client, the probes and the exporter of traces speak HTTP",
@@ -138,8 +138,11 @@ const RULES: &[Rule] = &[
 const ATTICS: [&str; 8] = ["utils", "util", "helpers", "helper", "manager", "common", "misc", "shared"];
 
 /// Files that log errors of the kernel or of a decoder themselves: such an error has no source.
-const WITHOUT_SOURCE: [&str; 3] =
-    ["netattach/src/agent/health.rs", "netattach/src/journal/pools.rs", "netattach/src/netlink/answer.rs"];
+const WITHOUT_SOURCE: [&str; 3] = [
+    "netattach/src/agent/health/mod.rs",
+    "netattach/src/journal/pools.rs",
+    "netattach/src/netlink/answer.rs",
+];
 
 pub(super) fn check() -> anyhow::Result<Done> {
     let sources = source::all()?;
@@ -286,9 +289,14 @@ mod tests {
                 0,
             ),
             ("netattach/src/attach/mod.rs", "netattach/src/netlink/link.rs", "use rtnetlink::Handle;", 0),
-            ("netattach/src/agent/run.rs", "netattach/src/bpf/load.rs", "use aya::Ebpf;", 1),
-            ("netattach/src/agent/run.rs", "netattach/src/kube/watch.rs", "use kube::Client;", 2),
-            ("netattach/src/agent/run.rs", "netattach/src/agent/http.rs", "use hyper::server;", 3),
+            ("netattach/src/agent/run/mod.rs", "netattach/src/bpf/load.rs", "use aya::Ebpf;", 1),
+            ("netattach/src/agent/run/mod.rs", "netattach/src/kube/watch.rs", "use kube::Client;", 2),
+            (
+                "netattach/src/agent/run/mod.rs",
+                "netattach/src/agent/monitoring/http.rs",
+                "use hyper::server;",
+                3,
+            ),
             ("netattach/src/ipam/dhcp.rs", "netattach/src/delegate/exec.rs", "use std::process::Command;", 4),
             (
                 "netattach/src/ipam/dhcp.rs",
@@ -318,7 +326,7 @@ mod tests {
             ),
             (
                 "netattach/src/npwg/status.rs",
-                "netattach/src/agent/run.rs",
+                "netattach/src/agent/run/mod.rs",
                 "use std::time::{Duration, SystemTime};",
                 9,
             ),
@@ -333,7 +341,7 @@ mod tests {
     fn what_only_resembles_a_forbidden_name_is_allowed() {
         let table = [
             ("netattach/src/plan/mod.rs", "use crate::policy::kube;"),
-            ("netattach/src/agent/run.rs", "fn f() -> std::process::ExitCode { kubelet() }"),
+            ("netattach/src/agent/run/mod.rs", "fn f() -> std::process::ExitCode { kubelet() }"),
             ("netattach/src/cni/config.rs", "use std::fmt;"),
             ("netattach/src/cni/config.rs", "use std::net::Ipv4Addr;"),
             ("netattach/src/plan/mod.rs", "#[cfg(test)] mod tests { use std::fs; }"),
@@ -373,7 +381,8 @@ mod tests {
             assert_eq!(&found("netattach/src/attach/mod.rs", text), expected, "{text}");
         }
         let text = "fn f() { tracing::warn!(%error, \"lost\"); }";
-        for path in ["netattach/src/agent/health.rs", "netattach/src/link/tests.rs", "tests/tests/cni/add.rs"]
+        for path in
+            ["netattach/src/agent/health/mod.rs", "netattach/src/link/tests.rs", "tests/tests/cni/add.rs"]
         {
             assert_eq!(found(path, text), [], "{path}");
         }

@@ -3,25 +3,26 @@
 use std::sync::Arc;
 
 use super::AgentError;
+use super::background::Background;
 use super::start::Parts;
-use crate::agent::background::Background;
-use crate::agent::collector::Collector;
-use crate::agent::config::{Settings, SettingsError};
-use crate::agent::handler::Outside;
+use crate::agent::cleanup::collector::Collector;
 use crate::agent::health::Health;
-use crate::agent::http::Http;
-use crate::agent::metrics::Metrics;
-use crate::agent::missed::Repairs;
+use crate::agent::health::trouble::Troubles;
+use crate::agent::monitoring::Monitoring;
+use crate::agent::monitoring::http::Http;
+use crate::agent::monitoring::metrics::Metrics;
+use crate::agent::monitoring::traces::Traces;
 use crate::agent::node_network::NodeNetwork;
+use crate::agent::pods::missed::Repairs;
 use crate::agent::report::Reporter;
-use crate::agent::traces::Traces;
-use crate::agent::trouble::Troubles;
-use crate::agent::watching::unprobed;
+use crate::agent::state::Outside;
 use crate::attach::DefaultNetwork;
 use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
 use crate::observe::Observer;
 use crate::rpc::message::Condition;
+use crate::settings::unprobed;
+use crate::settings::{Settings, SettingsError};
 
 /// Returns the part that maintains the routes of the network that the agent makes, if it makes one.
 pub(super) fn node_network(
@@ -102,9 +103,7 @@ pub(super) fn outside(
         ),
         kubelet: PodResources::new(&settings.pod_resources_socket, &settings.device_checkpoint),
         repairs: Repairs::new(settings.repair, settings.repair_after()),
-        http: server,
-        metrics,
-        traces,
+        monitoring: Monitoring::new(server, metrics, traces),
         no_group,
         left_alone,
     }

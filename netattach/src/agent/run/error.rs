@@ -1,12 +1,11 @@
 //! Why the agent does not run.
 
-use crate::agent::background::EndedEarly;
-use crate::agent::config::SettingsError;
-use crate::agent::kernel_settings::Unwritable;
-use crate::agent::log::LogError;
-use crate::agent::owned::OwnedError;
-use crate::agent::plugin_root::UnfitRoot;
-use crate::agent::privileges::Unprivileged;
+use super::background::EndedEarly;
+use super::log::LogError;
+use super::owned::OwnedError;
+use crate::agent::node::kernel_settings::Unwritable;
+use crate::agent::node::plugin_root::UnfitRoot;
+use crate::agent::node::privileges::Unprivileged;
 use crate::attach::AttachError;
 use crate::bpf::BpfError;
 use crate::enforce::error::EnforceError;
@@ -18,6 +17,7 @@ use crate::netlink;
 use crate::netns::NetnsError;
 use crate::rpc::pending::PendingError;
 use crate::rpc::server::ListenError;
+use crate::settings::SettingsError;
 use crate::source::files::FilesError;
 
 /// Reasons why the agent does not run.

@@ -1,20 +1,20 @@
 //! Starts the parts of the agent, each after those that it depends on. Requests are served only afterwards.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::AgentError;
+use super::owned::{self, Owned};
+use super::sources::{self, Sources};
+use super::stand_by;
 use crate::agent::cni_conf::CniConf;
-use crate::agent::config::{Settings, SettingsError, StatusWrites};
-use crate::agent::handler::Statuses;
-use crate::agent::metrics::{LastCounts, Metrics};
-use crate::agent::owned::{self, Owned};
-use crate::agent::sources::{self, Sources};
-use crate::agent::{node_network, plugin_group, stand_by};
+use crate::agent::monitoring::metrics::{LastCounts, Metrics};
+use crate::agent::node::plugin_group;
+use crate::agent::node_network;
+use crate::agent::request::publication::Statuses;
 use crate::attach::{
     AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, HostAccesses, Inheritance,
-    IntentReader, Node, Occupied, Recovery, network_status,
+    IntentReader, Node, Occupied, Recovery,
 };
 use crate::bpf::probe::Requirement;
 use crate::bpf::{self, BpfError, Dataplane};
@@ -29,9 +29,9 @@ use crate::journal::Store;
 use crate::kube::Cluster;
 use crate::nat::Nat;
 use crate::netlink::{Handle, KnownLinks, LOOPBACK};
-use crate::publish::PublishError;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending};
+use crate::settings::{Settings, SettingsError, StatusWrites};
 use crate::source::Source;
 
 /// How messages name the directory of pins.
@@ -97,8 +97,8 @@ pub(super) fn start(
         tracing::warn!(error = %Chain(&error), "cannot remove routes of the builtin network, which is no longer configured");
     }
     let required = settings.kubernetes.enabled && settings.kubernetes.status == StatusWrites::Required;
-    let statuses = Statuses { publisher, form: settings.network_status, required };
-    if let Err(error) = publish_again(&statuses, &engine, &recovery) {
+    let statuses = Statuses::new(publisher, settings.network_status, required);
+    if let Err(error) = statuses.publish_again(&engine, &recovery) {
         tracing::warn!(error = %Chain(&error), "network-status not updated");
     }
     let conf = CniConf::of(settings)?;
@@ -198,22 +198,6 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
         tracing::error!(error, "not taken over by the dataplane; it is tried again");
     }
     Ok(recovery)
-}
-
-/// Updates the published status of all pods. If a record was left alone, no status is withdrawn, as the
-/// record may belong to any pod.
-fn publish_again(statuses: &Statuses, engine: &Engine, recovery: &Recovery) -> Result<(), PublishError> {
-    let Statuses { publisher, form, required: _ } = statuses;
-    let attached = engine.registry().all();
-    // A dynamic attachment is reported in the entry of the pod's own record.
-    for sandbox in attached.iter().filter(|attached| attached.plan.dynamic.is_none()) {
-        if let Some((pod, entries)) = network_status(&engine.registry().with_dynamic(&sandbox.key), *form) {
-            publisher.publish(&pod, &entries)?;
-        }
-    }
-    let pods: BTreeSet<_> =
-        attached.iter().filter_map(|attached| attached.plan.sandbox.pod.clone()).collect();
-    publisher.withdraw_others(recovery.left_alone.is_empty().then_some(&pods))
 }
 
 /// How programs are attached: as the settings require, as far as the kernel supports it.

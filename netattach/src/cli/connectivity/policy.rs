@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Outcome, Sandbox, exchange};
-use crate::agent::Settings;
+use crate::settings::Settings;
 
 /// Prefix of the names of objects, and of the manifest; in a manifest the pid of the process follows.
 pub(super) const NAME: &str = "netattachctl-test-";

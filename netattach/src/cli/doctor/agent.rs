@@ -10,9 +10,9 @@ use clap::Parser;
 
 use super::super::{CliError, ask};
 use super::{Check, shown};
-use crate::agent::{Arguments, Settings};
 use crate::error_chain::Chain;
 use crate::rpc::message::{Condition, FlowTableUse, Request, Response};
+use crate::settings::{Arguments, Settings};
 
 /// Most problems that are shown one by one.
 const MOST_PROBLEMS: usize = 50;

@@ -1,7 +1,8 @@
 //! Checks the agent's rights in the cluster.
 
 use super::Check;
-use crate::agent::{self, Settings};
+use crate::agent;
+use crate::settings::Settings;
 
 /// Asks the API server for each right that the agent needs, with the agent's own identity. If the agent `is_apart`,
 /// its service account is in its pod, where this process cannot read it.

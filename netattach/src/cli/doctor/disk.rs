@@ -9,9 +9,9 @@ use rustix::io::Errno;
 
 use super::super::missing::list;
 use super::Check;
-use crate::agent::Settings;
 use crate::durable::MAKE_OWN;
 use crate::ipam::Pool;
+use crate::settings::Settings;
 
 const NAME: &str = "disk";
 

@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::Check;
-use crate::agent::{self, Settings};
+use crate::agent;
 use crate::bpf::{self, probe};
 use crate::error_chain::Chain;
+use crate::settings::Settings;
 
 /// Only networks of that type use it, so its absence is no reason for a warning.
 const NOT_USED: &str = "netkit";

@@ -30,7 +30,7 @@ use serde::Serialize;
 use super::output::Format;
 use super::table::{self, Align};
 use super::{Answer, CliError};
-use crate::agent::Settings;
+use crate::settings::Settings;
 
 /// What to look at.
 #[derive(Debug, Args)]

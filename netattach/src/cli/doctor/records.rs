@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::super::missing::list;
 use super::{Check, pools};
-use crate::agent::Settings;
 use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::journal::{JournalError, JournalKey, Loaded, Store};
+use crate::settings::Settings;
 use crate::step::Output;
 
 /// The contents of the journal.

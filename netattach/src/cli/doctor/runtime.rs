@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::Check;
-use crate::agent::Settings;
 use crate::attach::DefaultNetwork;
+use crate::settings::Settings;
 use crate::{bounded, budget};
 
 /// The default directories of runtimes; the DaemonSet copies executables to the second one, whatever the settings

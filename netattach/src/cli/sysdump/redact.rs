@@ -271,10 +271,7 @@ mod tests {
             ("{\"password\": \"a\\\"b\", \"x\": 1", format!("{{\"password\": \"{REDACTED}\", \"x\": 1")),
             ("{\"password\": \"\", \"x\": 1", format!("{{\"password\": \"{REDACTED}\", \"x\": 1")),
             // A torn record of the journal, and a configuration inside one.
-            (
-                "[\"crc\",{\"passwd\":\"x\",\"a\":",
-                format!("[\"crc\",{{\"passwd\":\"{REDACTED}\",\"a\":"),
-            ),
+            ("[\"crc\",{\"passwd\":\"x\",\"a\":", format!("[\"crc\",{{\"passwd\":\"{REDACTED}\",\"a\":")),
             (
                 "[\"crc\",{\"conf\":\"{\\\"password\\\":\\\"x\\\",\\\"a\\\":1}\",\"b\":",
                 format!("[\"crc\",{{\"conf\":\"{{\\\"password\\\":\\\"{REDACTED}\\\",\\\"a\\\":1}}\",\"b\":"),
@@ -300,10 +297,7 @@ mod tests {
         let block = "a: [\nb:\n  password: |\n    hunter2\n\n    hunter3\n  c: 1\n";
         assert_eq!(redact_text(block), format!("a: [\nb:\n  password: {REDACTED}\n  c: 1\n"));
         let object = "{\n  \"credentials\": {\n    \"user\": \"x\"\n  },\n  \"a\": 1\n";
-        assert_eq!(
-            redact_text(object),
-            format!("{{\n  \"credentials\": {REDACTED}\n  }},\n  \"a\": 1\n")
-        );
+        assert_eq!(redact_text(object), format!("{{\n  \"credentials\": {REDACTED}\n  }},\n  \"a\": 1\n"));
         // Lines of a log are not indented.
         assert_eq!(redact_text("token=\"x\nb\n"), format!("token=\"{REDACTED}\nb\n"));
     }

@@ -1,0 +1,145 @@
+//! Refuses settings with which no agent can run, by the path of the key.
+
+use super::{CniConf, Repair, Settings, SettingsError};
+use crate::attach::{DefaultNetwork, standalone};
+use crate::builtin::InvalidSettings;
+use crate::cni::identifier::check_network_name;
+use crate::npwg::network::is_label;
+use crate::plan::pod_sources::Permission;
+use crate::rpc::shim::MAX_AGENT_WAIT;
+
+/// Most permissions in `podSources`.
+const MOST_PERMISSIONS: u64 = 256;
+
+/// Most ports in `reservedHostPorts`.
+const MOST_RESERVED_PORTS: u64 = 1024;
+
+/// Most ranges in `clusterCIDRs`.
+const MOST_CLUSTER_CIDRS: u64 = 64;
+
+impl Settings {
+    pub(super) fn validate(&self) -> Result<(), SettingsError> {
+        let kubernetes = &self.kubernetes;
+        match (self.source.as_os_str().is_empty(), kubernetes.enabled) {
+            (_, false) if !kubernetes.kubeconfig.as_os_str().is_empty() => {
+                return Err(SettingsError::UnusedKubeconfig);
+            }
+            (true, false) => return Err(SettingsError::NoSource),
+            (false, true) => return Err(SettingsError::TwoSources),
+            (true, true) => drop(self.node_name()?),
+            (false, false) => {}
+        }
+        let is_builtin = self.default_network()? == DefaultNetwork::Builtin;
+        self.builtin.validate()?;
+        if self.default_network()? == DefaultNetwork::Chained
+            && !self.cni_conf.dir.as_os_str().is_empty()
+            && !self.cni_conf.remove
+        {
+            return Err(SettingsError::ChainedConf(self.cni_conf.dir.clone()));
+        }
+        if is_builtin && !kubernetes.enabled && self.builtin.pod_cidrs.is_empty() {
+            return Err(InvalidSettings::NoRange.into());
+        }
+        namespace("defaultNetworkNamespace".into(), &self.default_network_namespace)?;
+        for (index, name) in self.global_namespaces.iter().enumerate() {
+            namespace(format!("globalNamespaces[{index}]"), name)?;
+        }
+        if let Some(index) = self.cluster_cidrs.iter().position(|net| net.prefix_len() == 0) {
+            return Err(SettingsError::WholeRange(index));
+        }
+        let mistake = |(index, permission): (usize, &Permission)| {
+            permission.problem().map(|problem| SettingsError::PodSources { index, problem })
+        };
+        if let Some(mistake) = self.pod_sources.iter().enumerate().find_map(mistake) {
+            return Err(mistake);
+        }
+        self.cni_conf.validate()?;
+        self.policy_options(self.restrictions()?)?;
+        let others =
+            |(_, kind): &(usize, &String)| !standalone::built_in().any(|known| known == kind.as_str());
+        if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
+            return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });
+        }
+        if self.delegation.names_root() && !self.delegation.root.is_absolute() {
+            return Err(SettingsError::Root(self.delegation.root.clone()));
+        }
+        let range = |key, value: u64, min, max| {
+            if (min..=max).contains(&value) {
+                Ok(())
+            } else {
+                Err(SettingsError::Range { key, value, min, max })
+            }
+        };
+        self.log_object()?;
+        let of = self.bpf_log_of.split('/').filter(|part| !part.is_empty()).count();
+        if !self.bpf_log_of.is_empty() && (of != 3 || self.bpf_log_of.split('/').count() != 3) {
+            return Err(SettingsError::BpfLogOf(self.bpf_log_of.clone()));
+        }
+        range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
+        range("podSources", self.pod_sources.len() as u64, 0, MOST_PERMISSIONS)?;
+        range("reservedHostPorts", self.reserved_host_ports.len() as u64, 0, MOST_RESERVED_PORTS)?;
+        range("maxAttachments", self.max_attachments.into(), 2, 65_534)?;
+        range("standBySeconds", self.stand_by_seconds, 0, 86_400)?;
+        range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
+        range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
+        range("cniConf.agentWaitSeconds", self.cni_conf.agent_wait_seconds, 0, MAX_AGENT_WAIT)?;
+        range("collectAfterSeconds", self.collect_after_seconds, 0, 86_400)?;
+        if !self.runtime_socket.as_os_str().is_empty() && !self.runtime_socket.is_absolute() {
+            return Err(SettingsError::RuntimeSocket(self.runtime_socket.clone()));
+        }
+        range("repairAfterSeconds", self.repair_after_seconds, 1, 86_400)?;
+        self.check_repair()?;
+        self.metrics.listen()?;
+        self.traces.endpoint()?;
+        range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
+        if let Some(limit) = self.delegation.memory_limit_mib.filter(|limit| *limit != 0) {
+            range("delegation.memoryLimitMiB", limit, 16, 1 << 20)?;
+        }
+        range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
+    }
+
+    /// Refuses repairs that cannot be carried out.
+    fn check_repair(&self) -> Result<(), SettingsError> {
+        let how = match self.repair {
+            Repair::Report => return Ok(()),
+            Repair::Attach => "attach",
+            Repair::Evict => "evict",
+        };
+        if !self.kubernetes.enabled {
+            return Err(SettingsError::Repair { how, needs: "kubernetes.enabled" });
+        }
+        if self.cni_conf.remove {
+            return Err(SettingsError::Repair {
+                how,
+                needs: "cniConf.remove to be false: no new pod is netattach's",
+            });
+        }
+        if self.repair == Repair::Attach && self.runtime_socket.as_os_str().is_empty() {
+            return Err(SettingsError::Repair {
+                how,
+                needs: "runtimeSocket, which tells where a pod's namespace is",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl CniConf {
+    fn validate(&self) -> Result<(), SettingsError> {
+        let stem = self.name.strip_suffix(".conflist").unwrap_or_default();
+        if stem.is_empty() || self.name.contains(['/', '\0']) {
+            return Err(SettingsError::ConfName(self.name.clone()));
+        }
+        if self.dir.is_relative() && !self.dir.as_os_str().is_empty() {
+            return Err(SettingsError::ConfDir(self.dir.clone()));
+        }
+        if self.remove && self.dir.as_os_str().is_empty() {
+            return Err(SettingsError::ConfRemove);
+        }
+        check_network_name(&self.network).map_err(SettingsError::ConfNetwork)
+    }
+}
+
+fn namespace(key: String, name: &str) -> Result<(), SettingsError> {
+    if is_label(name) { Ok(()) } else { Err(SettingsError::Namespace { key, value: name.to_owned() }) }
+}
