@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use boon::{Compiler, ErrorKind, SchemaIndex, Schemas, ValidationError};
 use clap::Parser;
-use netattach::agent::{Arguments, Settings};
+use netattach::settings::{Arguments, Settings};
 use netattach_tests::guide::{example, first_cells};
 use netattach_tests::tools;
 use serde::Deserialize;

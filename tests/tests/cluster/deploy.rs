@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
-use netattach::agent::{Arguments, Settings};
+use netattach::settings::{Arguments, Settings};
 use netattach_tests::cluster::Cluster;
 use netattach_tests::cluster::site::{archive, copy};
 use netattach_tests::guide::{Page, example, first_cells};

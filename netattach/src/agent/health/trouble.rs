@@ -37,6 +37,12 @@ use crate::ticks;
 /// Most rows that are reported; of the others only the number.
 const MOST_ROWS: usize = 100;
 
+/// The object of the problem that NetworkPolicies are not enforced.
+pub(in crate::agent) const NETWORK_POLICIES: &str = "networkpolicies";
+
+/// The object of the row with the number of the rows that are not shown.
+pub(in crate::agent) const MORE: &str = "-";
+
 /// How often configurations on disk are checked: they change independently of the objects.
 const INTERVAL: Duration = Duration::from_secs(5);
 
@@ -225,7 +231,7 @@ impl Troubles {
         let mut rows = of_unlabelled(objects, unlabelled, self.network_policy);
         if !self.network_policy && !objects.network_policies.is_empty() {
             rows.push(Condition {
-                object: "networkpolicies".into(),
+                object: NETWORK_POLICIES.into(),
                 problem: format!(
                     "{} of networking.k8s.io are not enforced: networkPolicy is off, which is right only beside a primary network that \
                      enforces them itself",
@@ -384,7 +390,7 @@ fn bounded(rows: Vec<Condition>) -> Vec<Condition> {
     let mut rows = shared(rows, MOST_ROWS);
     if all > rows.len() {
         let more = all - rows.len();
-        rows.push(Condition { object: "-".into(), problem: format!("{more} more are not shown") });
+        rows.push(Condition { object: MORE.into(), problem: format!("{more} more are not shown") });
     }
     rows
 }

@@ -251,7 +251,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::agent::watching::MetricsSettings;
+    use crate::settings::MetricsSettings;
 
     fn server() -> Http {
         Http::new(([127, 0, 0, 1], 0).into(), MetricsSettings::default().of_attachments())
