@@ -1,6 +1,7 @@
 //! Packets that devices leave to the node's packet filter, which judges after the node's translation.
 
 use netattach::bpf::Gate;
+use netattach_tests::other_programs::answer;
 
 use super::*;
 
@@ -134,4 +135,24 @@ fn the_node_is_excepted_from_ingress_for_what_comes_from_its_stack_and_not_for_i
     assert_eq!(received(8080, STACK), [Ok(()); 2]);
     assert_eq!(received(8081, POD_MAC), [refused; 2], "by another port of the bridge");
     assert_eq!(received(53, POD_MAC), [Ok(()); 2], "a policy allows it");
+}
+
+/// Where bridges pass forwarded frames to the packet filter, a frame with the node's address goes to a neighbour, or
+/// comes from one.
+#[test]
+fn what_the_packet_filter_forwards_is_neither_to_the_node_nor_from_it() {
+    const PASSES: u32 = 0;
+    const DROPPED: u32 = 1;
+    let rig = Rig::isolated(Some(&from_the_node()), Some(&from_the_node()));
+    let mut routed = rig.dataplane.routed().unwrap();
+    routed.guard(POD, &addresses(&[POD_V4, POD_V6])).unwrap();
+    let [ends, forwarded] = ["na_routed", "na_forwarded"].map(|name| rig.pin(&format!("prog/{name}")));
+    for (pod, node) in [(POD_V4, PEER_V4), (POD_V6, PEER_V6)] {
+        for (from, to) in [(pod, node), (node, pod)] {
+            let frame = |port| Packet::between(from, to).udp(1, port).frame();
+            assert_eq!(answer(&forwarded, &frame(8080)).unwrap(), DROPPED, "{from} to {to}");
+            assert_eq!(answer(&ends, &frame(8081)).unwrap(), PASSES, "{from} to {to}");
+            assert_eq!(answer(&forwarded, &frame(53)).unwrap(), PASSES, "a policy allows {from} to {to}");
+        }
+    }
 }
