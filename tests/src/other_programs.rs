@@ -84,8 +84,8 @@ pub fn run_xdp(pin: &Path, frame: &[u8]) -> Result<u32> {
     answer(pin, frame)
 }
 
-/// Runs a program of any kind on a frame, as if received on the loopback device; returns its answer. A socket filter sees
-/// the packet from its network header on.
+/// Runs a program of any kind on a frame, as if received on the loopback device; returns its answer. A socket filter
+/// sees the packet from its network header on.
 ///
 /// # Errors
 /// There is no such pin, or the kernel refuses.

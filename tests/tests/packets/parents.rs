@@ -145,7 +145,7 @@ fn on_a_parent_the_node_is_where_its_own_link_is() {
         into[6..12].copy_from_slice(&mac.0);
         [outcome(&rig, POD, &sends, &out), outcome(&rig, POD, &receives, &into)]
     };
-    let refused = [Err(DropReason::EgressPeer), Err(DropReason::IngressPeer)];
+    let refused: [Outcome; 2] = [Err(DropReason::EgressPeer), Err(DropReason::IngressPeer)];
     assert_eq!(with(NODE), refused, "the node has no link there");
     let mut routed = rig.dataplane.routed().unwrap();
     routed.guard(POD, &[POD_V4.parse().unwrap()]).unwrap();

@@ -131,7 +131,7 @@ fn the_node_is_excepted_from_ingress_for_what_comes_from_its_stack_and_not_for_i
             rig.run(ToPod, &frame)
         })
     };
-    let refused = Err(DropReason::IngressPeer);
+    let refused: Outcome = Err(DropReason::IngressPeer);
     assert_eq!(received(8080, STACK), [Ok(()); 2]);
     assert_eq!(received(8081, POD_MAC), [refused; 2], "by another port of the bridge");
     assert_eq!(received(53, POD_MAC), [Ok(()); 2], "a policy allows it");
