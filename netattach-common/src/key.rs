@@ -82,9 +82,10 @@ pub struct PortRule {
 }
 
 impl PortRule {
-    /// Flag beside the id: the rule allows only those flows of a pod whose address on the pod's side makes the node's
-    /// packet filter judge them again, behind the node's translation (`na_guard`). No policy has so many rules that
-    /// the bit is needed for an id.
+    /// Flag beside the id: the rule is about the pod's own node, and holds only for packets that go to the node's own
+    /// stack or come from it. Who writes a node's address into a packet is not the node. What a pod sends must also be
+    /// judged again by the node's packet filter, behind the node's translation: the address on the pod's side leads to
+    /// the attachment there (`na_guard`). No policy has so many rules that the bit is needed for an id.
     pub const AS_ROUTED: u32 = 1 << 31;
 }
 

@@ -81,6 +81,15 @@ fn returns(value: i32) -> [Instruction; 2] {
 /// # Errors
 /// There is no such pin, or the kernel refuses.
 pub fn run_xdp(pin: &Path, frame: &[u8]) -> Result<u32> {
+    answer(pin, frame)
+}
+
+/// Runs a program of any kind on a frame, as if received on the loopback device; returns its answer. A socket filter
+/// sees the packet from its network header on.
+///
+/// # Errors
+/// There is no such pin, or the kernel refuses.
+pub fn answer(pin: &Path, frame: &[u8]) -> Result<u32> {
     /// `BPF_PROG_TEST_RUN`.
     const PROG_TEST_RUN: i32 = 10;
     #[repr(C)]

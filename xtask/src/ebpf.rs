@@ -17,11 +17,12 @@ const PACKAGE: &str = "netattach-ebpf";
 const CPU: &str = "v3";
 
 /// The programs that the agent looks for by name.
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "na_from_pod",
     "na_to_pod",
     "na_fast",
     "na_routed",
+    "na_forwarded",
     "na_wire",
     "na_xdp",
     "na_par_from",

@@ -119,7 +119,9 @@ pub(crate) fn open<A: Subprograms>(
         // The packet may go to its receiver, but opens no flow for replies.
         return Ok(Opening::NONE);
     }
-    if !limit::flow(scope.id, scope.side == Side::ToPod) {
+    // The node's own probes must not wait for room that strangers use up.
+    let is_the_nodes = opening.is_by_rule_of_node() && scope.is_at_the_node();
+    if !limit::flow(scope.id, scope.side == Side::ToPod && !is_the_nodes) {
         return Err(DropReason::FlowRate.into());
     }
     if !scope.has(flag::KEEP_ESTABLISHED) {

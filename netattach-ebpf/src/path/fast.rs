@@ -172,7 +172,7 @@ pub(crate) fn deliver(ctx: &TcContext, to: u32) -> i32 {
     let Some(scope) = Scope::within(to, record, Side::ToPod) else {
         return TC_ACT_SHOT as i32;
     };
-    if judge::verdict_within(ctx, to, Side::ToPod, Some(scope)).is_err() {
+    if judge::verdict(ctx, to, Side::ToPod, Some(scope)).is_err() {
         return TC_ACT_SHOT as i32;
     }
     count::fast_path(to, ctx.len());

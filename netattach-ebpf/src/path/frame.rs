@@ -206,11 +206,41 @@ pub(crate) fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac)
     let gate = maps::gate(scope.id);
     match scope.side {
         Side::FromPod => gate.leads(destination),
-        Side::ToPod => {
-            // SAFETY: the context pointer is valid while the program runs.
-            let routed = unsafe { (*ctx.skb.skb).pkt_type } == PACKET_HOST;
-            gate.has_been_passed(routed, says_ipv6(ctx))
-        }
+        Side::ToPod => gate.has_been_passed(is_from_the_stack(ctx), says_ipv6(ctx)),
+    }
+}
+
+/// Whether a packet at the node's end of a link comes from the node's stack: the kernel's frames from another port of a
+/// bridge are addressed to another host.
+#[inline(always)]
+fn is_from_the_stack(ctx: &TcContext) -> bool {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe { (*ctx.skb.skb).pkt_type == PACKET_HOST }
+}
+
+/// Notes in the scope whether a frame goes to the node's own stack, or comes from it, as far as its place shows that.
+/// Only a packet that asks a policy needs it.
+#[inline(always)]
+pub(crate) fn note_node(ctx: &TcContext, scope: &mut Scope) {
+    let is_at_the_node = na_at_node(ctx.skb.skb, scope);
+    scope.note_node(is_at_the_node);
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_at_node(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    reference(scope).is_some_and(|scope| is_at_the_node(&TcContext::new(skb), scope)).into()
+}
+
+#[inline(always)]
+fn is_at_the_node(ctx: &TcContext, scope: &Scope) -> bool {
+    if scope.side == Side::ToPod && scope.is_beside_the_stack() {
+        return is_from_the_stack(ctx);
+    }
+    let Ok(header) = at::<EthernetHeader>(ctx, 0) else { return false };
+    match scope.side {
+        Side::FromPod => maps::gate(scope.id).is_at(&header.destination),
+        Side::ToPod => scope.is_beside_the_node() && maps::gate(scope.id).is_at(&header.source),
     }
 }
 

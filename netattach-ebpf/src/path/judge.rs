@@ -15,32 +15,27 @@ use crate::path::{
     log::{self, Stage},
     plain, record,
     scope::Scope,
-    subprograms::{NULL_ARGUMENT, Subprograms, reference},
+    subprograms::{NULL_ARGUMENT, Subprograms, exclusive},
     unfinished,
     verdict::{Denied, Encode, PacketClass},
 };
 
-/// Judges a packet, counts it and, if it is dropped, writes a record of it. `Err`: the packet must be dropped.
+/// Judges a packet, counts it and, if it is dropped, writes a record of it. `None`: the device is bound to no
+/// attachment. `Err`: the packet must be dropped.
 #[inline(always)]
-pub(crate) fn verdict(ctx: &TcContext, id: u32, side: Side) -> Result<PacketClass, ()> {
-    verdict_within(ctx, id, side, Scope::of(id, side))
-}
-
-/// Judges with the attachment's scope already looked up; `None`: the device is bound to no attachment.
-#[inline(always)]
-pub(crate) fn verdict_within(
+pub(crate) fn verdict(
     ctx: &TcContext,
     id: u32,
     side: Side,
     scope: Option<Scope>,
 ) -> Result<PacketClass, ()> {
-    let Some(scope) = scope else {
+    let Some(mut scope) = scope else {
         log::denial(id, Stage::Verdict, DropReason::Unbound.into());
         unbound(ctx, side);
         return Err(());
     };
     log::arrival(ctx, id, side);
-    let verdict = judge(ctx, &scope).and_then(|class| {
+    let verdict = judge(ctx, &mut scope).and_then(|class| {
         limit::bytes(ctx, &scope)?;
         Ok(class)
     });
@@ -63,7 +58,7 @@ fn unbound(ctx: &TcContext, side: Side) {
 
 /// Judges a packet.
 #[inline(always)]
-pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
+pub(crate) fn judge(ctx: &TcContext, scope: &mut Scope) -> Result<PacketClass, Denied> {
     let unguarded = scope.policies.none() && !scope.has(flag::PENDING);
     if scope.side == Side::ToPod && unguarded {
         return Ok(PacketClass::Control);
@@ -76,9 +71,9 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denie
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+fn na_judge(skb: *mut __sk_buff, scope: *mut Scope) -> u32 {
     let ctx = TcContext::new(skb);
-    let answer = match reference(scope) {
+    let answer = match exclusive(scope) {
         Some(scope) => judge_frame(&ctx, scope),
         None => Err(NULL_ARGUMENT),
     };
@@ -95,7 +90,7 @@ fn class(class: PacketClass) -> u32 {
 
 /// The body of [`judge`] within a subprogram: reads a frame and judges it.
 #[inline(always)]
-fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<u32, Denied> {
+fn judge_frame(ctx: &TcContext, scope: &mut Scope) -> Result<u32, Denied> {
     frame::pull_headers(ctx)?;
     let record = scope.record()?;
     let frame = frame::read(ctx, scope, record)?;
@@ -120,7 +115,7 @@ fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<u32, Denied> {
 #[inline(always)]
 fn ip<A: Subprograms + Sender + log::Addresses>(
     ctx: &TcContext,
-    scope: &Scope,
+    scope: &mut Scope,
     record: &AttachmentRecord,
     packet: &mut Packet<A>,
 ) -> Result<u32, Denied> {
@@ -142,6 +137,7 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
         }
         Ok(()) => {
             log::answer(scope.id, Stage::Sender, false);
+            frame::note_node(ctx, scope);
             enforce::policies(ctx, scope, packet)
         }
         Err(denied) => {

@@ -31,8 +31,8 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
     charge(rate, |rate| rate, on_the_wire(ctx), || unsafe { bpf_ktime_get_ns() })
 }
 
-/// Whether the attachment may enter another flow. `by_others`: not the pod opens it. These leave room to the pod, whose own
-/// flows nobody keeps from being entered by sending to it.
+/// Whether the attachment may enter another flow. `by_others`: neither the pod nor its own node opens it. These leave
+/// room to the pod and the node, whose flows cannot be kept out by sending to the pod.
 #[inline(never)]
 pub(crate) fn flow(attachment: u32, by_others: bool) -> bool {
     let terms = |rate: Rate| if by_others { rate.reserving() } else { rate };

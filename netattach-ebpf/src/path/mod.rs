@@ -12,7 +12,8 @@
 //! | `na_wire` | `uplink` | ingress of an uplink of the node | what comes from elsewhere |
 //! | `na_xdp` | `xdp` | an uplink's driver | the same, before it is a packet of the kernel's |
 //! | `na_fast` | `fast` | where `na_from_pod` and `na_wire` go on | what may pass the node's stack by |
-//! | `na_routed` | `routed` | the node's packet filter | what the node routes, once it is translated |
+//! | `na_routed` | `routed` | the node's packet filter | what pods send to the node and the node to them, once it is translated |
+//! | `na_forwarded` | `routed` | the node's packet filter | what the node routes between pods and others, once it is translated |
 //! | `na_pod_from` | `pod` | egress of a device in a pod | what the pod sends |
 //! | `na_pod_to` | `pod` | ingress of a device in a pod | what the pod receives |
 //!

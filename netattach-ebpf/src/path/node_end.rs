@@ -23,7 +23,7 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
     let (id, record) = maps::owner_of(frame::ifindex(&ctx));
     let scope =
         record.and_then(|record| Scope::within(id, record, Side::FromPod)).map(Scope::beside_the_stack);
-    match judge::verdict_within(&ctx, id, Side::FromPod, scope) {
+    match judge::verdict(&ctx, id, Side::FromPod, scope) {
         Ok(class) => {
             fast::tail_call_from_pod(&ctx, id, class);
             TC_ACT_UNSPEC
@@ -36,7 +36,7 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
     let (id, record) = maps::owner_of(frame::ifindex(&ctx));
     let scope = record.and_then(|record| Scope::within(id, record, Side::ToPod)).map(Scope::beside_the_stack);
-    match judge::verdict_within(&ctx, id, Side::ToPod, scope) {
+    match judge::verdict(&ctx, id, Side::ToPod, scope) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }

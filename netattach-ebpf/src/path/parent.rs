@@ -168,7 +168,7 @@ fn copied(ctx: &TcContext, receiver: u32, source: Mac) -> i32 {
     // SAFETY: a field of a map's value, which stays readable until the program ends.
     let sender = entry.map_or(0, |entry| unsafe { (*entry).attachment });
     match Scope::of(sender, Side::FromPod) {
-        Some(scope) => match judge::judge(ctx, &scope) {
+        Some(mut scope) => match judge::judge(ctx, &mut scope) {
             Ok(_) => TC_ACT_UNSPEC,
             Err(_) => TC_ACT_SHOT as i32,
         },
@@ -219,7 +219,8 @@ fn is_judged_above(ctx: &TcContext, parent: u32, cookie: u64) -> bool {
 
 #[inline(always)]
 fn decide(ctx: &TcContext, attachment: u32, side: Side) -> i32 {
-    match judge::verdict(ctx, attachment, side) {
+    let scope = Scope::of(attachment, side).map(Scope::on_parent);
+    match judge::verdict(ctx, attachment, side, scope) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }

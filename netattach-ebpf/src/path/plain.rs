@@ -38,7 +38,7 @@ use crate::path::{
     frame::{self, Skb},
     record,
     scope::Scope,
-    subprograms::{NULL_ARGUMENT, Subprograms, reference},
+    subprograms::{NULL_ARGUMENT, Subprograms, exclusive, reference},
     unfinished,
     verdict::{Denied, Encode},
 };
@@ -55,7 +55,7 @@ mod answer {
 
 /// The verdict on a packet of this kind; if it passes, it has class data. `None`: left to `judge`.
 #[inline(always)]
-pub(crate) fn verdict(ctx: &TcContext, scope: &Scope) -> Option<Result<(), Denied>> {
+pub(crate) fn verdict(ctx: &TcContext, scope: &mut Scope) -> Option<Result<(), Denied>> {
     if cfg!(feature = "log") {
         return None;
     }
@@ -106,8 +106,8 @@ fn ask<A: Family>(
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-fn na_first4(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
-    match reference(scope) {
+fn na_first4(skb: *mut __sk_buff, scope: *mut Scope) -> u32 {
+    match exclusive(scope) {
         Some(scope) => judge::<Ip4>(&TcContext::new(skb), scope, plain::ipv4).encode(),
         None => Err::<(), _>(NULL_ARGUMENT).encode(),
     }
@@ -115,8 +115,8 @@ fn na_first4(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-fn na_first6(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
-    match reference(scope) {
+fn na_first6(skb: *mut __sk_buff, scope: *mut Scope) -> u32 {
+    match exclusive(scope) {
         Some(scope) => judge::<Ip6>(&TcContext::new(skb), scope, plain::ipv6).encode(),
         None => Err::<(), _>(NULL_ARGUMENT).encode(),
     }
@@ -126,11 +126,12 @@ fn na_first6(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 #[inline(always)]
 fn judge<A: Subprograms>(
     ctx: &TcContext,
-    scope: &Scope,
+    scope: &mut Scope,
     read: impl FnOnce(&Skb) -> Option<Headers<A>>,
 ) -> Result<(), Denied> {
     let Some(headers) = read(&Skb::of(ctx)) else { return Err(DropReason::Malformed.into()) };
     let mut packet = headers.packet();
+    frame::note_node(ctx, scope);
     enforce::verdict(ctx, scope, &mut packet).map_err(|denied| {
         record::dropped(ctx, scope, &packet, denied);
         denied.recorded()

@@ -11,7 +11,7 @@ use aya_ebpf::{
 };
 use netattach_common::Side;
 
-use crate::path::judge;
+use crate::path::{judge, scope::Scope};
 
 #[classifier]
 pub(crate) fn na_pod_from(ctx: TcContext) -> i32 {
@@ -30,7 +30,8 @@ fn verdict(ctx: &TcContext, side: Side) -> i32 {
     // Later classifiers must not take it for a class.
     // SAFETY: as above; programs may write this field.
     unsafe { (*ctx.skb.skb).tc_classid = 0 };
-    match judge::verdict(ctx, attachment, side) {
+    let scope = Scope::of(attachment, side).map(Scope::in_pod);
+    match judge::verdict(ctx, attachment, side, scope) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,
     }

@@ -30,7 +30,8 @@ impl<A: Family> Tables<A> for Maps<A> {
     }
 }
 
-/// Judges a packet by a pod's policy: returns the rule that allows it, 0 if the pod is not isolated.
+/// Judges a packet by a pod's policy: returns the rule that allows it, with its flag ([`PortRule::AS_ROUTED`]), 0 if the
+/// pod is not isolated.
 #[inline(always)]
 pub(crate) fn allows<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, leg: Leg) -> Result<u32, Denied> {
     if scope.policies.of(leg) == 0 {
@@ -61,7 +62,7 @@ pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropRe
 }
 
 /// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits
-/// the allowing rule with a flow.
+/// the allowing rule with a flow, and returns it as it is in the map, with its flag.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     scope: &Scope,
@@ -81,11 +82,15 @@ pub(crate) fn ask<A: Family>(
     let policy = scope.policies.of(leg);
     match (decide(&Maps(PhantomData), policy, &Query::new(peer, tuple.lane.protocol(), port)), leg) {
         (Verdict::Allow { rule }, _) => {
-            if rule & PortRule::AS_ROUTED != 0 && !leads_here(scope, tuple) {
-                return Err(DropReason::EgressPeer);
+            let is_about_node = rule & PortRule::AS_ROUTED != 0;
+            match leg {
+                Leg::Opener if is_about_node && !leads_to_node(scope, tuple) => {
+                    return Err(DropReason::EgressPeer);
+                }
+                Leg::Responder if is_about_node && !is_of_node(scope) => return Err(DropReason::IngressPeer),
+                _ => {}
             }
-            let rule = rule & !PortRule::AS_ROUTED;
-            count::rule(policy, rule);
+            count::rule(policy, rule & !PortRule::AS_ROUTED);
             Ok(rule)
         }
         (Verdict::UnknownPeer, Leg::Opener) => Err(DropReason::EgressPeer),
@@ -95,8 +100,30 @@ pub(crate) fn ask<A: Family>(
     }
 }
 
-/// Whether the node's packet filter judges a packet by the attachment's policies, behind the node's translation: by the address
-/// on the pod's side.
+/// Whether the rule about the pod's own node holds for a flow that the pod opens.
+///
+/// The packet must go to the node's stack: by another link-layer address it reaches another host, or another node,
+/// which may translate it. And it must be judged again behind the node's translation. An answer must come from the
+/// stack; a program in the pod cannot tell, and believes the address.
+#[inline(always)]
+fn leads_to_node<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
+    let is_believed = scope.side == Side::ToPod && scope.is_in_pod();
+    (scope.is_at_the_node() || is_believed) && leads_here(scope, tuple)
+}
+
+/// Whether the rule holds for a flow that is opened to the pod, by the same. An answer to the node passes where it is
+/// not known at which address the node receives frames: the other direction has shown who opened the flow.
+#[inline(always)]
+fn is_of_node(scope: &Scope) -> bool {
+    scope.is_at_the_node()
+        || match scope.side {
+            Side::FromPod => !maps::gate(scope.id).is_known(),
+            Side::ToPod => scope.is_in_pod(),
+        }
+}
+
+/// Whether the node's packet filter judges a packet by the attachment's policies, behind the node's translation: by the
+/// address on the pod's side.
 #[inline(always)]
 fn leads_here<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
     Some(scope.id)

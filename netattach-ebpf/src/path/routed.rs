@@ -1,16 +1,19 @@
 //! Behind the node's address translation: routed packets are judged by their real destination, not the one sent to.
 //!
 //! A pod sends to a Service, or to a port of its node that leads to another pod. The node rewrites the destination
-//! before it routes the packet, and the source after that (kube-proxy, hostPort). `na_routed` runs between the two, by
-//! a rule of the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drops the packets for
-//! which it returns 1: packets begin with their IP header, and look the same on every device. Replies are seen before
-//! their translation is reversed, so that both directions are one flow.
+//! before it routes the packet, and the source after that (kube-proxy, hostPort). `na_routed` and `na_forwarded` run
+//! between the two, by rules of the node's packet filter (nftables with `xt_bpf`; the agent's `netlink::guard`) that drop
+//! the packets for which they return 1: packets begin with their IP header, and look the same on every device. Replies
+//! are seen before their translation is reversed, so that both directions are one flow.
 //!
-//! | chain | sees |
-//! |---|---|
-//! | input, 99 | what pods send to the node itself |
-//! | forward, 90 | what pods send elsewhere, and what comes to them from elsewhere; with br_netfilter also what bridges forward |
-//! | output, 90 | what the node sends to its pods |
+//! | chain | program | sees |
+//! |---|---|---|
+//! | input, 99 | `na_routed` | what pods send to the node itself |
+//! | forward, 90 | `na_forwarded` | what pods send elsewhere, and what comes to them from elsewhere; with br_netfilter also what bridges forward |
+//! | output, 90 | `na_routed` | what the node sends to its pods |
+//!
+//! A packet at forward with an address of the node is not the node's: a bridge forwards it to a neighbour, or it comes
+//! from one. The rule about the pod's own node does not hold for it.
 //!
 //! Each packet is judged for the attachment whose address is its source, then for that of its destination (`na_guard`).
 //! The devices' programs do not apply policies to packets that come here, as far as [`Gate`](netattach_common::Gate)
@@ -41,14 +44,26 @@ use crate::path::{
 /// The value for which the filter's rule drops the packet.
 const DROPPED: u32 = 1;
 
+/// At input and output: the packet goes to the node itself, or comes from it.
 #[socket_filter]
 pub(crate) fn na_routed(ctx: SkBuffContext) -> i64 {
+    drops(ctx, 1)
+}
+
+/// At forward: the node is neither end, whatever addresses the packet has.
+#[socket_filter]
+pub(crate) fn na_forwarded(ctx: SkBuffContext) -> i64 {
+    drops(ctx, 0)
+}
+
+#[inline(always)]
+fn drops(ctx: SkBuffContext, at_the_node: u32) -> i64 {
     let skb = ctx.skb.skb;
     let version: Result<u8, _> = frame::load(&TcContext::new(skb), 0);
     // The packet filter passes no other protocols to chains for both families.
     let drops = match version.map(|byte| byte >> 4) {
-        Ok(4) => na_routed4(skb),
-        Ok(6) => na_routed6(skb),
+        Ok(4) => na_routed4(skb, at_the_node),
+        Ok(6) => na_routed6(skb, at_the_node),
         _ => 0,
     };
     drops.into()
@@ -74,8 +89,8 @@ macro_rules! subprograms {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $routed(skb: *mut __sk_buff) -> u32 {
-            judge::<$address>(&TcContext::new(skb))
+        fn $routed(skb: *mut __sk_buff, at_the_node: u32) -> u32 {
+            judge::<$address>(&TcContext::new(skb), at_the_node)
         }
 
         impl Routed for $address {
@@ -92,7 +107,7 @@ subprograms!(Ip6, walk::copied_ipv6, na_copied6, na_routed6);
 
 /// Judges a packet for both of its ends.
 #[inline(always)]
-fn judge<A: Routed>(ctx: &TcContext) -> u32 {
+fn judge<A: Routed>(ctx: &TcContext, at_the_node: u32) -> u32 {
     let mut room = Room::default();
     let packet: &mut Packet<A> = room.blank();
     let read = A::read_copied(ctx, packet);
@@ -103,13 +118,38 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
     if sender == receiver && packet.tuple.source.same(&packet.tuple.destination) {
         return 0;
     }
-    if sender != 0 && refuses(ctx, sender, Side::FromPod, packet, read) {
+    if sender != 0 && refuses(ctx, sender, End::new(Side::FromPod, at_the_node), packet, read) {
         return DROPPED;
     }
-    if receiver != 0 && refuses(ctx, receiver, Side::ToPod, packet, read) {
+    if receiver != 0 && refuses(ctx, receiver, End::new(Side::ToPod, at_the_node), packet, read) {
         return DROPPED;
     }
     0
+}
+
+/// For which end of a packet it is judged, and whether the node itself is the other one. A number: a BPF function has
+/// five arguments.
+#[derive(Clone, Copy)]
+struct End(u32);
+
+impl End {
+    const TO_POD: u32 = 1 << 1;
+
+    #[inline(always)]
+    fn new(side: Side, at_the_node: u32) -> Self {
+        Self(at_the_node | if side == Side::ToPod { Self::TO_POD } else { 0 })
+    }
+
+    #[inline(always)]
+    fn side(self) -> Side {
+        if self.0 & Self::TO_POD != 0 { Side::ToPod } else { Side::FromPod }
+    }
+
+    /// 1 or 0.
+    #[inline(always)]
+    fn at_the_node(self) -> u32 {
+        self.0 & 1
+    }
 }
 
 /// Whether an attachment's policies refuse a packet. Only refusals are counted here: packets that pass are counted at
@@ -118,11 +158,12 @@ fn judge<A: Routed>(ctx: &TcContext) -> u32 {
 fn refuses<A: Routed>(
     ctx: &TcContext,
     attachment: u32,
-    side: Side,
+    end: End,
     packet: &mut Packet<A>,
     read: Result<(), Denied>,
 ) -> bool {
-    let Some(scope) = Scope::of(attachment, side) else {
+    let side = end.side();
+    let Some(mut scope) = Scope::of(attachment, side) else {
         // Not counted for the attachment, which is gone: the next one with its id starts with counters of zero.
         count::packet(0, side, ctx.len(), Err(DropReason::Unbound.into()));
         return true;
@@ -130,6 +171,7 @@ fn refuses<A: Routed>(
     if scope.policies.none() && !scope.is_pending() {
         return false;
     }
+    scope.note_node(end.at_the_node());
     let Err(denied) = read.and_then(|()| enforce::policies(ctx, &scope, packet)) else { return false };
     record::dropped(ctx, &scope, packet, denied);
     log::denial(attachment, Stage::Routed, denied);

@@ -23,6 +23,12 @@ const _: () = assert!(size_of::<Scope>() == 24);
 
 /// A bit in addition to those of [`flag`]: the packet goes to the node's stack or comes from it.
 const BESIDE_THE_STACK: u32 = 1 << 31;
+/// The same: the packet is known to go to the node's own stack, or to come from it.
+const AT_THE_NODE: u32 = 1 << 30;
+/// The same: the program runs in the pod, where packets of the node look like those of others.
+const IN_POD: u32 = 1 << 29;
+/// The same: the node sends from an Ethernet address of its own here.
+const BESIDE_THE_NODE: u32 = 1 << 28;
 
 impl Scope {
     /// `None`: there is no such attachment.
@@ -47,6 +53,50 @@ impl Scope {
     #[inline(always)]
     pub(crate) fn beside_the_stack(self) -> Self {
         Self { flags: self.flags | BESIDE_THE_STACK, ..self }
+    }
+
+    /// The same scope on a device in the pod.
+    #[inline(always)]
+    pub(crate) fn in_pod(self) -> Self {
+        Self { flags: self.flags | IN_POD | BESIDE_THE_NODE, ..self }
+    }
+
+    /// The same scope on a parent, on which the node may have a link as pods have.
+    #[inline(always)]
+    pub(crate) fn on_parent(self) -> Self {
+        Self { flags: self.flags | BESIDE_THE_NODE, ..self }
+    }
+
+    /// Whether the node's packets come from an Ethernet address of its own. Elsewhere, as on the fast path, the packets
+    /// of others may have that address.
+    #[inline(always)]
+    pub(crate) fn is_beside_the_node(&self) -> bool {
+        self.has(BESIDE_THE_NODE)
+    }
+
+    /// Notes whether the packet goes to the node's own stack, or comes from it. Without a branch: the verifier would
+    /// follow what comes next twice.
+    #[inline(always)]
+    pub(crate) fn note_node(&mut self, is_at_the_node: u32) {
+        self.flags |= (is_at_the_node & 1) * AT_THE_NODE;
+    }
+
+    /// Whether the program runs on the node's end of a link.
+    #[inline(always)]
+    pub(crate) fn is_beside_the_stack(&self) -> bool {
+        self.has(BESIDE_THE_STACK)
+    }
+
+    /// Whether the packet is known to go to the node's own stack, or to come from it.
+    #[inline(always)]
+    pub(crate) fn is_at_the_node(&self) -> bool {
+        self.has(AT_THE_NODE)
+    }
+
+    /// Whether the program runs in the pod.
+    #[inline(always)]
+    pub(crate) fn is_in_pod(&self) -> bool {
+        self.has(IN_POD)
     }
 
     /// Whether all bits of `flags` are set.

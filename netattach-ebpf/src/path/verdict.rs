@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use netattach_common::{Decline, DropReason, flow::Leg};
+use netattach_common::{Decline, DropReason, PortRule, flow::Leg};
 
 /// Why a packet must be dropped. Never zero, so that a `Result` without another value is one number too.
 #[derive(Clone, Copy)]
@@ -109,12 +109,14 @@ impl Opening {
     const FORWARD: u32 = 1 << 30;
     /// How far the bits of [`Leg::at_end`] are shifted here.
     const STATE: u32 = 23;
+    /// Set if the rule is about the pod's own node.
+    const OF_NODE: u32 = PortRule::AS_ROUTED;
     /// The bits of the rule.
     const RULE: u32 = (1 << 28) - 1;
 
     #[inline(always)]
     pub(crate) fn new(rule: u32, forward: bool) -> Self {
-        Self(rule & Self::RULE | if forward { Self::FORWARD } else { 0 })
+        Self(rule & (Self::RULE | Self::OF_NODE) | if forward { Self::FORWARD } else { 0 })
     }
 
     /// The same, approved at the end that the leg is of, if `at_end` says so.
@@ -138,6 +140,12 @@ impl Opening {
     #[inline(always)]
     pub(crate) fn rule(self) -> u32 {
         self.0 & Self::RULE
+    }
+
+    /// Whether the rule about the pod's own node allows the flow.
+    #[inline(always)]
+    pub(crate) fn is_by_rule_of_node(self) -> bool {
+        self.0 & Self::OF_NODE != 0
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@
 //!               na_par_in_from, ...    attached to every parent by tcx, tail-call these through na_par_prog
 //!               na_wire, na_xdp        attached to uplinks of the node
 //!               na_pod_from, na_pod_to tail-called by the programs of devices in pods through na_pod
-//!               na_routed              run by a rule of the node's packet filter
+//!               na_routed, na_forwarded run by rules of the node's packet filter
 //!               na_fast                tail-called by na_from_pod and na_wire through na_prog
 //! <root>/link/7_na_from_pod, ...        links on device 7, where programs are attached by tcx
 //! <root>/link/3_na_par_in_from, ...     the same on device 3, which is a parent

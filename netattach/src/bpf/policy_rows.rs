@@ -128,8 +128,8 @@ impl PolicyRows {
     pub(super) fn of(policy: u32, compiled: &CompiledPolicy) -> Self {
         let mut rows = Self::default();
         // This rule comes after the policies' own rules.
-        let as_routed = compiled.rules.iter().rev().find(|(_, origin)| matches!(origin, Origin::AsRouted(_)));
-        let as_routed = as_routed.map(|(rule, _)| *rule);
+        let of_node = compiled.rules.iter().rev().find(|(_, origin)| matches!(origin, Origin::OfNode(_)));
+        let of_node = of_node.map(|(rule, _)| *rule);
         for (entry, rule) in &compiled.ports {
             let (prefix_len, protocol, port) = match entry.traffic {
                 Traffic::Any => (PortKey::CLASS_BITS, 0, Port::NONE),
@@ -140,7 +140,7 @@ impl PolicyRows {
             };
             let key = PortKey { policy, class: entry.class, protocol, pad: 0, port };
             rows.keys.ports.push(Prefix { bits: prefix_len, of: key });
-            let mark = if as_routed == Some(*rule) { PortRule::AS_ROUTED } else { 0 };
+            let mark = if of_node == Some(*rule) { PortRule::AS_ROUTED } else { 0 };
             rows.port_rules.push(PortRule { rule: *rule | mark, prefix_len });
         }
         for (network, class) in &compiled.peers {
@@ -205,7 +205,7 @@ mod tests {
                 (PortPrefix { class: 3, traffic: Traffic::Ports { protocol: 6, port: 0x1f90, bits: 12 } }, 9),
             ]
             .into(),
-            rules: [(7, "a".into()), (8, "b".into()), (9, Origin::AsRouted("c"))].into(),
+            rules: [(7, "a".into()), (8, "b".into()), (9, Origin::OfNode("c"))].into(),
         };
         let v4 = |address: [u8; 4]| PolicyAddress { policy: 5, address: Ip4 { octets: address } };
         let v6 = |address: &str| PolicyAddress {

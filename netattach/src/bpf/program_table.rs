@@ -21,19 +21,23 @@ pub enum Program {
     InPod(Side),
     /// Run by the drivers of uplinks (XDP).
     Xdp,
-    /// Run by a rule of the node's packet filter, after it has translated addresses.
+    /// Run by rules of the node's packet filter, after it has translated addresses, on packets to the node itself and
+    /// from it.
     Routed,
+    /// The same on packets that the node forwards.
+    Forwarded,
     /// Tail-called by [`Program::At`] of [`Side::FromPod`] and by [`Program::Uplink`].
     Fast,
 }
 
 impl Program {
     /// Programs that others tail-call come first.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Fast,
         Self::Uplink,
         Self::Xdp,
         Self::Routed,
+        Self::Forwarded,
         Self::At(Side::FromPod),
         Self::At(Side::ToPod),
         Self::OnParent(Side::FromPod),
@@ -63,6 +67,7 @@ impl Program {
             Self::InPod(Side::ToPod) => "na_pod_to",
             Self::Xdp => "na_xdp",
             Self::Routed => "na_routed",
+            Self::Forwarded => "na_forwarded",
             Self::Fast => "na_fast",
         }
     }
@@ -80,7 +85,12 @@ impl Program {
             Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => TcHook::Egress,
             Self::Entry(Entry::InFrom | Entry::InTo) => TcHook::Ingress,
             Self::Entry(Entry::Out) => TcHook::Egress,
-            Self::OnParent(_) | Self::Uplink | Self::Xdp | Self::Routed | Self::Fast => TcHook::Ingress,
+            Self::OnParent(_)
+            | Self::Uplink
+            | Self::Xdp
+            | Self::Routed
+            | Self::Forwarded
+            | Self::Fast => TcHook::Ingress,
         }
     }
 
@@ -92,7 +102,12 @@ impl Program {
             Self::InPod(Side::ToPod) => Some((map_name::IN_POD, 1)),
             Self::OnParent(Side::FromPod) => Some((map_name::ON_PARENT, 0)),
             Self::OnParent(Side::ToPod) => Some((map_name::ON_PARENT, 1)),
-            Self::At(_) | Self::Entry(_) | Self::Uplink | Self::Xdp | Self::Routed => None,
+            Self::At(_)
+            | Self::Entry(_)
+            | Self::Uplink
+            | Self::Xdp
+            | Self::Routed
+            | Self::Forwarded => None,
         }
     }
 }

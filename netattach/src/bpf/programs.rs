@@ -69,7 +69,7 @@ impl Programs {
             Program::Entry(Entry::InTo) => in_to,
             Program::Entry(Entry::Out) => out,
             Program::Uplink => &self.uplink,
-            Program::Xdp | Program::Routed | Program::Fast => {
+            Program::Xdp | Program::Routed | Program::Forwarded | Program::Fast => {
                 return Err(BpfError::NoProgram(program.name()));
             }
         };

@@ -2,7 +2,7 @@
 //! to.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -17,9 +17,9 @@ use super::pin::{Pins, exists};
 use super::program_table::Program;
 use super::programs::open_program;
 
-/// The program and its maps, with a cache of their entries. Only one owner at a time.
+/// The programs and their maps, with a cache of their entries. Only one owner at a time.
 pub struct Routed {
-    program: Box<dyn AsFd + Send>,
+    programs: [Box<dyn AsFd + Send>; 2],
     gates: Box<dyn MapOps<u32, u64>>,
     addresses: Box<dyn MapOps<Ip6, u32>>,
     known_gates: BTreeMap<u32, Gate>,
@@ -32,14 +32,19 @@ pub struct Routed {
 impl Routed {
     /// Opens the maps and reads the entries of an earlier agent.
     pub(super) fn open(pins: &Pins) -> Result<Self, BpfError> {
-        let program = open_program(&pins.program(Program::Routed))?;
+        Self::with(pins, [Program::Routed, Program::Forwarded])
+    }
+
+    fn with(pins: &Pins, [ends, forwarded]: [Program; 2]) -> Result<Self, BpfError> {
+        let open = |program| Ok::<_, BpfError>(Box::new(Opened(open_program(&pins.program(program))?)));
+        let (ends, forwarded) = (open(ends)?, open(forwarded)?);
         let gates = Box::new(BatchedMap::open(pins, map_name::GATE)?);
-        Self::over(Box::new(Opened(program)), gates, Box::new(BatchedMap::open(pins, map_name::GUARD)?))
+        Self::over([ends, forwarded], gates, Box::new(BatchedMap::open(pins, map_name::GUARD)?))
     }
 
     /// Reads the entries of the given maps.
     pub(super) fn over(
-        program: Box<dyn AsFd + Send>,
+        programs: [Box<dyn AsFd + Send>; 2],
         mut gates: Box<dyn MapOps<u32, u64>>,
         mut addresses: Box<dyn MapOps<Ip6, u32>>,
     ) -> Result<Self, BpfError> {
@@ -47,23 +52,30 @@ impl Routed {
             gates.all()?.into_iter().map(|(id, word)| (id, Gate::from_word(word))).collect();
         known_gates.retain(|_, gate| *gate != Gate::NONE);
         let known_addresses = addresses.all()?.into_iter().collect();
-        Ok(Self { program, gates, addresses, known_gates, known_addresses, waiting: BTreeMap::new() })
+        Ok(Self { programs, gates, addresses, known_gates, known_addresses, waiting: BTreeMap::new() })
     }
 
-    /// A value with these gates open, whose program is a placeholder.
+    /// A value with these gates open, whose programs are placeholders.
     ///
     /// # Panics
     /// There is no /dev/null.
     #[cfg(test)]
     pub(crate) fn in_memory(gates: &[(u32, Gate)]) -> Self {
-        let nothing = std::fs::File::open("/dev/null").unwrap();
+        let nothing = || -> Box<dyn AsFd + Send> { Box::new(std::fs::File::open("/dev/null").unwrap()) };
         let gates: BTreeMap<u32, u64> = gates.iter().map(|(id, gate)| (*id, gate.to_word())).collect();
-        Self::over(Box::new(nothing), Box::new(gates), Box::new(BTreeMap::new())).unwrap()
+        Self::over([nothing(), nothing()], Box::new(gates), Box::new(BTreeMap::new())).unwrap()
     }
 
-    /// The program for the node's packet filter.
-    pub fn program(&self) -> BorrowedFd<'_> {
-        (*self.program).as_fd()
+    /// The programs for the node's packet filter: for packets to the node itself and from it, and for those that
+    /// it forwards.
+    pub fn programs(&self) -> [BorrowedFd<'_>; 2] {
+        self.programs.each_ref().map(|program| (**program).as_fd())
+    }
+
+    /// The attachment that each address leads to.
+    pub fn leads(&self) -> BTreeMap<IpAddr, u32> {
+        let address = |it: &Ip6| Ipv6Addr::from(it.octets).to_canonical();
+        self.known_addresses.iter().map(|(it, id)| (address(it), *id)).collect()
     }
 
     /// Returns the first of these addresses that belongs to another attachment, with that attachment's
@@ -93,8 +105,8 @@ impl Routed {
         self.give_up(|address, of| of == id && !wanted.contains(address))
     }
 
-    /// Sets which traffic an attachment's device leaves to the packet filter. Addresses have to be guarded
-    /// before the gate opens, and may be released only after it has closed.
+    /// Sets where the node receives an attachment's frames, and which traffic its device leaves to the packet
+    /// filter. Addresses have to be guarded before the gate opens, and may be released only after it has closed.
     ///
     /// # Errors
     /// The map could not be written.
@@ -111,6 +123,20 @@ impl Routed {
         Ok(())
     }
 
+    /// Makes all devices judge all of their traffic again, which still know where the node receives frames.
+    ///
+    /// # Errors
+    /// The map could not be written.
+    pub fn close(&mut self) -> Result<(), BpfError> {
+        let open: Vec<(u32, Gate)> = self
+            .known_gates
+            .iter()
+            .filter(|(_, gate)| gate.is_open())
+            .map(|(id, gate)| (*id, *gate))
+            .collect();
+        open.into_iter().try_for_each(|(id, gate)| self.set_gate(id, gate.to_closed()))
+    }
+
     /// Makes the attachment's device judge all of its traffic again. Idempotent.
     ///
     /// # Errors
@@ -122,8 +148,9 @@ impl Routed {
     }
 
     /// The attachments whose devices leave packets to the packet filter.
-    pub fn open_gates(&self) -> Vec<u32> {
-        self.known_gates.keys().copied().collect()
+    #[cfg(test)]
+    pub(crate) fn open_gates(&self) -> Vec<u32> {
+        self.known_gates.iter().filter(|(_, gate)| gate.is_open()).map(|(id, _)| *id).collect()
     }
 
     /// The gate of an attachment.
@@ -208,7 +235,8 @@ pub fn close_gates(root: &Path) -> Result<(), BpfError> {
     if !exists(&pins.map(map_name::GATE))? || !exists(&pins.program(Program::Routed))? {
         return Ok(());
     }
-    let mut routed = Routed::open(&pins)?;
+    // No program is run here, and an earlier agent has one of them only.
+    let mut routed = Routed::with(&pins, [Program::Routed; 2])?;
     routed.known().into_iter().try_for_each(|id| routed.forget(id))
 }
 
@@ -224,8 +252,7 @@ mod tests {
     fn leads(routed: &mut Routed) -> BTreeMap<IpAddr, u32> {
         let entered: BTreeMap<Ip6, u32> = routed.addresses.all().unwrap().into_iter().collect();
         assert_eq!(entered, routed.known_addresses, "the cache is what the map has");
-        let address = |it: Ip6| std::net::Ipv6Addr::from(it.octets).to_canonical();
-        entered.into_iter().map(|(it, id)| (address(it), id)).collect()
+        routed.leads()
     }
 
     fn expected(entries: &[(&str, u32)]) -> BTreeMap<IpAddr, u32> {

@@ -174,6 +174,7 @@ impl Enforcer {
 
     /// Why traffic passes or does not.
     pub fn explain(&self, question: &Question) -> Vec<Path> {
+        let routed = self.routed().leads();
         let state = self.lock();
         let endpoints: Vec<Endpoint> = state.roster().endpoints().values().map(|it| (**it).clone()).collect();
         let sources = self.sources();
@@ -193,6 +194,7 @@ impl Enforcer {
             desired: state.policies().desired(),
             node: self.defaults().rules(),
             behind_translation: sources.behind_translation,
+            routed: &routed,
             restrictions: &sources.options.restrictions,
         };
         explain(&view, question)

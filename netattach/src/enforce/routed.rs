@@ -14,12 +14,14 @@ use std::time::Instant;
 
 use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
+use super::routed_to::{self, RoutedTo};
 use crate::bpf::{self, Gate};
 use crate::error_chain::Chain;
 use crate::hooks::HookPoint;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
 use crate::objects::access::Restrictions;
+use crate::plan::host_access;
 use crate::policy::index::is_on_default;
 use crate::put_back::PutBack;
 
@@ -50,18 +52,55 @@ struct State {
     found: u64,
 }
 
-/// Where the node receives frames of an attachment for routing.
+/// Where the node receives frames of an attachment for routing, and sends its own to the attachment from.
 struct Gateway {
-    /// The node's end of the link.
-    device: u32,
-    /// The node routes packets that arrive there; otherwise a bridge switches them.
-    routed: bool,
-    /// The link that owns `mac`.
-    link: u32,
+    way: Way,
+    /// The links on which `mac` and `opens` depend, besides those of `way`.
+    links: Vec<u32>,
     /// `None`: nowhere.
     mac: Option<Mac>,
+    /// Whether all frames to `mac` reach the node's routing and no others do: the device may leave them to the table.
+    opens: bool,
     /// Its number in the count of found gateways.
     found: u64,
+}
+
+/// How an attachment and the node's routing reach each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By this end of the link, where the node routes.
+    End(u32),
+    /// By the bridge of which this end of the link is a port. The address is one of the attachment's.
+    Bridge(u32, IpAddr),
+    /// As another plugin has made it, with this end of the link on the node. The address is one of the attachment's.
+    Found(u32, IpAddr),
+    /// By the node's own link on this parent (`hostAccess`).
+    Beside(u32),
+}
+
+impl Way {
+    /// Returns the way of an attachment that the node routes these addresses to; `None`: it is not known.
+    fn of(attachment: &EnforcedAttachment, addresses: &[IpAddr]) -> Option<Self> {
+        let address = *addresses.first()?;
+        match (&attachment.point, &attachment.routed_to) {
+            (HookPoint::NodeEnd(device), _) if attachment.is_delegated() => {
+                Some(Self::Found(*device, address))
+            }
+            (HookPoint::NodeEnd(device), _) if attachment.routed => Some(Self::End(*device)),
+            (HookPoint::NodeEnd(device), _) => Some(Self::Bridge(*device, address)),
+            (HookPoint::Parent { .. } | HookPoint::Pod(_), RoutedTo::Beside { parent, .. }) => {
+                Some(Self::Beside(*parent))
+            }
+            (HookPoint::Parent { .. } | HookPoint::Pod(_) | HookPoint::Nowhere(_), _) => None,
+        }
+    }
+
+    /// The link that it is known by.
+    fn link(self) -> u32 {
+        match self {
+            Self::End(link) | Self::Bridge(link, _) | Self::Found(link, _) | Self::Beside(link) => link,
+        }
+    }
 }
 
 impl Routed {
@@ -116,7 +155,7 @@ impl Routed {
             state.missing = Some(of_another(&whose));
             return state.close();
         }
-        netlink::install_guard(&state.owner, state.maps.program()).map_err(EnforceError::NoGuard)
+        netlink::install_guard(&state.owner, state.maps.programs()).map_err(EnforceError::NoGuard)
     }
 
     /// Removes the table if it is not wanted, once no device leaves packets to it.
@@ -210,6 +249,11 @@ impl Routed {
         Ok(attachment.routed_addresses(host)?)
     }
 
+    /// The attachment that each address leads to in the table.
+    pub(super) fn leads(&self) -> BTreeMap<IpAddr, u32> {
+        self.lock().maps.leads()
+    }
+
     /// Forgets an attachment. Idempotent.
     pub(super) fn forget(&self, id: u32) -> Result<(), EnforceError> {
         self.lock().forget(id)
@@ -255,9 +299,9 @@ impl Routed {
         let mut host = Handle::open()?;
         let mut outcome = Ok(());
         for id in touched {
-            let known = self.lock().gateways.get(&id).map(|it| (it.device, it.routed, it.found));
-            let Some((device, routed, found)) = known else { continue };
-            let looked = Gateway::find(device, routed, &mut host);
+            let known = self.lock().gateways.get(&id).map(|it| (it.way, it.found));
+            let Some((way, found)) = known else { continue };
+            let looked = Gateway::find(way, &mut host);
             let put = looked.and_then(|gateway| self.lock().put_again(id, found, gateway));
             outcome = put.and(outcome);
         }
@@ -287,12 +331,13 @@ impl State {
         }
         self.maps.guard(attachment.id, addresses)?;
         self.labels.insert(attachment.id, attachment.label.clone());
-        // Only in this case it is known how packets reach the node.
-        if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
-            let gateway = Gateway::find(*device, attachment.routed, host)?;
-            self.put(attachment.id, gateway)?;
+        match Way::of(attachment, addresses) {
+            Some(way) => self.put(attachment.id, Gateway::find(way, host)?),
+            None => {
+                self.gateways.remove(&attachment.id);
+                self.set_gate(attachment.id)
+            }
         }
-        Ok(())
     }
 
     fn forget(&mut self, id: u32) -> Result<(), EnforceError> {
@@ -318,7 +363,7 @@ impl State {
     /// Makes all devices judge everything, including those of an earlier agent's attachments that are not
     /// adopted.
     fn close(&mut self) -> Result<(), EnforceError> {
-        self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
+        Ok(self.maps.close()?)
     }
 
     /// Restores the table, unless another owner's table has its name or it was restored too often lately.
@@ -334,16 +379,18 @@ impl State {
             return Err(of_another(&whose));
         }
         self.put_back.check(&(), now).map_err(fought_over)?;
-        netlink::install_guard(&self.owner, self.maps.program()).map_err(said)?;
+        netlink::install_guard(&self.owner, self.maps.programs()).map_err(said)?;
         self.put_back.count((), now);
         Ok(())
     }
 
     fn set_gate(&mut self, id: u32) -> Result<(), EnforceError> {
-        let mac = self.gateways.get(&id).and_then(|gateway| gateway.mac);
+        let known = self.gateways.get(&id).and_then(|gateway| Some((gateway.mac?, gateway.opens)));
+        let known = known.map(|(mac, opens)| (netattach_common::Mac { octets: mac.0 }, opens));
         let [v4, v6] = self.bridged;
-        let gate = match mac.filter(|_| self.missing.is_none()) {
-            Some(mac) => Gate::new(netattach_common::Mac { octets: mac.0 }, v4, v6),
+        let gate = match known {
+            Some((mac, true)) if self.missing.is_none() => Gate::new(mac, v4, v6),
+            Some((mac, _)) => Gate::closed(mac),
             None => Gate::NONE,
         };
         Ok(self.maps.set_gate(id, gate)?)
@@ -389,7 +436,12 @@ impl State {
         let is_touched = |gateway: &Gateway| match changes {
             Changes::Anything => true,
             Changes::Of(touched) => {
-                [gateway.device, gateway.link].iter().any(|it| touched.links.contains(it))
+                // The node's link on a parent is found by its name: any link may have become that one.
+                let may_come = gateway.mac.is_none() && matches!(gateway.way, Way::Beside(_));
+                let is_one = |it: &u32| touched.links.contains(it);
+                is_one(&gateway.way.link())
+                    || gateway.links.iter().any(is_one)
+                    || may_come && !touched.links.is_empty()
             }
         };
         self.gateways.iter().filter(|(_, gateway)| is_touched(gateway)).map(|(id, _)| *id).collect()
@@ -430,18 +482,58 @@ fn of_another(whose: &str) -> String {
 }
 
 impl Gateway {
-    fn find(device: u32, routed: bool, host: &mut Handle) -> Result<Self, EnforceError> {
-        let nowhere = Self { device, routed, link: device, mac: None, found: 0 };
+    fn find(way: Way, host: &mut Handle) -> Result<Self, EnforceError> {
+        let at = |links: Vec<u32>, mac, opens| Self { way, links, mac, opens, found: 0 };
+        let nowhere = at(Vec::new(), None, false);
+        let (device, address) = match way {
+            Way::Beside(parent) => {
+                let link = host.find_link(&host_access::device(parent))?;
+                return Ok(link.map_or(nowhere, |link| at(vec![link.index], link.mac, false)));
+            }
+            Way::End(device) => {
+                let end = host.forwarding_state(device)?;
+                return Ok(end.map_or(nowhere, |end| at(Vec::new(), end.mac, true)));
+            }
+            Way::Bridge(device, address) | Way::Found(device, address) => (device, address),
+        };
         let Some(end) = host.forwarding_state(device)? else { return Ok(nowhere) };
-        if routed {
-            return Ok(Self { mac: end.mac, ..nowhere });
+        let controller = match end.controller {
+            Some(index) => host.forwarding_state(index)?,
+            None => None,
+        };
+        let is_own = matches!(way, Way::Bridge(..));
+        let Some(controller) = controller else {
+            // Another plugin's end by which the node routes.
+            let mac = end.mac.filter(|_| !is_own && end.controller.is_none());
+            return Ok(at(end.controller.into_iter().collect(), mac, false));
+        };
+        let Some(settings) = controller.bridge else {
+            // Another plugin's: the end routes within a VRF, or is a port of Open vSwitch, whose own port the node
+            // routes by.
+            let by = match controller.kind.as_str() {
+                _ if is_own => None,
+                "vrf" => Some(device),
+                _ => host.matching_route(address)?.and_then(|route| route.interface),
+            };
+            return match by {
+                Some(by) => at(vec![controller.index, by], None, false).with_mac_of(by, host),
+                None => Ok(at(vec![controller.index], None, false)),
+            };
+        };
+        let (bridge, mac) = (controller.index, controller.mac);
+        if is_own && !settings.vlan_filtering {
+            return Ok(at(vec![bridge], mac, true));
         }
-        let Some(index) = end.controller else { return Ok(nowhere) };
-        let bridge = host.forwarding_state(index)?.filter(|link| {
-            // A VLAN-aware bridge may not know its own address in each VLAN, and floods frames for it.
-            link.bridge.is_some_and(|bridge| !bridge.vlan_filtering)
-        });
-        Ok(Self { link: index, mac: bridge.and_then(|bridge| bridge.mac), ..nowhere })
+        // A VLAN-aware bridge may not know its own address in each VLAN, and floods frames for it: the node receives
+        // them where it routes to the attachment, and others may as well.
+        let Some(by) = routed_to::gateway_on(bridge, address, host)? else {
+            return Ok(at(vec![bridge], None, false));
+        };
+        at(vec![bridge, by], None, false).with_mac_of(by, host)
+    }
+
+    fn with_mac_of(self, link: u32, host: &mut Handle) -> Result<Self, EnforceError> {
+        Ok(Self { mac: host.forwarding_state(link)?.and_then(|link| link.mac), ..self })
     }
 }
 
@@ -482,7 +574,8 @@ mod tests {
         let mut state = state(&[(3, gate), (4, gate)]);
         // The record of the other attachment could not be read.
         let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
-        state.gateways.insert(3, Gateway { device: 7, routed: true, link: 7, mac, found: 0 });
+        let gateway = Gateway { way: Way::End(7), links: Vec::new(), mac, opens: true, found: 0 };
+        state.gateways.insert(3, gateway);
         assert_eq!(state.maps.open_gates(), [3, 4]);
         state.close().unwrap();
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
@@ -551,6 +644,52 @@ mod tests {
         }
     }
 
+    /// Needs root, like the agent.
+    #[test]
+    fn a_gate_opens_where_all_frames_for_the_node_reach_it_and_elsewhere_the_address_alone_is_known() {
+        use std::os::fd::AsFd;
+
+        use crate::netns::{Netns, within};
+        use crate::spec::{self, Addressing};
+
+        within(&Netns::private().unwrap(), || {
+            let mut host = Handle::open().unwrap();
+            let mut port_of = |name: &str, vlan_filtering, address: &str| {
+                let bridge =
+                    spec::Bridge { name: name.to_owned(), vlan_filtering, ..spec::Bridge::default() };
+                let bridge = host.ensure_bridge(&bridge).unwrap().link.index;
+                let addressing =
+                    Addressing { addresses: vec![address.parse().unwrap()], ..Addressing::default() };
+                host.configure(bridge, &addressing).unwrap();
+                let port = spec::BridgePort { bridge: name.to_owned(), ..spec::BridgePort::default() };
+                let [host_name, pod_name] = [format!("{name}a"), format!("{name}b")];
+                let veth =
+                    spec::Veth { host_name, pod_name, mtu: None, mac: None, group: 0, port: Some(port) };
+                let (own, mut inside) = (Netns::current().unwrap(), Handle::open().unwrap());
+                host.create_veth(&veth, Some(bridge), own.as_fd(), &mut inside).unwrap();
+                let [port, end] = ["a", "b"].map(|last| host.link(&format!("{name}{last}")).unwrap());
+                (host.link(name).unwrap(), port.index, end)
+            };
+            let (plain, port, end) = port_of("plain", false, "10.9.0.1/24");
+            let (aware, tagging, _) = port_of("aware", true, "10.8.0.1/24");
+            let [on_plain, on_aware, beyond]: [IpAddr; 3] =
+                ["10.9.0.7", "10.8.0.7", "10.7.0.7"].map(|it| it.parse().unwrap());
+            for (way, mac, opens) in [
+                (Way::Bridge(port, on_plain), plain.mac, true),
+                (Way::Bridge(tagging, on_aware), aware.mac, false),
+                (Way::Bridge(tagging, beyond), None, false),
+                (Way::Found(port, on_plain), plain.mac, false),
+                (Way::Found(end.index, beyond), end.mac, false),
+                (Way::End(end.index), end.mac, true),
+                (Way::Beside(plain.index), None, false),
+            ] {
+                let found = Gateway::find(way, &mut host).unwrap();
+                assert_eq!((found.mac, found.opens), (mac, opens), "{way:?}");
+            }
+        })
+        .unwrap();
+    }
+
     #[test]
     fn nothing_is_done_only_while_the_table_and_what_gates_depend_on_are_as_they_were() {
         let mut state = state(&[]);
@@ -571,7 +710,11 @@ mod tests {
     fn gates_are_set_where_something_has_changed_and_of_who_was_not_looked_at_meanwhile() {
         let gateway = |device: u32, link: u32, last: u8| {
             let mac = Some(Mac([2, 0, 0, 0, 0, last]));
-            Gateway { device, routed: device == link, link, mac, found: 0 }
+            let way = match device == link {
+                true => Way::End(device),
+                false => Way::Bridge(device, [10, 0, 0, 7].into()),
+            };
+            Gateway { way, links: vec![link], mac, opens: true, found: 0 }
         };
         let gate =
             |last: u8, v4| Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, last] }, v4, false);
@@ -621,7 +764,8 @@ mod tests {
         // So that it is not installed here.
         (0..5).for_each(|_| state.put_back.count((), now));
         // No device has that index, and the kernel refuses to be asked for it.
-        state.gateways.insert(3, Gateway { device: 0, routed: true, link: 0, mac: None, found: 0 });
+        let gateway = Gateway { way: Way::End(0), links: Vec::new(), mac: None, opens: false, found: 0 };
+        state.gateways.insert(3, gateway);
         let routed = Routed(Mutex::new(state));
         let keep = || routed.keep(&Changes::Anything, || panic!("nothing is put back"));
         let refused = keep().unwrap_err();

@@ -98,14 +98,28 @@ fn found(addresses: &[IpAddr], end: u32, host: &mut Handle) -> Result<Vec<IpAddr
     let Some(bridge) = controller.filter(|link| link.bridge.is_some()) else { return Ok(addresses.to_vec()) };
     let mut routed = Vec::with_capacity(addresses.len());
     for address in addresses {
-        let by = host.matching_route(*address)?.and_then(|route| route.interface);
-        if let Some(by) = by
-            && leads_to_bridge(by, bridge.index, host)?
-        {
+        if gateway_on(bridge.index, *address, host)?.is_some() {
             routed.push(*address);
         }
     }
     Ok(routed)
+}
+
+/// Returns the link by which the node routes to an address over a bridge: the bridge itself, or the node's end of a
+/// veth to it.
+///
+/// # Errors
+/// The kernel could not be queried.
+pub(super) fn gateway_on(
+    bridge: u32,
+    address: IpAddr,
+    host: &mut Handle,
+) -> Result<Option<u32>, netlink::Error> {
+    let by = host.matching_route(address)?.and_then(|route| route.interface);
+    Ok(match by {
+        Some(by) if leads_to_bridge(by, bridge, host)? => Some(by),
+        _ => None,
+    })
 }
 
 /// Whether packets that leave by a link of the node reach a bridge: the link is the bridge, or a veth whose other end

@@ -41,11 +41,14 @@ struct Chain {
     priority: i32,
 }
 
+/// `NF_INET_FORWARD`.
+const FORWARD: u32 = 2;
+
 /// After destination translation (-100) and the usual filters (0), before source translation (100) and before IPVS
 /// takes answers (99) or has taken packets (98).
 const CHAINS: [Chain; 3] = [
     Chain { name: "input", hook: 1, priority: 99 },
-    Chain { name: "forward", hook: 2, priority: 90 },
+    Chain { name: "forward", hook: FORWARD, priority: 90 },
     Chain { name: "output", hook: 3, priority: 90 },
 ];
 
@@ -56,13 +59,15 @@ const INFO_LEN: usize = 2 + 2 + 4 + 512 + 8;
 const BY_DESCRIPTOR: u16 = 2;
 const INFO_REVISION: u32 = 1;
 
-/// Installs the table, replacing any of the same name; it drops packets for which the program returns 1.
-/// `owner`: the state directory of the agent.
+/// Installs the table, replacing any of the same name; it drops packets for which a program returns 1.
+/// `owner`: the state directory of the agent. The first program judges packets to the node itself and from it, the
+/// second one those that the node forwards.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_compat` or `xt_bpf`.
-pub fn install_guard(owner: &str, program: BorrowedFd<'_>) -> Result<(), Error> {
-    transact(NAME, &[remove(), install(owner, program.as_raw_fd())].concat())
+pub fn install_guard(owner: &str, programs: [BorrowedFd<'_>; 2]) -> Result<(), Error> {
+    let programs = programs.map(|program| program.as_raw_fd());
+    transact(NAME, &[remove(), install(owner, programs)].concat())
 }
 
 /// Describes the owner of the table of that name, if the table exists and does not belong to this agent.
@@ -211,11 +216,12 @@ fn remove() -> Vec<Vec<u8>> {
     vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
 }
 
-fn install(owner: &str, program: i32) -> Vec<Vec<u8>> {
+fn install(owner: &str, [ends, forwarded]: [i32; 2]) -> Vec<Vec<u8>> {
+    let program = |chain: &Chain| if chain.hook == FORWARD { forwarded } else { ends };
     let mut messages = vec![object(NEW_TABLE, CREATE, &named(TABLE, &comment_of(owner)))];
     messages.extend(CHAINS.iter().map(|chain| object(NEW_CHAIN, CREATE, &chain_attributes(chain))));
     messages.extend(
-        CHAINS.iter().map(|chain| object(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))),
+        CHAINS.iter().map(|chain| object(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program(chain)))),
     );
     messages
 }
@@ -277,8 +283,7 @@ mod tests {
 
     #[test]
     fn messages_are_whole() {
-        let program = 7;
-        let batch = install("/state", program).concat();
+        let batch = install("/state", [7, 8]).concat();
         let kinds: Vec<u16> = messages(&batch).map(|message| message.kind & 0xff).collect();
         assert_eq!(kinds, [NEW_TABLE, NEW_CHAIN, NEW_CHAIN, NEW_CHAIN, NEW_RULE, NEW_RULE, NEW_RULE]);
         let length = messages(&batch).map(|message| message.body.len() + 16).sum::<usize>();

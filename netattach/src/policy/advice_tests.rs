@@ -68,6 +68,7 @@ impl Scene {
             desired: &desired,
             node: self.node,
             behind_translation: false,
+            routed: &BTreeMap::new(),
             restrictions: &Restrictions::default(),
         };
         explain(&view, &Question { from: from.clone(), to: to.clone(), traffic })

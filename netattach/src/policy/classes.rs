@@ -100,8 +100,8 @@ struct Grants {
     /// The rule of each grant and the start of its traffic, which ends at the start of the next.
     all: Vec<(RuleId, u32)>,
     traffic: Vec<Traffic>,
-    /// The rule that holds only as [`Origin::AsRouted`] says. There is one at most.
-    as_routed: Option<RuleId>,
+    /// The rule that holds only as [`Origin::OfNode`] says. There is one at most.
+    of_node: Option<RuleId>,
 }
 
 impl Grants {
@@ -145,8 +145,8 @@ impl TablesBuilder {
             return Err(Excess::Entries);
         }
         let id = RuleId::try_from(self.rules.len() + 1).unwrap_or(RuleId::MAX);
-        if matches!(rule.origin, Origin::AsRouted(_)) {
-            self.grants.as_routed = Some(id);
+        if matches!(rule.origin, Origin::OfNode(_)) {
+            self.grants.of_node = Some(id);
         }
         for (address, traffic) in rule.traffic_of {
             let traffic: Vec<Traffic> = traffic.into_iter().collect();
@@ -320,7 +320,7 @@ impl Classes {
         if all.len() > 1 {
             let holds = |traffic: Traffic| {
                 all.binary_search_by_key(&traffic, |(traffic, _)| *traffic)
-                    .is_ok_and(|at| Some(all[at].1) != self.grants.as_routed)
+                    .is_ok_and(|at| Some(all[at].1) != self.grants.of_node)
             };
             let covered: Vec<bool> = all.iter().map(|(traffic, _)| wider(*traffic).any(holds)).collect();
             let mut covered = covered.into_iter();

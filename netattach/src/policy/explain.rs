@@ -16,7 +16,7 @@ use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
 use super::evaluate::{judge, peer_entry};
 use super::index::{Endpoint, is_on_default, published_addresses};
-use super::lookup::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name};
+use super::lookup::{ClassId, CompiledPolicy, Origin, PortPrefix, RuleId, protocol_name};
 use crate::objects::access::Restrictions;
 use crate::objects::policy::Direction;
 use crate::objects::remote::RemotePod;
@@ -223,6 +223,8 @@ pub struct View<'a> {
     pub node: NodeRules,
     /// Traffic that the node routes from and to default networks is judged after the node has translated addresses.
     pub behind_translation: bool,
+    /// The attachment that each address leads to there.
+    pub routed: &'a BTreeMap<IpAddr, u32>,
     /// Which network is the node's default.
     pub restrictions: &'a Restrictions,
 }
@@ -303,8 +305,8 @@ impl View<'_> {
         if !same_family || !spoken || !judged || !(anywhere || shared.is_some()) {
             return None;
         }
-        let egress = self.leg(from.endpoint, Direction::Egress, to.named.address, traffic);
-        let ingress = self.leg(to.endpoint, Direction::Ingress, from.named.address, traffic);
+        let egress = self.leg(from, Direction::Egress, to.named.address, traffic);
+        let ingress = self.leg(to, Direction::Ingress, from.named.address, traffic);
         let limits =
             [(from, &egress), (to, &ingress)].into_iter().filter_map(|(of, leg)| self.limit(of, leg));
         Some(Path {
@@ -319,10 +321,16 @@ impl View<'_> {
         })
     }
 
-    /// Whether the node may translate a destination that is no pod's.
+    /// Whether the node may translate a destination that is no pod's before the destination is judged.
     fn is_translated(&self, from: &Candidate<'_>, to: &Candidate<'_>) -> bool {
-        let by_the_node = from.endpoint.is_some() && is_on_default(&from.at, self.restrictions);
+        let by_the_node = is_on_default(&from.at, self.restrictions) && self.is_routed(from);
         self.behind_translation && by_the_node && to.named.pod.is_none()
+    }
+
+    /// Whether the node's packet filter judges what a candidate sends by its address.
+    fn is_routed(&self, of: &Candidate<'_>) -> bool {
+        let leads_to = self.routed.get(&of.named.address);
+        of.endpoint.is_some_and(|endpoint| leads_to == Some(&endpoint.id))
     }
 
     /// The limit of enforcement at an end that a policy isolates.
@@ -337,8 +345,8 @@ impl View<'_> {
         Some(Limit { of: of.named.clone(), enforcement: *level, why: why.clone() })
     }
 
-    fn leg(&self, at: Option<&Endpoint>, direction: Direction, peer: IpAddr, traffic: Asked) -> Leg {
-        let Some(endpoint) = at else { return Leg::NotHere };
+    fn leg(&self, at: &Candidate<'_>, direction: Direction, peer: IpAddr, traffic: Asked) -> Leg {
+        let Some(endpoint) = at.endpoint else { return Leg::NotHere };
         match traffic.form {
             Form::Link => return Leg::KeepsLink,
             Form::Ethertype(number) if endpoint.ethertypes.contains(&number) => return Leg::Named,
@@ -377,7 +385,11 @@ impl View<'_> {
             return Leg::AcceptedIcmp;
         }
         match self.programmed.policies.get(&policy) {
-            Some(compiled) => decided(policy, compiled, selected_by, peer, traffic),
+            Some(compiled) => {
+                // A question names no link-layer address: the node is taken at its word.
+                let is_node_excepted = direction == Direction::Ingress || self.is_routed(at);
+                decided((policy, compiled), selected_by, peer, traffic, is_node_excepted)
+            }
             None if policy == crate::policy::diff::DENY_ALL => Leg::OverCapacity { selected_by },
             None => Leg::Unknown { policy },
         }
@@ -394,16 +406,22 @@ impl<'a> Candidate<'a> {
     }
 }
 
+/// `is_node_excepted`: the rule about the pod's own node holds.
 fn decided(
-    policy: PolicyId,
-    compiled: &CompiledPolicy,
+    (policy, compiled): (PolicyId, &CompiledPolicy),
     selected_by: Vec<String>,
     peer: IpAddr,
     traffic: Asked,
+    is_node_excepted: bool,
 ) -> Leg {
     let entry = peer_entry(compiled, peer);
     let Asked { protocol, port, .. } = traffic.as_rules_name_it();
     let missing = match (judge(compiled, peer, protocol, port), entry) {
+        (Decision::Allow { rule }, _)
+            if !is_node_excepted && matches!(compiled.rules.get(&rule), Some(Origin::OfNode(_))) =>
+        {
+            Missing::Peer
+        }
         (Decision::Allow { rule }, Some((peer, class))) => {
             let by = compiled.rules.get(&rule).map(ToString::to_string).unwrap_or_default();
             return Leg::Allowed { policy, peer, class, rule, by };

@@ -48,6 +48,11 @@ fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traff
         )]),
         rules: BTreeMap::from([(1, "shop/p ingress[0]".into())]),
     };
+    let to_the_node = CompiledPolicy {
+        peers: BTreeMap::from([("192.0.2.1/32".parse().unwrap(), class)]),
+        ports: BTreeMap::from([(PortPrefix { class, traffic: Traffic::Any }, 1)]),
+        rules: BTreeMap::from([(1, Origin::OfNode("the pod's own node"))]),
+    };
     let selected = Arc::new(EndpointPolicy {
         policies: ["other", "p"].map(|name| PolicyName::multi(ObjectName::new("shop", name))).into(),
         ingress_by: vec![PolicyName::multi(ObjectName::new("shop", "p"))],
@@ -55,6 +60,7 @@ fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traff
         ..EndpointPolicy::default()
     });
     let ingress = |ingress| PolicyIds { ingress, egress: 0 };
+    let routed = [("10.0.0.1", 1), ("10.0.0.2", 2), ("10.0.0.6", 6)];
     let view = View {
         objects: &with_pods_of_other_nodes(),
         endpoints: &[
@@ -63,12 +69,20 @@ fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traff
             endpoint(3, "db", "other", "10.9.0.2"),
             endpoint(4, "full", "lan", "10.0.0.4"),
             endpoint(5, "old", "lan", "10.0.0.5"),
+            endpoint(6, "routed", "lan", "10.0.0.6"),
+            endpoint(8, "unrouted", "lan", "10.0.0.8"),
         ],
         limited: &BTreeMap::new(),
         programmed: &Programmed {
-            policies: BTreeMap::from([(7, Arc::new(compiled))]),
-            endpoints: BTreeMap::from([(2, ingress(7)), (4, ingress(DENY_ALL)), (5, ingress(3))]),
-            last_id: 7,
+            policies: BTreeMap::from([(7, Arc::new(compiled)), (8, Arc::new(to_the_node))]),
+            endpoints: BTreeMap::from([
+                (2, ingress(7)),
+                (4, ingress(DENY_ALL)),
+                (5, ingress(3)),
+                (6, PolicyIds { ingress: 8, egress: 8 }),
+                (8, PolicyIds { ingress: 8, egress: 8 }),
+            ]),
+            last_id: 8,
         },
         desired: &Desired {
             endpoints: BTreeMap::from([(2, selected.clone()), (4, selected)]),
@@ -76,6 +90,7 @@ fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traff
         },
         node,
         behind_translation: true,
+        routed: &routed.map(|(address, id)| (address.parse().unwrap(), id)).into(),
         restrictions,
     };
     explain(&view, &Question { from, to, traffic })
@@ -213,4 +228,20 @@ fn the_node_may_translate_what_comes_from_its_default_network_by_whichever_attac
     let default_network = Some(NetworkRef::new("shop", "lan"));
     let restrictions = Restrictions { default_network, ..Restrictions::default() };
     assert_eq!(translated(&restrictions), [(lan, true), (other, false)]);
+}
+
+/// What a pod sends to its node is denied at its device where the node's packet filter does not judge it again.
+#[test]
+fn the_node_is_excepted_from_egress_by_addresses_that_it_judges_again() {
+    let class = NOTHING + 1;
+    let peer = "192.0.2.1/32".parse().unwrap();
+    let allowed =
+        || Leg::Allowed { policy: 8, peer, class, rule: 1, by: "the pod's own node".to_owned() };
+    let denied = Leg::Denied { policy: 8, selected_by: Vec::new(), missing: Missing::Peer };
+    let one = |from, to| legs(NodeRules::default(), from, to, WEB).remove(0);
+    assert_eq!(one(pod("routed"), at("192.0.2.1")), (None, true, allowed(), Leg::NotHere));
+    assert_eq!(one(pod("unrouted"), at("192.0.2.1")), (None, false, denied, Leg::NotHere));
+    for to in ["routed", "unrouted"] {
+        assert_eq!(one(at("192.0.2.1"), pod(to)), (None, true, Leg::NotHere, allowed()), "{to}");
+    }
 }

@@ -46,9 +46,11 @@ pub enum Origin {
     },
     /// Another origin, in words.
     Other(String),
-    /// Another origin, for a rule for all traffic that holds only if the node's packet filter judges the
-    /// packet again after the node's address translation; it does not replace narrower rules of a class.
-    AsRouted(&'static str),
+    /// Another origin, for a rule for all traffic with the node's addresses. It holds only if the packet goes to
+    /// the node's own stack or comes from it ([`PortRule::AS_ROUTED`](netattach_common::PortRule::AS_ROUTED)), and for
+    /// what the pod opens, only if the node's packet filter judges the packet again after the node's address
+    /// translation. So it does not replace narrower rules of a class.
+    OfNode(&'static str),
 }
 
 impl From<&str> for Origin {
@@ -62,7 +64,7 @@ impl fmt::Display for Origin {
         match self {
             Self::Policy { name, direction, position } => write!(f, "{name} {direction}[{position}]"),
             Self::Other(words) => f.write_str(words),
-            Self::AsRouted(words) => f.write_str(words),
+            Self::OfNode(words) => f.write_str(words),
         }
     }
 }

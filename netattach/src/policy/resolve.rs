@@ -302,25 +302,19 @@ fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = Resolve
     };
     let common = common.iter().map(|(origin, rule)| literal(origin.as_str().into(), rule));
     let of_network_policy = key.policies.iter().any(|policy| policy.0.name.kind == PolicyKind::Network);
+    // Traffic to the node's addresses may lead elsewhere: unless it is judged after the address translation, the node
+    // is not excepted.
     let ends_there = key.direction == Direction::Ingress || !options.node_may_lead_elsewhere;
     let node = (of_network_policy && ends_there).then(|| ResolvedRule {
         hosts: options.node.iter().copied().collect(),
         traffic: vec![Traffic::Any],
-        ..ResolvedRule::of(of_node(key.direction))
+        ..ResolvedRule::of(OF_NODE)
     });
     common.chain(node).chain(key.dhcp.as_ref().map(|dhcp| of_dhcp(dhcp, key.direction)))
 }
 
-/// Returns the origin of the rule for the node's addresses. Traffic to them may lead elsewhere; unless it
-/// is judged after the address translation, the node is not excepted. An address that leads to no
-/// attachment there is shared by pods, or link-local.
-fn of_node(direction: Direction) -> Origin {
-    const NODE: &str = "the pod's own node";
-    match direction {
-        Direction::Ingress => NODE.into(),
-        Direction::Egress => Origin::AsRouted(NODE),
-    }
-}
+/// The origin of the rule for the node's addresses.
+const OF_NODE: Origin = Origin::OfNode("the pod's own node");
 
 /// Returns the rule for DHCP of an attachment. As a rule has no source port, a named host can be reached
 /// from any port: so only servers and relays are named, or the link if these are not known.

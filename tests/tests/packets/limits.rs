@@ -44,6 +44,23 @@ fn flows_that_others_open_leave_half_of_the_burst_to_the_pod() {
     assert_eq!(out, [Ok(()), Ok(()), refused]);
 }
 
+/// The kubelet's probes do not wait for strangers.
+#[test]
+fn flows_of_the_node_are_not_charged_to_the_half_of_others() {
+    let rig = Rig::isolated(Some(&from_the_node()), None);
+    let rate = Rate { interval: 10_000_000_000 << 16, tolerance: 40_000_000_000, ..Rate::NONE };
+    put(&rig, Checks::default(), Limits { flows: rate, ..Limits::default() });
+    // To the address of the device of test runs, as from the node's stack.
+    let received = |number: u16, port: u16| {
+        let mut frame = to_pod().udp(number, port).frame();
+        frame[..6].fill(0);
+        rig.run(ToPod, &frame)
+    };
+    let refused = Err(DropReason::FlowRate);
+    assert_eq!([1, 2, 3, 4].map(|number| received(number, 53)), [Ok(()), Ok(()), Ok(()), refused]);
+    assert_eq!([1, 2, 3].map(|number| received(number, 8080)), [Ok(()), Ok(()), refused]);
+}
+
 #[test]
 fn bytes_beyond_the_bandwidth_are_dropped_in_either_direction() {
     let rig = Rig::new();

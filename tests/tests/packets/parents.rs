@@ -4,7 +4,7 @@ use std::os::fd::AsRawFd;
 
 use netattach::bpf::probe::has_netns_cookie;
 use netattach::bpf::sys::Instruction;
-use netattach::bpf::{OnParent, Parent, Trunks};
+use netattach::bpf::{Gate, OnParent, Parent, Trunks};
 use netattach::netlink::Handle;
 use netattach_tests::tools::report_skipped;
 
@@ -56,10 +56,15 @@ fn below_a_vlan(rig: &Rig, vlan: u16) -> SchedClassifier {
 
 /// The outcome of a frame of the calling thread's namespace at the parent's egress.
 fn left(rig: &Rig, program: &SchedClassifier, frame: &[u8]) -> Outcome {
-    let before = rig.dataplane.stats(0).unwrap();
+    outcome(rig, 0, program, frame)
+}
+
+/// The outcome of a frame whose drop is counted for an attachment.
+fn outcome(rig: &Rig, counted_for: u32, program: &SchedClassifier, frame: &[u8]) -> Outcome {
+    let before = rig.dataplane.stats(counted_for).unwrap();
     let options = TestRunOptions { data_in: Some(frame), repeat: 1, ..TestRunOptions::new() };
     let verdict = program.test_run(options).expect("run the program").return_value as i32;
-    let after = rig.dataplane.stats(0).unwrap();
+    let after = rig.dataplane.stats(counted_for).unwrap();
     let mut reasons = DropReason::ALL.iter().copied();
     let dropped = reasons.find(|reason| after.drops[*reason as usize] > before.drops[*reason as usize]);
     match (verdict, dropped) {
@@ -120,4 +125,31 @@ fn judge_beneath(rig: &Rig, cookie: u64) {
     assert_eq!(outcomes(), [stranger, Ok(()), stranger]);
     rig.dataplane.remove_attachment(POD).unwrap();
     assert_eq!(outcomes(), [stranger; 3]);
+}
+
+/// Any host of the network can write the node's address. The node's own link on the parent has an address of its own.
+#[test]
+fn on_a_parent_the_node_is_where_its_own_link_is() {
+    const NODE: Mac = Mac([0x02, 0, 0, 0, 0, 0x09]);
+    let rig = Rig::isolated(Some(&from_the_node()), Some(&from_the_node()));
+    let netns_cookie = Handle::open().unwrap().netns_cookie();
+    let on = OnParent { parent: DEVICE, siblings: true, netns_cookie };
+    rig.dataplane.attachments().bind_macvlan(POD, &on).unwrap();
+    let [sends, receives] = ["na_par_from", "na_par_to"]
+        .map(|name| SchedClassifier::from_pin(rig.pin(&format!("prog/{name}"))).unwrap());
+    let mut port = 8080;
+    let mut with = |mac: Mac| {
+        port += 1;
+        let (mut out, mut into) = (from_pod().udp(1, port).frame(), to_pod().udp(1, port).frame());
+        out[..6].copy_from_slice(&mac.0);
+        into[6..12].copy_from_slice(&mac.0);
+        [outcome(&rig, POD, &sends, &out), outcome(&rig, POD, &receives, &into)]
+    };
+    let refused: [Outcome; 2] = [Err(DropReason::EgressPeer), Err(DropReason::IngressPeer)];
+    assert_eq!(with(NODE), refused, "the node has no link there");
+    let mut routed = rig.dataplane.routed().unwrap();
+    routed.guard(POD, &[POD_V4.parse().unwrap()]).unwrap();
+    routed.set_gate(POD, Gate::closed(netattach_common::Mac { octets: NODE.0 })).unwrap();
+    assert_eq!(with(NODE), [Ok(()); 2]);
+    assert_eq!(with(PEER_MAC), refused, "another host with the node's address");
 }

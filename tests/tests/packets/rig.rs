@@ -280,6 +280,13 @@ pub(super) fn allow_all() -> CompiledPolicy {
     policy(&[("0.0.0.0/0", 1), ("::/0", 1)], &[(1, any())])
 }
 
+/// Ingress as for a pod whose node is the peer: anything from the node, and a port of UDP that a policy names.
+pub(super) fn from_the_node() -> CompiledPolicy {
+    let mut ingress = policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, any()), (1, port(17, 53))]);
+    ingress.rules.insert(1, Origin::OfNode("the pod's own node"));
+    ingress
+}
+
 /// TCP 80 for the peer, in both families.
 pub(super) fn web_from_peer() -> CompiledPolicy {
     policy(&[("10.0.0.2/32", 1), ("fd00::2/128", 1)], &[(1, port(6, 80))])

@@ -11,6 +11,7 @@
 //! | `na_shortcut4`, `na_shortcut6` | move most packets between two pods of one bridge to their receiver | `shortcut` |
 //! | `na_plain4`, `na_plain6` | let most packets pass before that, in one step | `plain` |
 //! | `na_first4`, `na_first6` | judge those of them that may begin a flow | `plain` |
+//! | `na_at_node` | asks whether a frame goes to the node's own stack, or comes from it | `frame` |
 //! | `na_tags` | walks over VLAN tags | `frame` |
 //! | `na_read4`, `na_read6` | read IP and transport headers | `functions` |
 //! | `na_options`, `na_neighbour`, `na_dhcp`, `na_dhcp6`, `na_quoted`, `na_padding` | check IPv4 options, ICMPv6, DHCP, ICMP errors and the padding of ARP that a pod sends | `antispoof` |

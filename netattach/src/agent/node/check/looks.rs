@@ -250,7 +250,7 @@ fn packet_filter(settings: &Settings, trial: &Trial) -> Vec<Row> {
         tried.map(|()| String::new()).map_err(|error| missing(&error))
     };
     let guard = match trial.dataplane.as_ref().map(Dataplane::routed) {
-        Ok(Ok(routed)) => in_namespace(&|| netlink::install_guard("check", routed.program())),
+        Ok(Ok(routed)) => in_namespace(&|| netlink::install_guard("check", routed.programs())),
         _ => Err(Lack::Unknown("needs the programs to try".into())),
     };
     let builtin = settings.default_network() == Ok(DefaultNetwork::Builtin);
