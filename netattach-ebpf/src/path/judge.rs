@@ -23,12 +23,7 @@ use crate::path::{
 /// Judges a packet, counts it and, if it is dropped, writes a record of it. `None`: the device is bound to no
 /// attachment. `Err`: the packet must be dropped.
 #[inline(always)]
-pub(crate) fn verdict(
-    ctx: &TcContext,
-    id: u32,
-    side: Side,
-    scope: Option<Scope>,
-) -> Result<PacketClass, ()> {
+pub(crate) fn verdict(ctx: &TcContext, id: u32, side: Side, scope: Option<Scope>) -> Result<PacketClass, ()> {
     let Some(mut scope) = scope else {
         log::denial(id, Stage::Verdict, DropReason::Unbound.into());
         unbound(ctx, side);

@@ -85,12 +85,9 @@ impl Program {
             Self::At(Side::ToPod) | Self::InPod(Side::FromPod) => TcHook::Egress,
             Self::Entry(Entry::InFrom | Entry::InTo) => TcHook::Ingress,
             Self::Entry(Entry::Out) => TcHook::Egress,
-            Self::OnParent(_)
-            | Self::Uplink
-            | Self::Xdp
-            | Self::Routed
-            | Self::Forwarded
-            | Self::Fast => TcHook::Ingress,
+            Self::OnParent(_) | Self::Uplink | Self::Xdp | Self::Routed | Self::Forwarded | Self::Fast => {
+                TcHook::Ingress
+            }
         }
     }
 
@@ -102,12 +99,7 @@ impl Program {
             Self::InPod(Side::ToPod) => Some((map_name::IN_POD, 1)),
             Self::OnParent(Side::FromPod) => Some((map_name::ON_PARENT, 0)),
             Self::OnParent(Side::ToPod) => Some((map_name::ON_PARENT, 1)),
-            Self::At(_)
-            | Self::Entry(_)
-            | Self::Uplink
-            | Self::Xdp
-            | Self::Routed
-            | Self::Forwarded => None,
+            Self::At(_) | Self::Entry(_) | Self::Uplink | Self::Xdp | Self::Routed | Self::Forwarded => None,
         }
     }
 }

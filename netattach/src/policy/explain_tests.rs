@@ -235,8 +235,7 @@ fn the_node_may_translate_what_comes_from_its_default_network_by_whichever_attac
 fn the_node_is_excepted_from_egress_by_addresses_that_it_judges_again() {
     let class = NOTHING + 1;
     let peer = "192.0.2.1/32".parse().unwrap();
-    let allowed =
-        || Leg::Allowed { policy: 8, peer, class, rule: 1, by: "the pod's own node".to_owned() };
+    let allowed = || Leg::Allowed { policy: 8, peer, class, rule: 1, by: "the pod's own node".to_owned() };
     let denied = Leg::Denied { policy: 8, selected_by: Vec::new(), missing: Missing::Peer };
     let one = |from, to| legs(NodeRules::default(), from, to, WEB).remove(0);
     assert_eq!(one(pod("routed"), at("192.0.2.1")), (None, true, allowed(), Leg::NotHere));
