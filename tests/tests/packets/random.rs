@@ -469,13 +469,15 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             endpoints: [(1, ids)].into(),
             last_id: 0,
         };
-        let (limited, node, restrictions) = (BTreeMap::new(), NodeRules::default(), Restrictions::default());
+        let (limited, routed) = (BTreeMap::new(), BTreeMap::new());
+        let (node, restrictions) = (NodeRules::default(), Restrictions::default());
         let view = View {
             objects: &objects,
             endpoints: &endpoints,
             limited: &limited,
             programmed: &programmed,
             desired: &desired,
+            routed: &routed,
             node,
             behind_translation: false,
             restrictions: &restrictions,
