@@ -54,27 +54,30 @@ pub(super) async fn follow_wanted(
             continue;
         }
         let kept = keeping.begins(Instant::now());
-        let with_more = *more.borrow_and_update() || left_out.then == left_out.usually;
-        follower.left_out = Arc::clone(if with_more { &left_out.then } else { &left_out.usually });
-        follower.view.begins(follower.resource, with_more);
-        let is_unwanted = tokio::select! {
-            () = follower.run() => true,
-            () = unwanted(&mut wanted, kept) => true,
-            () = needed(&mut more), if !with_more => false,
-        };
-        // What is known stays until the list with more is complete.
-        if is_unwanted {
-            keeping.ends(Instant::now());
-            follower.view.forget(follower.resource);
+        let mut urgency = wanted.clone();
+        let mut with_more = *more.borrow_and_update() || left_out.then == left_out.usually;
+        loop {
+            follower.left_out = Arc::clone(if with_more { &left_out.then } else { &left_out.usually });
+            follower.view.begins(follower.resource, with_more);
+            tokio::select! {
+                () = follower.run() => break,
+                () = unwanted(&mut wanted, kept) => break,
+                // What is known stays until the list with more is complete.
+                () = needed(&mut more, &mut urgency, spread(SPREAD)), if !with_more => with_more = true,
+            }
         }
+        keeping.ends(Instant::now());
+        follower.view.forget(follower.resource);
     }
 }
 
-/// Waits until more is needed.
-async fn needed(more: &mut watch::Receiver<bool>) {
+/// Waits until more is needed, and then for that time, or until something waits for the kind. What is known is
+/// followed meanwhile: it must not grow old and then pass for what is.
+async fn needed(more: &mut watch::Receiver<bool>, wanted: &mut watch::Receiver<Want>, delay: Duration) {
     if more.wait_for(|more| *more).await.is_err() {
         std::future::pending::<()>().await;
     }
+    let _ = tokio::time::timeout(delay, wanted.wait_for(|want| *want == Want::Now)).await;
 }
 
 /// Waits for that time, or until something waits for the kind. Returns whether it is still needed.
@@ -180,6 +183,24 @@ mod tests {
         let expected = ["default%2Ca.b", "default%2Ca.b", "default", "default"];
         for (asked, values) in all.borrow().iter().zip(expected) {
             assert!(asked.starts_with(&selected(values)), "{asked}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_with_more_waits_its_time_unless_something_waits_for_it() {
+        const LONG: Duration = Duration::from_secs(600);
+        const SHORT: Duration = Duration::from_millis(20);
+        for (want, delay) in [(Want::Now, LONG), (Want::Soon, SHORT)] {
+            let (_want, mut wanted) = watch::channel(want);
+            let (need, mut more) = watch::channel(false);
+            let began = Instant::now();
+            let change = async {
+                tokio::time::sleep(SHORT).await;
+                need.send_replace(true);
+            };
+            tokio::join!(needed(&mut more, &mut wanted, delay), change);
+            let least = if want == Want::Soon { SHORT * 2 } else { SHORT };
+            assert!(began.elapsed() >= least && began.elapsed() < LONG / 10, "{want:?}");
         }
     }
 

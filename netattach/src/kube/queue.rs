@@ -163,6 +163,11 @@ impl Queue {
     /// something about attachments of the pod is pending.
     pub(super) fn put_of_another(&mut self, pod: &Pod, status: Status, now: Instant) {
         self.forget_seen(&pod.name, Some(pod));
+        // The watch may never show the write alone: another writer's change can come together with it.
+        let is_lost = |last: &Option<Last>| last.as_ref().is_some_and(|it| now.duration_since(it.at) >= LAG);
+        if self.written.get(&pod.name).is_some_and(is_lost) {
+            self.written.remove(&pod.name);
+        }
         let is_pending = self.wanted.get(&pod.name).is_some_and(|wanted| {
             !is_another(&wanted.uid, &pod.uid) && (wanted.status == status || wanted.status.is_own())
         });

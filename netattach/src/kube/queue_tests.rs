@@ -361,3 +361,19 @@ fn the_label_of_a_pod_of_another_plugin_is_written_once_and_never_instead_of_a_s
     queue.put_of_another(&labelled, Status::Unlabelled, now);
     assert_eq!(queue.next(now, |_| Some(&labelled)).unwrap().status, attached("[1]"));
 }
+
+#[test]
+fn a_label_that_the_watch_does_not_show_for_long_is_written_again() {
+    let now = Instant::now();
+    let mut json = object("1", None, false);
+    json["metadata"]["annotations"][STATUS_ANNOTATION] = "[7]".into();
+    let bare = pod(&json);
+    let mut queue = Queue::default();
+    queue.put_of_another(&bare, Status::ByAnother, now);
+    let first = queue.next(now, |_| Some(&bare)).unwrap();
+    queue.done(first, &Outcome::Written(None), now);
+    for (later, is_again) in [(LAG / 2, false), (LAG, true)] {
+        queue.put_of_another(&bare, Status::ByAnother, now + later);
+        assert_eq!(queue.next(now + later, |_| Some(&bare)).is_some(), is_again, "{later:?}");
+    }
+}

@@ -22,8 +22,8 @@ use crate::npwg::{NetworkRef, StatusEntry, status};
 pub const PORTS_ANNOTATION: &str = "netattach.dev/ports";
 
 /// Label of pods with a network-status, by which agents of other nodes select these pods. Agents set it on
-/// the pods that they have attached, without a value, and on those that another plugin has attached, with
-/// the value [`BY_ANOTHER`].
+/// the pods that they have attached, without a value or with that of pods that are on the default network
+/// alone, and on those that another plugin has attached, with the value [`BY_ANOTHER`].
 pub const ATTACHED_LABEL: &str = "netattach.dev/networks";
 
 /// Value of the label [`ATTACHED_LABEL`] of a pod whose status another plugin has written.

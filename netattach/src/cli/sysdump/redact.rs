@@ -73,8 +73,8 @@ pub(super) fn redact_yaml(text: &str) -> String {
 pub(super) fn redact_text(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut is_key = false;
-    // How far a line is indented whose secret goes on in the lines below it, which are indented more.
-    let mut above: Option<usize> = None;
+    // How far a line is indented whose secret goes on in the lines below it, which are indented more, and its key.
+    let mut above: Option<(usize, usize)> = None;
     for line in text.split_inclusive('\n') {
         if is_key {
             is_key = !line.contains("-----END");
@@ -86,11 +86,11 @@ pub(super) fn redact_text(text: &str) -> String {
             shown.push('\n');
             continue;
         }
-        if above.is_some_and(|above| line.trim().is_empty() || indentation(line) > above) {
+        if above.is_some_and(|(above, key)| is_below(line, above, key)) {
             continue;
         }
         let Line { text, goes_on } = redact_line(line);
-        above = goes_on.then(|| indentation(line));
+        above = goes_on.then(|| (indentation(line), key_at(line)));
         shown.push_str(&text);
     }
     shown
@@ -98,6 +98,19 @@ pub(super) fn redact_text(text: &str) -> String {
 
 fn indentation(line: &str) -> usize {
     line.len() - line.trim_start().len()
+}
+
+/// Where the first key of a line begins, which can be in an entry of a list.
+fn key_at(line: &str) -> usize {
+    line.len() - line.trim_start_matches([' ', '\t', '-']).len()
+}
+
+/// Whether a line belongs to the value of a key in a line before it. YAML need not indent the entries of a list more
+/// than the list's key.
+fn is_below(line: &str, above: usize, key: usize) -> bool {
+    let text = line.trim();
+    let is_entry = text == "-" || text.starts_with("- ");
+    text.is_empty() || indentation(line) > above || (is_entry && indentation(line) == key)
 }
 
 /// A line without its secrets.
@@ -296,6 +309,8 @@ mod tests {
     fn a_secret_over_several_lines_goes_to_its_last() {
         let block = "a: [\nb:\n  password: |\n    hunter2\n\n    hunter3\n  c: 1\n";
         assert_eq!(redact_text(block), format!("a: [\nb:\n  password: {REDACTED}\n  c: 1\n"));
+        let list = "a: [\ntokens:\n- hunter2\n- hunter3\nb: 1\n- token:\n    hunter4\n- c: 1\n";
+        assert_eq!(redact_text(list), format!("a: [\ntokens:{REDACTED}\nb: 1\n- token:{REDACTED}\n- c: 1\n"));
         let object = "{\n  \"credentials\": {\n    \"user\": \"x\"\n  },\n  \"a\": 1\n";
         assert_eq!(redact_text(object), format!("{{\n  \"credentials\": {REDACTED}\n  }},\n  \"a\": 1\n"));
         // Lines of a log are not indented.
