@@ -199,8 +199,12 @@ fn new_flow<A: Subprograms>(
 fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, opening: Opening) {
     let recorded = limit::flow_record(scope.id);
     count::new_flow(scope.id, recorded);
+    let leg = Leg::of(scope.side, opening.is_forward());
+    let policy = scope.policies.of(leg);
+    if policy != 0 {
+        count::rule(policy, opening.rule());
+    }
     if recorded {
-        let leg = Leg::of(scope.side, opening.is_forward());
         record::opened(ctx, scope, packet, leg, opening.rule());
     }
 }

@@ -9,7 +9,7 @@ use netattach_common::{
     parse::walk::has_ports,
 };
 
-use crate::path::{count, family::Family, maps, scope::Scope, subprograms::Subprograms, verdict::Denied};
+use crate::path::{family::Family, maps, scope::Scope, subprograms::Subprograms, verdict::Denied};
 
 struct Maps<A>(PhantomData<A>);
 
@@ -50,7 +50,7 @@ pub(crate) fn allows_without_ports<A: Subprograms>(
     if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask_policy(scope, tuple, leg, false) }
 }
 
-/// Why a policy does not allow a flow towards its pod, `None` when it does. No rule is credited.
+/// Why a policy does not allow a flow towards its pod, `None` when it does.
 #[inline(always)]
 pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropReason> {
     match decide(&Maps(PhantomData), policy, query) {
@@ -60,8 +60,8 @@ pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropRe
     }
 }
 
-/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits
-/// the allowing rule with a flow.
+/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Returns
+/// the allowing rule, which is credited once the flow is entered.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     scope: &Scope,
@@ -84,9 +84,7 @@ pub(crate) fn ask<A: Family>(
             if rule & PortRule::AS_ROUTED != 0 && !leads_here(scope, tuple) {
                 return Err(DropReason::EgressPeer);
             }
-            let rule = rule & !PortRule::AS_ROUTED;
-            count::rule(policy, rule);
-            Ok(rule)
+            Ok(rule & !PortRule::AS_ROUTED)
         }
         (Verdict::UnknownPeer, Leg::Opener) => Err(DropReason::EgressPeer),
         (Verdict::UnknownPort, Leg::Opener) => Err(DropReason::EgressPort),
