@@ -6,12 +6,13 @@
 //! [`Entry::is_kept`], [`InPlace::begin`].
 //!
 //! An entry may be reused for another flow while a CPU writes it. A CPU that has written more than what every packet
-//! notes checks afterwards whether the entry still has the key; if not, it revokes the approval, or gives up the whole
-//! entry ([`InPlace::give_up`]).
+//! notes checks afterwards whether the entry still has the key; if not, it revokes the approval together with the mark
+//! of the end ([`InPlace::revoke`]), or gives up the whole entry ([`InPlace::give_up`]).
 //!
 //! If two CPUs change the state at the same moment, a bit of it may be lost. The bits for an answered flow and for a
 //! complete handshake are set again by the next packet, and the mark of an end within a second; if the bit for the end
-//! of a connection is lost, the flow only waits for a longer timeout. A mark that reappears has no effect once the
+//! of a connection is lost, the flow only waits for a longer timeout; if it comes back, until a later packet clears it
+//! again. A mark that reappears has no effect once the
 //! approval beside it is cleared.
 
 use crate::Traffic;
@@ -64,10 +65,44 @@ impl Life {
     /// in [`is_expired`](Self::is_expired).
     #[inline(always)]
     pub const fn is_over(self, protocol: u8, now: u32) -> bool {
+        self.has_ended(protocol) && self.has_lingered(now)
+    }
+
+    /// Whether all packets that were in flight at the time of the last one have arrived.
+    #[inline(always)]
+    const fn has_lingered(self, now: u32) -> bool {
         /// Seconds; the first one may be almost over when it is counted: a lost segment is repeated after less than
         /// one (RFC 6298; Linux after 0.2 s and a round trip).
         const LINGERS: i32 = 2;
-        self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+        now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
+    /// Whether an end of the flow's connection is said to be finished, or the connection to be aborted.
+    #[inline(always)]
+    pub const fn is_ending(self) -> bool {
+        self.state & (state::CLOSED | state::RST) != 0
+    }
+
+    /// Both words after a packet that may pass. `seen`: the second of the packet, or the flow's own if the packet does
+    /// not prolong it.
+    ///
+    /// No sequence numbers are compared. So any station that can send in the name of an end can say that this end has
+    /// finished or has aborted the connection, which the other end ignores if the number is wrong (RFC 5961, 3.2). What
+    /// the ends say afterwards decides: packets in flight at that time change nothing and do not prolong the flow, and
+    /// a later one shows that the connection goes on. A host that does not know the connection answers such a packet
+    /// by another reset. Where an end had finished indeed and the other goes on sending, the flow has the timeout of
+    /// a connection in use until that one finishes too.
+    #[inline(always)]
+    pub const fn after(self, signal: Signal, forward: bool, seen: u32) -> Self {
+        let (mut state, mut seen) = (self.state, seen);
+        if self.is_ending() && signal.carries_on() {
+            if self.has_lingered(seen) {
+                state &= !(state::CLOSED | state::RST);
+            } else {
+                seen = self.last_seen;
+            }
+        }
+        Self { last_seen: seen, state: Flow::state_after(state, signal, forward) }
     }
 
     /// Whether the flow's connection was finished by both ends, or aborted by one.
@@ -225,29 +260,50 @@ pub trait InPlace: Entry {
         }
     }
 
+    /// Takes back what was written about a leg: the entry belongs to another flow by now, which its policy judges
+    /// again.
+    #[inline(always)]
+    fn revoke(&self, leg: Leg) {
+        self.approve(leg, 0, false);
+    }
+
     /// Records that the sender of a packet that may pass continues the flow. The sender does so by having sent the
     /// packet, even if no policy of its own can approve the flow any more. Returns whether the receiver continues it
-    /// too, so that the packet prolongs the flow.
+    /// too, so that the packet prolongs the flow. `written`: called with the sender's leg if anything was written
+    /// about it.
     #[inline(always)]
-    fn go_on(&self, forward: bool) -> bool {
+    fn go_on(&self, forward: bool, written: impl FnOnce(Leg)) -> bool {
         let (sender, receiver) =
             if forward { (Leg::Opener, Leg::Responder) } else { (Leg::Responder, Leg::Opener) };
         if self.refuses(sender) {
             self.approve(sender, 0, false);
+            written(sender);
         }
         !self.refuses(receiver)
     }
 
-    /// Records a packet that may pass. `life`: as just read; `seen`: the flow's new [`Flow::last_seen`].
+    /// Records a packet that may pass. `life`: as just read; `seen`: as of [`Life::after`].
     #[inline(always)]
     fn note(&self, life: Life, signal: Signal, forward: bool, seen: u32) {
-        // Only changes are written: the entry's cache line is shared between CPUs.
-        if life.last_seen != seen {
-            self.set_last_seen(seen);
-        }
+        self.change_life(life, life.after(signal, forward, seen));
+    }
+
+    /// The same with fewer questions, for most packets: the flow is not [ending](Life::is_ending), or `seen` is the
+    /// second of its last packet.
+    #[inline(always)]
+    fn note_usual(&self, life: Life, signal: Signal, forward: bool, seen: u32) {
         let state = Flow::state_after(life.state, signal, forward);
-        if life.state != state {
-            self.set_state(state);
+        self.change_life(life, Life { last_seen: seen, state });
+    }
+
+    /// Writes both words, each if it changes: the entry's cache line is shared between CPUs.
+    #[inline(always)]
+    fn change_life(&self, before: Life, after: Life) {
+        if before.last_seen != after.last_seen {
+            self.set_last_seen(after.last_seen);
+        }
+        if before.state != after.state {
+            self.set_state(after.state);
         }
     }
 
@@ -397,6 +453,35 @@ mod tests {
     }
 
     proptest! {
+        /// As the paths for most packets assume.
+        #[test]
+        fn most_packets_are_noted_alike_with_fewer_questions(
+            state: u8, flags: u8, forward: bool, last_seen: u32, later in 0_u32..10,
+        ) {
+            let life = Life { last_seen, state };
+            let seen = if life.is_ending() { last_seen } else { last_seen.wrapping_add(later) };
+            let [usual, full] = [(); 2].map(|()| Steps::of(Flow { last_seen, state, ..Flow::default() }));
+            usual.note_usual(life, signal(flags), forward, seen);
+            full.note(life, signal(flags), forward, seen);
+            prop_assert_eq!(usual.last(), full.last());
+        }
+
+        /// What packets say of the end of a connection concerns no other bit, and no approval.
+        #[test]
+        fn that_a_connection_goes_on_clears_only_its_end(
+            state: u8, flags: u8, forward: bool, last_seen: u32, seen: u32,
+        ) {
+            let life = Life { last_seen, state };
+            let after = life.after(signal(flags), forward, seen);
+            let end = state::CLOSED | state::RST;
+            let expected = Flow::state_after(state, signal(flags), forward);
+            prop_assert_eq!(after.state & !end, expected & !end);
+            prop_assert!(after.state & end == expected & end || after.state & end == 0);
+            prop_assert!(after.last_seen == seen || after.last_seen == last_seen && life.is_ending());
+            // A SYN never clears it: a port that is used again opens a flow of its own.
+            prop_assert!(!signal(flags).opens() || after.state == expected);
+        }
+
         #[test]
         fn a_flow_in_use_is_not_expired(protocol: u8, state: u8, last_seen: u32, idle in -2_i32..20) {
             let life = Life { last_seen, state };
@@ -440,6 +525,44 @@ mod tests {
         for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
             assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
             assert!(!has_ended(protocol::TCP, state), "{state:#b}");
+        }
+    }
+
+    #[test]
+    fn what_an_end_sends_later_shows_that_the_connection_goes_on() {
+        let (ack, fin, rst) = (signal(tcp::ACK), signal(tcp::FIN | tcp::ACK), signal(tcp::RST));
+        let at = |last_seen, state| Life { last_seen, state };
+        let (ending, other) = (ESTABLISHED | state::RST, ESTABLISHED | state::OPENER_FIN);
+        for forward in [false, true] {
+            for state in [ending, other, ending | other, ESTABLISHED | state::CLOSED] {
+                // In flight at that time, also of a CPU that has not reached the second.
+                for now in [99, 100, 101] {
+                    assert_eq!(at(100, state).after(ack, forward, now), at(100, state), "{state:#b} {now}");
+                }
+                for now in [102, 103, 220] {
+                    assert_eq!(at(100, state).after(ack, forward, now), at(now, ESTABLISHED), "{state:#b}");
+                }
+                // What ends or opens a connection shows nothing of that kind, and neither does a segment without flags.
+                for flags in [rst.flags, tcp::SYN | tcp::ACK, tcp::SYN, 0] {
+                    let after = at(100, state).after(signal(flags), forward, 150);
+                    assert_eq!((after.last_seen, after.state & state), (150, state), "{state:#b} {flags:#b}");
+                }
+                // A packet that does not prolong the flow.
+                assert_eq!(at(100, state).after(ack, forward, 100), at(100, state), "{state:#b}");
+            }
+        }
+        // A busy connection with a forged reset: no pause of its packets is needed.
+        let mut life = at(100, ESTABLISHED).after(rst, false, 100);
+        assert!(life.has_ended(protocol::TCP));
+        for now in [100, 101, 101, 102] {
+            life = life.after(ack, true, now);
+        }
+        assert_eq!(life, at(102, ESTABLISHED));
+        // A connection that ends: each end finishes, long after the other one or not.
+        for pause in [0, 1, 2, 60] {
+            let closed = at(100, ESTABLISHED).after(fin, true, 100).after(ack, false, 100);
+            let closed = closed.after(fin, false, 100 + pause).after(ack, true, 100 + pause);
+            assert_eq!(closed, at(100 + pause, ESTABLISHED | state::CLOSED), "{pause}");
         }
     }
 
@@ -512,7 +635,7 @@ mod tests {
             let refused = [(Flow::REFUSED, false, true), (9, true, false)];
             entry.refuse(leg);
             assert_eq!((said(&entry), entry.is_refused()), (refused, true));
-            assert!(!entry.go_on(!forward));
+            assert!(!entry.go_on(!forward, |_| {}));
             entry.approve(other, 9, true);
             assert_eq!(
                 (said(&entry), entry.is_refused()),
@@ -522,12 +645,12 @@ mod tests {
             let approved = entry.clone();
             approved.approve(leg, 8, false);
             assert_eq!((said(&approved)[0], approved.is_refused()), ((8, false, false), false));
-            assert!(entry.go_on(forward) && entry.go_on(!forward));
+            assert!(entry.go_on(forward, |_| {}) && entry.go_on(!forward, |_| {}));
             assert_eq!(said(&entry), [(0, false, false), (9, true, false)]);
             // Both ends refuse.
             entry.refuse(leg);
             entry.refuse(other);
-            assert!(!entry.go_on(forward) && entry.go_on(!forward) && !entry.is_refused());
+            assert!(!entry.go_on(forward, |_| {}) && entry.go_on(!forward, |_| {}) && !entry.is_refused());
             assert_eq!(entry.state(), state::REPLIED);
             // The number that an earlier version used for a refusal.
             entry.approve(leg, u32::MAX, false);
@@ -559,7 +682,7 @@ mod tests {
             written(&|entry| entry.approve(Leg::Responder, 7, false)),
             [Flow { responder_approved_by: 7, ..flow }]
         );
-        assert_eq!(written(&|entry| assert!(entry.go_on(true))), nothing);
+        assert_eq!(written(&|entry| assert!(entry.go_on(true, |_| {}))), nothing);
         let backward = Traffic { packets: 1, bytes: 60 };
         assert_eq!(written(&|entry| entry.count(false, 60)), [Flow { backward, ..flow }]);
     }
@@ -602,6 +725,35 @@ mod tests {
             let free = Flow::entered(1, true, leg, 0, ESTABLISHED);
             assert_eq!(confirmed(refused, 0), [free]);
             assert_eq!(confirmed(marked, 0), [approved, free]);
+        }
+    }
+
+    #[test]
+    fn what_is_revoked_leaves_neither_approval_nor_mark() {
+        for (leg, other) in LEGS {
+            for policy in [7, Flow::REFUSED, 0] {
+                let flow = Flow::entered(1, true, leg, policy, ESTABLISHED | leg.at_end() | other.at_end());
+                let entry = Steps::of(flow);
+                entry.revoke(leg);
+                assert_eq!(entry.last(), Flow::entered(1, true, leg, 0, ESTABLISHED | other.at_end()));
+                // At no moment does the mark stand beside what was not the end's.
+                let steps = entry.0.into_inner();
+                assert!(steps[1..].iter().all(|step| !step.is_kept(leg)), "{steps:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_sender_that_goes_on_is_named_if_it_had_refused() {
+        for ((sender, receiver), forward) in LEGS.into_iter().zip([true, false]) {
+            let named = |entry: &Steps| {
+                let mut named = None;
+                entry.go_on(forward, |leg| named = Some(leg));
+                named
+            };
+            let entry = Steps::of(Flow::entered(1, true, sender, Flow::REFUSED, ESTABLISHED));
+            assert_eq!([named(&entry), named(&entry)], [Some(sender), None]);
+            assert_eq!(named(&Steps::of(Flow::entered(1, true, receiver, Flow::REFUSED, 0))), None);
         }
     }
 

@@ -282,6 +282,13 @@ impl Signal {
         self.flags & (tcp::SYN | tcp::ACK) == tcp::SYN | tcp::ACK
     }
 
+    /// Whether the packet neither opens, ends nor aborts a connection, but belongs to one (TCP ACK alone): a sender
+    /// that takes the connection for aborted sends none.
+    #[inline(always)]
+    pub const fn carries_on(self) -> bool {
+        self.flags & (tcp::SYN | tcp::ACK | tcp::RST | tcp::FIN) == tcp::ACK
+    }
+
     /// Whether the packet aborts a connection: no packet follows it, so it does not start a flow either.
     #[inline(always)]
     pub const fn aborts(self) -> bool {
@@ -368,14 +375,15 @@ pub const fn timeout(protocol: u8, state: u8) -> u32 {
 }
 
 /// Seconds for the states of TCP and SCTP. An end that has finished sending may still receive for a long time (RFC
-/// 9293, 3.6).
+/// 9293, 3.6). A reset of an established connection may be a forged one, which its receiver ignores (RFC 5961, 3.2):
+/// the connection then has the same time for its next packet ([`Life::after`](crate::entry::Life::after)).
 #[inline(always)]
 const fn connection_timeout(state: u8) -> u32 {
-    if state & state::RST != 0 {
-        10
-    } else if state & state::CLOSED == state::CLOSED {
+    if state & state::CLOSED == state::CLOSED {
         30
-    } else if state & state::CLOSED != 0 {
+    } else if state & (state::RST | state::ESTABLISHED) == state::RST {
+        10
+    } else if state & (state::CLOSED | state::RST) != 0 {
         120
     } else if state & state::ESTABLISHED != 0 {
         7200
@@ -414,8 +422,12 @@ mod tests {
             (protocol::TCP, ESTABLISHED | state::OPENER_FIN, 120),
             (protocol::TCP, ESTABLISHED | state::RESPONDER_FIN, 120),
             (protocol::TCP, ESTABLISHED | state::CLOSED, 30),
-            (protocol::TCP, ESTABLISHED | state::CLOSED | state::RST, 10),
+            (protocol::TCP, ESTABLISHED | state::CLOSED | state::RST, 30),
+            (protocol::TCP, ESTABLISHED | state::RST, 120),
+            (protocol::TCP, ESTABLISHED | state::RST | state::RESPONDER_FIN, 120),
             (protocol::TCP, state::RST, 10),
+            (protocol::TCP, state::REPLIED | state::RST, 10),
+            (protocol::SCTP, state::REPLIED | state::RST | state::OPENER_FIN, 10),
             (protocol::UDP, 0, 30),
             (protocol::UDP, state::REPLIED, 120),
             (protocol::ICMP, state::REPLIED, 10),

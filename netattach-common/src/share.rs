@@ -12,7 +12,9 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Share {
-    /// Number of places requested for IPv4 flows; only the programs increase it.
+    /// Number of places requested for IPv4 flows; only the programs increase it. The agent writes the value as a whole,
+    /// with the number that it has just read: what is requested between the two is not counted, and those places are
+    /// requested again at once, where their flows are compared with others before one of them is displaced.
     pub next_v4: u64,
     /// The same for IPv6.
     pub next_v6: u64,

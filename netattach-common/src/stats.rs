@@ -17,11 +17,12 @@ pub struct Traffic {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Stats {
-    /// Sent by the pod and allowed.
+    /// Sent by the pod and allowed at its device. Packets that the node's packet filter drops later, by the policies
+    /// behind the node's translation, are counted here and in [`drops`](Self::drops).
     pub from_pod: Traffic,
     /// Received by the pod.
     pub to_pod: Traffic,
-    /// Sent by the pod and dropped.
+    /// Sent by the pod and dropped at its device.
     pub dropped_from_pod: Traffic,
     /// Dropped on the way to the pod.
     pub dropped_to_pod: Traffic,
@@ -33,7 +34,7 @@ pub struct Stats {
     pub records_withheld: u64,
     /// Records that were not written because earlier ones had not been read yet.
     pub records_lost: u64,
-    /// Dropped packets by [`DropReason`] number.
+    /// Dropped packets by [`DropReason`] number, wherever they were dropped.
     pub drops: [u64; DropReason::SLOTS],
 }
 

@@ -40,9 +40,18 @@ pub(crate) fn look_up<A: Subprograms>(
         return Ok(Known::OVER);
     }
     if let Err(denied) = approve(scope, tuple, (entry, life), forward) {
-        return if forward { Err(denied) } else { Encode::decode(refuse(scope, tuple, entry, denied)) };
+        if forward {
+            return Err(denied);
+        }
+        let answer = refuse(scope, tuple, entry, denied);
+        // Also if it was refused before.
+        let leg = Leg::of(scope.side, false);
+        if entry.refuses(leg) {
+            settle(scope.zone, tuple, entry, leg);
+        }
+        return Encode::decode(answer);
     }
-    let goes_on = entry.go_on(forward);
+    let goes_on = entry.go_on(forward, |leg| settle(scope.zone, tuple, entry, leg));
     // Traffic is counted at the attachment that entered the flow.
     if entry.attachment() == scope.id {
         entry.count(forward, ctx.len());
@@ -93,15 +102,17 @@ fn continues<A: Family, const N: usize>(
     let is_certain = lives(life)
         && life.admits(headers.signal, forward)
         && ends.iter().all(|scope| is_approved(scope, entry, Leg::of(scope.side, forward)))
-        // Only a packet that prolongs the flow needs closer checks.
-        && (life.last_seen == now || is_noted(life, forward) && !entry.is_refused());
+        // Only a packet that prolongs the flow needs closer checks; whether it does so in a connection that is said to
+        // have ended is left to [`look_up`].
+        && (life.last_seen == now
+            || !life.is_ending() && is_noted(life, forward) && !entry.is_refused());
     if is_certain {
         let attachment = entry.attachment();
         // Traffic is counted at the attachment that entered the flow. An end that no policy isolates enters no flows.
         if ends.iter().any(|scope| !scope.policies.none() && attachment == scope.id) {
             entry.count(forward, bytes);
         }
-        entry.note(life, headers.signal, forward, now);
+        entry.note_usual(life, headers.signal, forward, now);
     }
     is_certain
 }
@@ -201,8 +212,12 @@ fn new_flow<A: Subprograms>(
 fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, opening: Opening) {
     let recorded = limit::flow_record(scope.id);
     count::new_flow(scope.id, recorded);
+    let leg = Leg::of(scope.side, opening.is_forward());
+    let policy = scope.policies.of(leg);
+    if policy != 0 {
+        count::rule(policy, opening.rule());
+    }
     if recorded {
-        let leg = Leg::of(scope.side, opening.is_forward());
         record::opened(ctx, scope, packet, leg, opening.rule());
     }
 }
@@ -283,8 +298,8 @@ fn approve<A: Subprograms>(
 ) -> Result<(), Denied> {
     let leg = Leg::of(scope.side, forward);
     if is_approved(scope, entry, leg) {
-        if entry.refuses(leg) || !is_noted(scope, life, leg) {
-            confirm(scope, tuple, entry, leg);
+        if (entry.refuses(leg) || !is_noted(scope, life, leg)) && confirm(scope, tuple, entry, leg) {
+            settle(scope.zone, tuple, entry, leg);
         }
         return Ok(());
     }
@@ -296,18 +311,23 @@ fn approve<A: Subprograms>(
     // Checked after the policy has answered: the end may have written meanwhile.
     if is_end || !(keeps && entry.life().is_at_end(leg)) {
         entry.approve(leg, scope.policies.of(leg), is_end);
-        if !is_still(scope.zone, tuple, entry) {
-            entry.set_approved_by(leg, 0);
-        }
+        settle(scope.zone, tuple, entry, leg);
     }
     Ok(())
 }
 
-/// Whether an entry still belongs to the flow of a packet. During the policy lookup another CPU may have displaced
-/// the flow, and its memory may now belong to another flow ([`crate::path::entry`]), about which the policy was not
-/// asked.
+/// Called after something was written about a leg: revokes it if the entry no longer belongs to the flow of the packet.
+#[inline(always)]
+fn settle<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) {
+    if !is_still(zone, tuple, entry) {
+        entry.revoke(leg);
+    }
+}
+
+/// Whether an entry still belongs to the flow of a packet. Since it was found, another CPU may have displaced the flow,
+/// and its memory may now belong to another flow ([`crate::path::entry`]), about which nothing was asked.
 ///
-/// Out of line: the frame of [`look_up`] has no room for a key.
+/// Out of line: the frame of [`look_up`] has no room for a key. Called from there alone, as the stack is full.
 #[inline(never)]
 fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bool {
     A::flow(&FlowKey::new(zone, tuple, tuple.source_is_low())).is_some_and(|found| found.is_same(entry))
@@ -315,12 +335,14 @@ fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bo
 
 /// Notes at a leg's own end what its approval did not note: that no policy refuses the leg any more; and that it is
 /// approved at this end too, where another attachment under the same policy approved it first, or flows were not kept
-/// until now.
+/// until now. Returns whether it did: then the caller has to [`settle`] it.
 #[inline(never)]
-fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) {
-    if A::is_end(scope, tuple) {
+fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) -> bool {
+    let is_end = A::is_end(scope, tuple);
+    if is_end {
         entry.confirm(leg, scope.policies.of(leg));
     }
+    is_end
 }
 
 /// Refuses a packet against a flow's direction that must not be an answer, with `denied`.

@@ -22,16 +22,27 @@ pub(crate) fn packet(attachment: u32, side: Side, bytes: u32, verdict: Result<()
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);
         if let Err(denied) = verdict {
-            // Slot 0 is unused. Going through it makes the verifier forget the number, which it would otherwise follow
-            // to the end of the program for each value, and the compiler, which would leave out the mask that keeps the
-            // index in range.
-            stats.drops[0] = denied.number().into();
-            // SAFETY: a field of a value that is borrowed here.
-            let number = unsafe { core::ptr::read_volatile(&raw const stats.drops[0]) };
-            stats.drops[0] = 0;
-            stats.drops[number as usize & (DropReason::SLOTS - 1)] += 1;
+            add_reason(stats, denied);
         }
     });
+}
+
+/// Counts by its reason alone a packet that is dropped after it was counted as sent at its pod's device.
+#[inline(always)]
+pub(crate) fn dropped_later(attachment: u32, denied: Denied) {
+    with(attachment, |stats| add_reason(stats, denied));
+}
+
+#[inline(always)]
+fn add_reason(stats: &mut Stats, denied: Denied) {
+    // Slot 0 is unused. Going through it makes the verifier forget the number, which it would otherwise follow to the
+    // end of the program for each value, and the compiler, which would leave out the mask that keeps the index in
+    // range.
+    stats.drops[0] = denied.number().into();
+    // SAFETY: a field of a value that is borrowed here.
+    let number = unsafe { core::ptr::read_volatile(&raw const stats.drops[0]) };
+    stats.drops[0] = 0;
+    stats.drops[number as usize & (DropReason::SLOTS - 1)] += 1;
 }
 
 /// Counts a flow that a policy allowed, and whether a record of it may be written.
@@ -96,9 +107,9 @@ pub(crate) fn declined(attachment: u32, reason: impl Into<Declined>) {
     }
 }
 
-/// Credits a rule with a flow it allowed. The first flow creates the counter: with a policy of a hundred thousand
-/// rules, few of them ever used, the agent does not have to write that many counters and the node spends no memory on
-/// them.
+/// Credits a rule with a flow that it allowed and that has been entered. The first flow creates the counter: with a
+/// policy of a hundred thousand rules, few of them ever used, the agent does not have to write that many counters and
+/// the node spends no memory on them.
 #[inline(always)]
 pub(crate) fn rule(policy: u32, rule: u32) {
     let key = RuleKey { policy, rule };

@@ -9,7 +9,7 @@ use netattach_common::{
     parse::walk::has_ports,
 };
 
-use crate::path::{count, family::Family, maps, scope::Scope, subprograms::Subprograms, verdict::Denied};
+use crate::path::{family::Family, maps, scope::Scope, subprograms::Subprograms, verdict::Denied};
 
 struct Maps<A>(PhantomData<A>);
 
@@ -51,7 +51,7 @@ pub(crate) fn allows_without_ports<A: Subprograms>(
     if scope.policies.of(leg) == 0 { Ok(0) } else { A::ask_policy(scope, tuple, leg, false) }
 }
 
-/// Why a policy does not allow a flow towards its pod, `None` when it does. No rule is credited.
+/// Why a policy does not allow a flow towards its pod, `None` when it does.
 #[inline(always)]
 pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropReason> {
     match decide(&Maps(PhantomData), policy, query) {
@@ -61,8 +61,8 @@ pub(crate) fn refusal<A: Family>(policy: u32, query: &Query<A>) -> Option<DropRe
     }
 }
 
-/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Credits
-/// the allowing rule with a flow, and returns it as it is in the map, with its flag.
+/// Asks the policy for a leg, on the opener's tuple: the peer is the other end, the port is the responder's. Returns
+/// the allowing rule as it is in the map, with its flag; it is credited once the flow is entered.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     scope: &Scope,
@@ -90,7 +90,6 @@ pub(crate) fn ask<A: Family>(
                 Leg::Responder if is_about_node && !is_of_node(scope) => return Err(DropReason::IngressPeer),
                 _ => {}
             }
-            count::rule(policy, rule & !PortRule::AS_ROUTED);
             Ok(rule)
         }
         (Verdict::UnknownPeer, Leg::Opener) => Err(DropReason::EgressPeer),

@@ -27,7 +27,7 @@ use aya_ebpf::{
 };
 use netattach_common::{
     DropReason, Ip4, Ip6, Side,
-    parse::{Kind, Packet, Room, walk},
+    parse::{ETHERNET_LEN, Kind, Packet, Room, walk},
 };
 
 use crate::path::{
@@ -153,7 +153,8 @@ impl End {
 }
 
 /// Whether an attachment's policies refuse a packet. Only refusals are counted here: packets that pass are counted at
-/// the device.
+/// the device, and so is what the pod has sent, whose refusal adds only a reason. A packet that does not come to its
+/// receiver's device is counted with the Ethernet header that it would have had there.
 #[inline(never)]
 fn refuses<A: Routed>(
     ctx: &TcContext,
@@ -165,7 +166,7 @@ fn refuses<A: Routed>(
     let side = end.side();
     let Some(mut scope) = Scope::of(attachment, side) else {
         // Not counted for the attachment, which is gone: the next one with its id starts with counters of zero.
-        count::packet(0, side, ctx.len(), Err(DropReason::Unbound.into()));
+        count::packet(0, side, framed(ctx), Err(DropReason::Unbound.into()));
         return true;
     };
     if scope.policies.none() && !scope.is_pending() {
@@ -175,8 +176,17 @@ fn refuses<A: Routed>(
     let Err(denied) = read.and_then(|()| enforce::policies(ctx, &scope, packet)) else { return false };
     record::dropped(ctx, &scope, packet, denied);
     log::denial(attachment, Stage::Routed, denied);
-    count::packet(attachment, side, ctx.len(), Err(denied));
+    match side {
+        Side::FromPod => count::dropped_later(attachment, denied),
+        Side::ToPod => count::packet(attachment, side, framed(ctx), Err(denied)),
+    }
     true
+}
+
+/// Bytes of a packet that begins with its IP header, as counted at devices.
+#[inline(always)]
+fn framed(ctx: &TcContext) -> u32 {
+    ctx.len() + ETHERNET_LEN as u32
 }
 
 /// Whether the node's packet filter judges a packet at a device, before or after the device: the packet crosses the

@@ -7,9 +7,14 @@
 //! policy stricter must not wait for a list that may never come. An attachment that the earlier policies leave open
 //! in a direction in which a policy isolates it now is decided at once, because closing too much is safer than
 //! leaving it open.
+//!
+//! The earlier policies also allow what has been revoked since. So the wait for peers ends when a peer that this agent
+//! knows loses what the attachment allowed to it (its pod is gone, or has other labels), as its address may be given
+//! to another pod; and after [`LONGEST`] in any case. The peers that are still unknown are then refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::policy_maps::PolicyMaps;
 use crate::bpf::PolicyIds;
@@ -17,18 +22,64 @@ use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PolicyN
 use crate::objects::{Objects, Unknown};
 use crate::policy::desired::{Desired, EndpointPolicy};
 use crate::policy::diff::{DENY_ALL, PolicyId};
+use crate::policy::evaluate::peer_entry;
+use crate::policy::lookup::{ClassId, CompiledPolicy, Traffic};
+
+/// How long an attachment keeps the policies of an earlier agent because peers are unknown: longer than it takes to
+/// read all pods of a large cluster. What was revoked while no agent ran holds for no longer than this.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// Adopted attachments that have not been decided yet.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     adopted: BTreeSet<u32>,
-    /// The adopted attachments that wait for peers, each with the policies that isolated it when it began to wait.
-    waiting: BTreeMap<u32, Vec<Arc<Policy>>>,
+    /// The adopted attachments that wait for peers.
+    waiting: BTreeMap<u32, Waiting>,
+    /// When the first of those that still wait has waited for [`LONGEST`].
+    due: Option<Instant>,
     /// Whether policies of a kind that the server does not serve may exist. This lasts until it is certain, even if
     /// the attachments that revealed it end: attachments of the pods that replace them may be selected too.
     doubts: bool,
     /// Whether any attachment waits because the source does not know enough.
     awaits: bool,
+}
+
+/// The wait of one attachment for peers.
+#[derive(Debug)]
+struct Waiting {
+    since: Instant,
+    /// The policies that isolated the attachment when it began to wait.
+    by: Vec<Arc<Policy>>,
+    /// What was compiled last for the attachment, by the peers that were known.
+    last: Arc<EndpointPolicy>,
+}
+
+/// Why an attachment waits no longer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Over {
+    /// One of its policies has changed.
+    Changed,
+    /// A known peer has lost what was allowed to it.
+    Revoked,
+    /// It has waited for [`LONGEST`].
+    Late,
+}
+
+impl Waiting {
+    /// Whether the wait is over; `None`: it goes on.
+    fn is_over(&self, by: &[Arc<Policy>], policy: &Arc<EndpointPolicy>, now: Instant) -> Option<Over> {
+        if self.by != by {
+            Some(Over::Changed)
+        } else if revokes(&self.last, policy) {
+            Some(Over::Revoked)
+        } else {
+            (now >= self.due()).then_some(Over::Late)
+        }
+    }
+
+    fn due(&self) -> Instant {
+        self.since + LONGEST
+    }
 }
 
 impl Held {
@@ -48,8 +99,13 @@ impl Held {
         self.awaits
     }
 
+    /// Whether an attachment has waited for so long that it must be decided now.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| now >= due)
+    }
+
     /// Leaves the attachments undecided that have to wait for the source.
-    pub(super) fn hold(&mut self, desired: &mut Desired, maps: &PolicyMaps, objects: &Objects) {
+    pub(super) fn hold(&mut self, desired: &mut Desired, maps: &PolicyMaps, objects: &Objects, now: Instant) {
         let Unknown { remote_pods, kinds } = objects.unknown;
         let would_open =
             |id: &u32| desired.endpoints.get(id).is_some_and(|it| Words::of(*id, maps).opens(it));
@@ -60,24 +116,53 @@ impl Held {
             let held = all.filter(|(id, policy)| is_held(**id, policy)).map(|(id, _)| *id).collect();
             leave_undecided(desired, held);
         }
-        let waiting = if remote_pods { self.waiting_for_peers(desired, maps, objects) } else { Vec::new() };
+        let waiting =
+            if remote_pods { self.waiting_for_peers(desired, maps, objects, now) } else { Vec::new() };
+        self.due = waiting.iter().filter_map(|id| self.waiting.get(id)).map(Waiting::due).min();
         self.awaits = self.doubts || !waiting.is_empty();
         leave_undecided(desired, waiting);
     }
 
     /// Returns the attachments that wait for peers.
-    fn waiting_for_peers(&mut self, desired: &Desired, maps: &PolicyMaps, objects: &Objects) -> Vec<u32> {
-        let mut held = Vec::new();
+    fn waiting_for_peers(
+        &mut self,
+        desired: &Desired,
+        maps: &PolicyMaps,
+        objects: &Objects,
+        now: Instant,
+    ) -> Vec<u32> {
+        let (mut held, mut revoked, mut late) = (Vec::new(), 0_usize, 0_usize);
         for id in &self.adopted {
             let Some(policy) = desired.endpoints.get(id) else { continue };
             if !Words::of(*id, maps).may_lose_peers(policy, objects) {
                 continue;
             }
-            let now = isolating(policy, objects);
-            let first = self.waiting.entry(*id).or_insert_with(|| now.clone());
-            if *first == now {
-                held.push(*id);
+            let by = isolating(policy, objects);
+            let begins = || Waiting { since: now, by: by.clone(), last: Arc::clone(policy) };
+            let waiting = self.waiting.entry(*id).or_insert_with(begins);
+            match waiting.is_over(&by, policy, now) {
+                None => {
+                    // Kept as it is once the wait is over, so that it stays over if the policies cannot be written.
+                    waiting.last = Arc::clone(policy);
+                    held.push(*id);
+                }
+                Some(Over::Changed) => {}
+                Some(Over::Revoked) => revoked += 1,
+                Some(Over::Late) => late += 1,
             }
+        }
+        if revoked > 0 {
+            tracing::warn!(
+                attachments = revoked,
+                "pods of other nodes are not read yet, but a peer was revoked: the policies of the earlier agent end, and peers that are not known are refused"
+            );
+        }
+        if late > 0 {
+            tracing::warn!(
+                attachments = late,
+                seconds = LONGEST.as_secs(),
+                "pods of other nodes could not be read in time: the policies of the earlier agent end, and peers that are not known are refused"
+            );
         }
         held
     }
@@ -150,6 +235,40 @@ impl Words {
 /// Whether a policy of that number isolates and may allow something.
 fn allows(word: PolicyId) -> bool {
     word != 0 && word != DENY_ALL
+}
+
+/// Whether an attachment's new policies refuse to a peer what the earlier ones allowed to it.
+fn revokes(before: &Arc<EndpointPolicy>, now: &Arc<EndpointPolicy>) -> bool {
+    let differs = |one: &Option<Arc<CompiledPolicy>>, other: &Option<Arc<CompiledPolicy>>| match (one, other)
+    {
+        (Some(one), Some(other)) => !Arc::ptr_eq(one, other) && allows_less(one, other),
+        // That the attachment is isolated in a direction, or no longer, is a change of its policies.
+        _ => false,
+    };
+    !Arc::ptr_eq(before, now)
+        && (differs(&before.ingress, &now.ingress) || differs(&before.egress, &now.egress))
+}
+
+/// Whether a peer of the first tables has a narrower class in the second, or none. Classes and rules are compared by
+/// their traffic: their numbers are given anew with each compilation.
+fn allows_less(before: &CompiledPolicy, now: &CompiledPolicy) -> bool {
+    let (old, new) = (traffic(before), traffic(now));
+    let none = BTreeSet::new();
+    before.peers.iter().any(|(peer, class)| {
+        let of_old = old.get(class).unwrap_or(&none);
+        let class = peer_entry(now, peer.addr()).map(|(_, class)| class);
+        let of_new = class.and_then(|class| new.get(&class)).unwrap_or(&none);
+        !of_new.contains(&Traffic::Any) && !of_old.is_subset(of_new)
+    })
+}
+
+/// The traffic of each class.
+fn traffic(tables: &CompiledPolicy) -> BTreeMap<ClassId, BTreeSet<Traffic>> {
+    let mut all: BTreeMap<ClassId, BTreeSet<Traffic>> = BTreeMap::new();
+    for prefix in tables.ports.keys() {
+        all.entry(prefix.class).or_default().insert(prefix.traffic);
+    }
+    all
 }
 
 /// The policies that isolate an attachment.

@@ -17,6 +17,7 @@ use super::*;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Place};
+use crate::policy::lookup::PortPrefix;
 use crate::policy::options::Options;
 use crate::source::Source;
 use crate::source::read::manifest::Object;
@@ -174,6 +175,78 @@ fn a_policy_that_is_changed_while_peers_are_unknown_holds_at_once() {
         assert_eq!([agent.assigned(&some, [9]), agent.assigned(&more, [9])], [[judged]; 2]);
         assert_eq!(agent.assigned(&changed, [9]), [PolicyIds { ingress: 2, egress: 0 }], "{what}");
         assert!(!agent.state.is_behind(), "{what}");
+    }
+}
+
+#[test]
+fn an_attachment_waits_no_longer_for_unknown_peers_when_a_known_one_is_revoked() {
+    let kernel = FakeKernel::with_room(2);
+    let mut first = Agent { state: State::new(0), kernel: &kernel };
+    let all = objects(&["a", "b"]);
+    first.with(&all, |state, sources, kernel| state.enter(&[on_lan(9)], sources, kernel).unwrap());
+    let remote_pods = Unknown { remote_pods: true, ..Unknown::default() };
+    let [known, without] = [&["a", "b"][..], &["a"]].map(|pods| unknown(remote_pods, objects(pods)));
+    let mut agent = Agent::restarted(1, &kernel, &known);
+    assert_eq!(agent.assigned(&known, [9]), [PolicyIds { ingress: 1, egress: 0 }]);
+    assert!(agent.state.is_behind());
+    // Its address may be given to a pod that no policy allows.
+    assert_eq!(agent.assigned(&without, [9]), [PolicyIds { ingress: 2, egress: 0 }]);
+    assert!(!agent.state.is_behind());
+}
+
+#[test]
+fn unknown_peers_are_waited_for_for_some_minutes_and_then_refused() {
+    let kernel = FakeKernel::with_room(2);
+    kernel.assigned.borrow_mut().insert(9, PolicyIds { ingress: 4, egress: 0 });
+    let mut maps = PolicyMaps::new(4);
+    maps.adopt(9, &kernel).unwrap();
+    let some = unknown(Unknown { remote_pods: true, ..Unknown::default() }, objects(&["a"]));
+    let names: Vec<PolicyName> = some.policies.values().map(|policy| policy.name.clone()).collect();
+    let policy = Arc::new(EndpointPolicy {
+        ingress: Some(Arc::default()),
+        policies: names.clone(),
+        ingress_by: names,
+        ..EndpointPolicy::default()
+    });
+    let mut held = Held::default();
+    held.adopt([9]);
+    let began = Instant::now();
+    let mut waits = |after: Duration| {
+        let endpoints = BTreeMap::from([(9, Arc::clone(&policy))]);
+        let mut desired = Desired { endpoints, ..Desired::default() };
+        held.hold(&mut desired, &maps, &some, began + after);
+        let is_due = [began + after, began + LONGEST].map(|now| held.is_due(now));
+        (desired.undecided.contains(&9), held.awaits(), is_due)
+    };
+    assert_eq!(waits(Duration::ZERO), (true, true, [false, true]));
+    assert_eq!(waits(LONGEST - Duration::from_secs(1)), (true, true, [false, true]));
+    assert_eq!(waits(LONGEST), (false, false, [false, false]));
+}
+
+#[test]
+fn a_peer_is_revoked_when_less_is_allowed_to_it_whatever_the_numbers_are() {
+    let tables = |peers: &[(&str, ClassId)], ports: &[(ClassId, Traffic)]| {
+        let port =
+            |(class, traffic): &(ClassId, Traffic)| (PortPrefix { class: *class, traffic: *traffic }, 1);
+        CompiledPolicy {
+            peers: peers.iter().map(|(net, class)| (net.parse().unwrap(), *class)).collect(),
+            ports: ports.iter().map(port).collect(),
+            rules: BTreeMap::new(),
+        }
+    };
+    let (tcp, udp) = (Traffic::Protocol(6), Traffic::Protocol(17));
+    let before = tables(&[("10.0.0.7/32", 1)], &[(1, tcp)]);
+    let cases = [
+        ("the same", tables(&[("10.0.0.7/32", 1)], &[(1, tcp)]), false),
+        ("another number", tables(&[("10.0.0.6/32", 1), ("10.0.0.7/32", 2)], &[(1, udp), (2, tcp)]), false),
+        ("more", tables(&[("10.0.0.7/32", 1)], &[(1, tcp), (1, udp)]), false),
+        ("everything", tables(&[("10.0.0.7/32", 1)], &[(1, Traffic::Any)]), false),
+        ("by its subnet", tables(&[("10.0.0.0/24", 1)], &[(1, tcp)]), false),
+        ("gone", tables(&[("10.0.0.6/32", 1)], &[(1, tcp)]), true),
+        ("other labels", tables(&[("10.0.0.7/32", 1)], &[(1, udp)]), true),
+    ];
+    for (what, now, revoked) in cases {
+        assert_eq!(allows_less(&before, &now), revoked, "{what}");
     }
 }
 

@@ -291,7 +291,8 @@ impl Policies {
     }
 
     /// Removes policies that packets no longer read ([`unread_since`]), and retries the rest of the last change:
-    /// policies for which there is room now, and failures. Returns whether it did.
+    /// policies for which there is room now, failures, and attachments that have waited long enough for unknown peers.
+    /// Returns whether it did.
     ///
     /// # Errors
     /// A map could not be written.
@@ -303,7 +304,7 @@ impl Policies {
         kernel: &impl Kernel,
     ) -> Result<bool, EnforceError> {
         let more_room = self.maps.remove_unread(unread, kernel)?;
-        if !self.behind.is_due(more_room) {
+        if !self.behind.is_due(more_room) && !self.held.is_due(Instant::now()) {
             return Ok(false);
         }
         let change = self.bring_up_to_date(sources, endpoints, kernel)?;
@@ -333,7 +334,7 @@ impl Policies {
             let of_node = self.options_of_node(sources);
             self.compiler.update(&objects, endpoints, of_node.as_deref().unwrap_or(sources.options))
         };
-        self.held.hold(&mut desired, &self.maps, &objects);
+        self.held.hold(&mut desired, &self.maps, &objects, Instant::now());
         self.is_open = has_none && !self.held.awaits();
         desired
     }

@@ -202,7 +202,7 @@ fn is_refused_and_sent(sends: fn(&Shared)) {
 
 fn send(entry: &Shared) {
     entry.approve(Leg::Opener, AFTER, false);
-    let goes_on = entry.go_on(true);
+    let goes_on = entry.go_on(true, |_| {});
     entry.count(true, 60);
     let life = entry.life();
     entry.note(life, FIN, true, if goes_on { 5 } else { life.last_seen });
@@ -223,6 +223,30 @@ fn both_send() {
     let flow = *entry.0.lock().unwrap();
     assert!(matches!(flow.last_seen, 5 | 6), "{flow:?}");
     assert_eq!((flow.state, flow.opener_approved_by), (state::REPLIED | state::ESTABLISHED, BEFORE));
+}
+
+/// A reset while another CPU handles a packet that shows that the connection goes on: one of them is noted last, and
+/// nothing else is lost.
+fn is_reset_and_sent() {
+    const NOW: u32 = 5;
+    const RST: Signal = Signal { flags: tcp::RST };
+    let lasts = state::REPLIED | state::ESTABLISHED;
+    let before = Flow {
+        responder_approved_by: OTHER,
+        ..Flow::entered(0, true, Leg::Opener, BEFORE, lasts | state::RST)
+    };
+    let entry = Shared::of(before);
+    let note = |signal, forward| move |entry: &Shared| entry.note(entry.life(), signal, forward, NOW);
+    beside(&entry, note(RST, false), note(ACK, true));
+    let flow = *entry.0.lock().unwrap();
+    assert!([lasts, lasts | state::RST].contains(&flow.state), "{flow:?}");
+    assert_eq!(Flow { state: before.state, last_seen: 0, ..flow }, before);
+    assert_eq!(flow.last_seen, NOW);
+}
+
+#[test]
+fn a_reset_and_a_packet_that_contradicts_it_leave_all_other_words() {
+    explore(1_000, is_reset_and_sent);
 }
 
 #[test]

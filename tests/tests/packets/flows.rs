@@ -201,6 +201,32 @@ fn a_reused_port_is_a_new_connection() {
     assert_eq!(rig.run(ToPod, &syn), Err(DropReason::IngressPeer));
 }
 
+/// No sequence number is compared: what the ends send later shows that they have ignored it.
+#[test]
+fn a_reset_or_an_end_in_anothers_name_does_not_cut_a_connection_that_goes_on() {
+    use netattach_common::flow::state::{self, ESTABLISHED, OPENER_FIN, REPLIED};
+    let rig = server();
+    let call = |flags| rig.run(ToPod, &to_pod().tcp(2000, 80, flags).frame());
+    let answer = |flags| rig.run(FromPod, &from_pod().tcp(80, 2000, flags).frame());
+    assert_eq!([call(SYN), answer(SYN | ACK), call(ACK)], [Ok(()); 3]);
+    for (flags, bit) in [(RST, state::RST), (RST | ACK, state::RST), (tcp::FIN | ACK, OPENER_FIN)] {
+        assert_eq!(call(flags), Ok(()));
+        assert_eq!(rig.only_flow().state, REPLIED | ESTABLISHED | bit, "{flags:#b}");
+        rig.age(100);
+        assert_eq!(answer(ACK), Ok(()), "{flags:#b}");
+        assert_eq!(rig.only_flow().state, REPLIED | ESTABLISHED, "{flags:#b}");
+        rig.age(7000);
+        assert_eq!(answer(ACK), Ok(()), "{flags:#b}");
+    }
+    // Where both ends are silent it has ended.
+    assert_eq!(call(RST), Ok(()));
+    rig.age(125);
+    assert_eq!(answer(ACK), Err(DropReason::EgressPeer));
+    // A port that is used again opens a flow of its own.
+    assert_eq!(call(SYN), Ok(()));
+    assert_eq!((rig.only_flow().state, rig.dataplane.stats(POD).unwrap().new_flows), (0, 2));
+}
+
 #[test]
 fn an_expired_flow_is_no_flow() {
     let rig = Rig::isolated(Some(&deny_all()), None);

@@ -142,6 +142,7 @@ fn on_a_parent_the_node_is_where_its_own_link_is() {
         port += 1;
         let (mut out, mut into) = (from_pod().udp(1, port).frame(), to_pod().udp(1, port).frame());
         out[..6].copy_from_slice(&mac.0);
+        into[..6].copy_from_slice(&POD_MAC.0);
         into[6..12].copy_from_slice(&mac.0);
         [outcome(&rig, POD, &sends, &out), outcome(&rig, POD, &receives, &into)]
     };

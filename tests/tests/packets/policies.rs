@@ -236,5 +236,9 @@ fn rules_are_credited_with_their_flows() {
         assert_eq!(rig.run(ToPod, &to_pod().tcp(2000 + number, 80, ACK).frame()), Ok(()));
     }
     assert_eq!(rig.run(ToPod, &to_pod().udp(1, 2).frame()), Ok(()));
+    // They pass and open no flow.
+    for flags in [SYN | ACK, RST] {
+        assert_eq!(rig.run(ToPod, &to_pod().tcp(2100, 80, flags).frame()), Ok(()));
+    }
     assert_eq!(rig.dataplane.policies().rule_flows().unwrap(), [(id, [(1, 3), (2, 1)].into())].into());
 }

@@ -11,7 +11,7 @@
 //! | setting | on a closed bridge |
 //! |---|---|
 //! | `ipv4/conf/BRIDGE/arp_ignore` | 1: no reply for an address of the node that is not the bridge's own |
-//! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so packets that arrive on it are neither delivered to the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), even after another process has written `ip_forward`, which changes `forwarding` of all devices |
+//! | `ipv4/conf/BRIDGE/rp_filter` | 1: without an address on the bridge no source is behind it, so packets that arrive on it are neither delivered to the node nor forwarded (`fib_validate_source` in `net/ipv4/fib_frontend.c`), even after another process has written `ip_forward`, which changes `forwarding` of all devices. The kernel does not ask for a route back to 0.0.0.0/8: what comes from there to 255.255.255.255, 0.0.0.0 or a group of 224.0.0.0/24 that the bridge has joined is delivered (`ip_route_input_slow`, `ip_mc_validate_source` in `net/ipv4/route.c`), but not forwarded |
 //! | `ipv6/conf/BRIDGE/disable_ipv6` | 1: no address, and nothing is received (`ip6_rcv_core` in `net/ipv6/ip6_input.c`); `forwarding` of a single device does not restrict the kernel |
 
 use super::ensure_if_present;
