@@ -354,6 +354,9 @@ fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, le
 /// otherwise reopen it; but the entry expires after its timeout, whatever the other end still sends. A packet at the
 /// device of an attachment that is not its end changes nothing.
 ///
+/// Whether the entry [`is_still`] of the flow is not asked afterwards (the stack is full): a
+/// refusal that comes to another flow's leg approves nothing, and has its end ask its policy again.
+///
 /// Out of line, with a number as the result: inlined into [`look_up`], the compiler would duplicate the rest of the
 /// code for each result.
 #[inline(never)]
