@@ -5,7 +5,7 @@ use netattach_common::{
     DropReason, Flow, FlowKey, PolicyIds, Share, Side, Traffic,
     attachment::flag,
     entry::{Entry, InPlace, Life},
-    flow::{Leg, Tuple},
+    flow::{Leg, Signal, Tuple},
     parse::{Packet, plain::Headers},
 };
 
@@ -39,27 +39,28 @@ pub(crate) fn look_up<A: Subprograms>(
     if life.is_expired(tuple.lane.protocol(), now) || !life.admits(packet.signal, forward) {
         return Ok(Known::OVER);
     }
-    if let Err(denied) = approve(scope, tuple, (entry, life), forward) {
-        if forward {
-            return Err(denied);
-        }
-        let answer = refuse(scope, tuple, entry, denied);
-        // Also if it was refused before.
-        let leg = Leg::of(scope.side, false);
-        if entry.refuses(leg) {
-            settle(scope.zone, tuple, entry, leg);
-        }
-        return Encode::decode(answer);
+    let mut written = match approve(scope, tuple, (entry, life), forward) {
+        Ok(written) => written,
+        Err(denied) if forward => return Err(denied),
+        Err(denied) => return Encode::decode(refuse(scope, tuple, entry, denied)),
+    };
+    let goes_on = entry.go_on(forward, |_| written = true);
+    if written && !is_still(scope.zone, tuple, entry) {
+        revoke(entry);
     }
-    let goes_on = entry.go_on(forward, |leg| settle(scope.zone, tuple, entry, leg));
     // Traffic is counted at the attachment that entered the flow.
     if entry.attachment() == scope.id {
         entry.count(forward, ctx.len());
     }
-    // Read again: a policy lookup takes long, and words that other CPUs wrote meanwhile must be kept.
-    let life = entry.life();
-    entry.note(life, packet.signal, forward, if goes_on { now } else { life.last_seen });
+    note(entry, packet.signal, forward, if goes_on { now } else { entry.last_seen() });
     Ok(Known::PASSES)
+}
+
+/// Out of line, as the stack of [`look_up`] is full.
+#[inline(never)]
+fn note(entry: FlowEntry, signal: Signal, forward: bool, seen: u32) {
+    // Read again: a policy lookup takes long, and words that other CPUs wrote meanwhile must be kept.
+    entry.note(entry.life(), signal, forward, seen);
 }
 
 /// Whether [`look_up`] would let a packet pass without asking a policy; if so, the packet is recorded in its flow.
@@ -212,13 +213,18 @@ fn new_flow<A: Subprograms>(
 fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>, opening: Opening) {
     let recorded = limit::flow_record(scope.id);
     count::new_flow(scope.id, recorded);
-    let leg = Leg::of(scope.side, opening.is_forward());
-    let policy = scope.policies.of(leg);
+    if recorded {
+        let leg = Leg::of(scope.side, opening.is_forward());
+        record::opened(ctx, scope, packet, leg, opening.rule());
+    }
+}
+
+/// Credits the rule that allowed a flow which has been entered. Not where it is entered: there the stack is full.
+#[inline(never)]
+pub(crate) fn credit(scope: &Scope, opening: Opening) {
+    let policy = scope.policies.of(Leg::of(scope.side, opening.is_forward()));
     if policy != 0 {
         count::rule(policy, opening.rule());
-    }
-    if recorded {
-        record::opened(ctx, scope, packet, leg, opening.rule());
     }
 }
 
@@ -289,39 +295,37 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
 /// stay approved, a flow that the policy no longer allows continues at the end where an earlier policy approved it.
 /// Packets also reach other attachments (group frames, or by a link-layer address that is not that of the packet's
 /// end), whose approval does not count for that end; so those attachments do not overwrite what an end has written.
+/// Returns whether anything was written: then the caller has to look whether the entry [`is_still`] of the flow.
 #[inline(always)]
 fn approve<A: Subprograms>(
     scope: &Scope,
     tuple: &Tuple<A>,
     (entry, life): (FlowEntry, Life),
     forward: bool,
-) -> Result<(), Denied> {
+) -> Result<bool, Denied> {
     let leg = Leg::of(scope.side, forward);
     if is_approved(scope, entry, leg) {
-        if (entry.refuses(leg) || !is_noted(scope, life, leg)) && confirm(scope, tuple, entry, leg) {
-            settle(scope.zone, tuple, entry, leg);
-        }
-        return Ok(());
+        return Ok((entry.refuses(leg) || !is_noted(scope, life, leg)) && confirm(scope, tuple, entry, leg));
     }
     let keeps = scope.has(flag::KEEP_ESTABLISHED);
     let is_end = keeps && A::is_end(scope, tuple);
     if let Err(denied) = policy::allows(scope, tuple, leg) {
-        return if is_end && entry.is_kept(leg) { Ok(()) } else { Err(denied) };
+        return if is_end && entry.is_kept(leg) { Ok(false) } else { Err(denied) };
     }
     // Checked after the policy has answered: the end may have written meanwhile.
-    if is_end || !(keeps && entry.life().is_at_end(leg)) {
+    let writes = is_end || !(keeps && entry.life().is_at_end(leg));
+    if writes {
         entry.approve(leg, scope.policies.of(leg), is_end);
-        settle(scope.zone, tuple, entry, leg);
     }
-    Ok(())
+    Ok(writes)
 }
 
-/// Called after something was written about a leg: revokes it if the entry no longer belongs to the flow of the packet.
-#[inline(always)]
-fn settle<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) {
-    if !is_still(zone, tuple, entry) {
-        entry.revoke(leg);
-    }
+/// Takes back what was written about an entry that no longer belongs to the flow of the packet: both legs of the flow
+/// that has it now are judged again. Out of line, as the stack of [`look_up`] is full.
+#[inline(never)]
+fn revoke(entry: FlowEntry) {
+    entry.revoke(Leg::Opener);
+    entry.revoke(Leg::Responder);
 }
 
 /// Whether an entry still belongs to the flow of a packet. Since it was found, another CPU may have displaced the flow,
@@ -335,7 +339,7 @@ fn is_still<A: Subprograms>(zone: u32, tuple: &Tuple<A>, entry: FlowEntry) -> bo
 
 /// Notes at a leg's own end what its approval did not note: that no policy refuses the leg any more; and that it is
 /// approved at this end too, where another attachment under the same policy approved it first, or flows were not kept
-/// until now. Returns whether it did: then the caller has to [`settle`] it.
+/// until now. Returns whether it did.
 #[inline(never)]
 fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, leg: Leg) -> bool {
     let is_end = A::is_end(scope, tuple);
@@ -351,6 +355,9 @@ fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: FlowEntry, le
 /// there were no entry. An answered flow ends in both directions, because a server that continues to send would
 /// otherwise reopen it; but the entry expires after its timeout, whatever the other end still sends. A packet at the
 /// device of an attachment that is not its end changes nothing.
+///
+/// Whether the entry [`is_still`] of the flow is not asked afterwards (the stack is full): a
+/// refusal that comes to another flow's leg approves nothing, and has its end ask its policy again.
 ///
 /// Out of line, with a number as the result: inlined into [`look_up`], the compiler would duplicate the rest of the
 /// code for each result.

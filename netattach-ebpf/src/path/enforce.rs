@@ -82,7 +82,9 @@ pub(crate) fn verdict<A: Subprograms>(
             let renewed = known.leaves_entry() && A::renew(ctx, scope, packet, opening);
             let entered = if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) };
             log::outcome(scope.id, Stage::Place, &entered);
-            entered
+            entered?;
+            conntrack::credit(scope, opening);
+            Ok(())
         }
     }
 }
