@@ -12,8 +12,7 @@
 //! If two CPUs change the state at the same moment, a bit of it may be lost. The bits for an answered flow and for a
 //! complete handshake are set again by the next packet, and the mark of an end within a second; if the bit for the end
 //! of a connection is lost, the flow only waits for a longer timeout; if it comes back, until a later packet clears it
-//! again. A mark that reappears has no effect once the
-//! approval beside it is cleared.
+//! again. A mark that reappears has no effect once the approval beside it is cleared.
 
 use crate::Traffic;
 use crate::flow::{Flow, Leg, SHORTEST_TIMEOUT, Signal, state, timeout};

@@ -46,7 +46,8 @@ pub(crate) fn nanoseconds_and_seconds() -> (u64, u32) {
 }
 
 /// The cached reading, which is that of this tick. The words are each read and written whole; another CPU may write
-/// them at the same moment, for the same or the next tick: then a reader finds a time that is early or late by one tick.
+/// them at the same moment, for the same or the next tick: then a reader finds a time that is early or late by a tick.
+/// A CPU that was stopped on its way (a hypervisor's) writes an earlier time, which is found until it writes the tick.
 #[inline(always)]
 fn current() -> Option<*mut Reading> {
     // SAFETY: the helper takes nothing and exists since Linux 5.6.

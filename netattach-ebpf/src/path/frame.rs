@@ -211,7 +211,8 @@ pub(crate) fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac)
 }
 
 /// Whether a packet at the node's end of a link comes from the node's stack: the kernel's frames from another port of a
-/// bridge are addressed to another host.
+/// bridge are addressed to another host. Where br_netfilter passes bridged packets to the packet filter, it turns their
+/// type into this one (`br_nf_post_routing`): `na_forwarded` has judged them, if the pod's address leads to it.
 #[inline(always)]
 fn is_from_the_stack(ctx: &TcContext) -> bool {
     // SAFETY: the context pointer is valid while the program runs.

@@ -23,7 +23,7 @@ use crate::objects::{Objects, Unknown};
 use crate::policy::desired::{Desired, EndpointPolicy};
 use crate::policy::diff::{DENY_ALL, PolicyId};
 use crate::policy::evaluate::peer_entry;
-use crate::policy::lookup::{ClassId, CompiledPolicy, Traffic};
+use crate::policy::lookup::{ClassId, CompiledPolicy, Origin, Traffic};
 
 /// How long an attachment keeps the policies of an earlier agent because peers are unknown: longer than it takes to
 /// read all pods of a large cluster. What was revoked while no agent ran holds for no longer than this.
@@ -250,9 +250,10 @@ fn revokes(before: &Arc<EndpointPolicy>, now: &Arc<EndpointPolicy>) -> bool {
 }
 
 /// Whether a peer of the first tables has a narrower class in the second, or none. Classes and rules are compared by
-/// their traffic: their numbers are given anew with each compilation.
+/// their traffic: their numbers are given anew with each compilation. Rules that no policy has written revoke nothing:
+/// those for DHCP are about everyone until the server is known.
 fn allows_less(before: &CompiledPolicy, now: &CompiledPolicy) -> bool {
-    let (old, new) = (traffic(before), traffic(now));
+    let (old, new) = (traffic(before, is_of_policy), traffic(now, |_| true));
     let none = BTreeSet::new();
     before.peers.iter().any(|(peer, class)| {
         let of_old = old.get(class).unwrap_or(&none);
@@ -262,13 +263,23 @@ fn allows_less(before: &CompiledPolicy, now: &CompiledPolicy) -> bool {
     })
 }
 
-/// The traffic of each class.
-fn traffic(tables: &CompiledPolicy) -> BTreeMap<ClassId, BTreeSet<Traffic>> {
+/// The traffic of each class, by the rules whose origin counts.
+fn traffic(
+    tables: &CompiledPolicy,
+    counts: impl Fn(Option<&Origin>) -> bool,
+) -> BTreeMap<ClassId, BTreeSet<Traffic>> {
     let mut all: BTreeMap<ClassId, BTreeSet<Traffic>> = BTreeMap::new();
-    for prefix in tables.ports.keys() {
-        all.entry(prefix.class).or_default().insert(prefix.traffic);
+    for (prefix, rule) in &tables.ports {
+        if counts(tables.rules.get(rule)) {
+            all.entry(prefix.class).or_default().insert(prefix.traffic);
+        }
     }
     all
+}
+
+/// Whether a rule is in a policy, as far as is known.
+fn is_of_policy(origin: Option<&Origin>) -> bool {
+    !matches!(origin, Some(Origin::Other(_) | Origin::OfNode(_)))
 }
 
 /// The policies that isolate an attachment.

@@ -251,6 +251,27 @@ fn a_peer_is_revoked_when_less_is_allowed_to_it_whatever_the_numbers_are() {
 }
 
 #[test]
+fn a_rule_that_no_policy_has_written_revokes_nothing() {
+    let (everyone, peer, server) = ("0.0.0.0/0", "10.0.0.7/32", "10.0.0.1/32");
+    let (tcp, udp) = (Traffic::Protocol(6), Traffic::Protocol(17));
+    let tables = |peers: &[(&str, ClassId)], ports: &[(ClassId, Traffic, u32)]| {
+        let port = |(class, traffic, rule): &(ClassId, Traffic, u32)| {
+            (PortPrefix { class: *class, traffic: *traffic }, *rule)
+        };
+        CompiledPolicy {
+            peers: peers.iter().map(|(net, class)| (net.parse().unwrap(), *class)).collect(),
+            ports: ports.iter().map(port).collect(),
+            rules: BTreeMap::from([(2, Origin::from("dhcp of the attachment"))]),
+        }
+    };
+    // Rule 2 is about everyone, and so about the peer, until the server is known.
+    let before = tables(&[(everyone, 1), (peer, 2)], &[(1, udp, 2), (2, udp, 2), (2, tcp, 1)]);
+    let known = tables(&[(server, 1), (peer, 2)], &[(1, udp, 2), (2, tcp, 1)]);
+    let gone = tables(&[(server, 1)], &[(1, udp, 2)]);
+    assert_eq!([&known, &gone].map(|now| allows_less(&before, now)), [false, true]);
+}
+
+#[test]
 fn that_there_is_no_policy_is_not_taken_from_a_server_that_does_not_know_the_kind_yet() {
     let kernel = FakeKernel::with_room(2);
     kernel.held.borrow_mut().insert(4, Default::default());
