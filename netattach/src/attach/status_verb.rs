@@ -99,7 +99,7 @@ impl Engine {
             // programs.
             enforcement::Which::On(_) => self.registry.staying(),
         };
-        enforcement::restore(enforcer.as_ref(), &among, (which, shares))
+        enforcement::restore(enforcer.as_ref(), &among, which, shares)
     }
 
     /// Completes for the attachments in that record what the dataplane has postponed until after their ADD.

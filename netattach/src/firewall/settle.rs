@@ -94,8 +94,11 @@ impl<'f> Table<'f> {
         let version = self.filter.version;
         let wanted: Vec<&Wanted<'_>> =
             wanted.iter().filter(|wanted| own_addresses(wanted, version).next().is_some()).collect();
-        let asks_for_all = |chain: &str| self.rules_in(CNI_FORWARD).any(|(_, rule)| rule.leads_to(chain));
-        let asking = wanted.iter().filter(|wanted| !asks_for_all(&wanted.admitted.admin_chain));
+        // Collected once: an agent with many attachments would otherwise read all rules for each of them.
+        let asked_for_all: BTreeSet<&str> =
+            self.rules_in(CNI_FORWARD).filter_map(|(_, rule)| rule.leads_all_to()).collect();
+        let asking =
+            wanted.iter().filter(|wanted| !asked_for_all.contains(wanted.admitted.admin_chain.as_str()));
         let asking = asking.flat_map(|wanted| rules_that_ask(wanted, version));
         let passing = wanted.iter().flat_map(|wanted| rules_of(wanted, version));
         let rules: Vec<Rule> = asking.chain(passing).collect();

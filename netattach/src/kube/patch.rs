@@ -112,8 +112,8 @@ pub(super) fn is_written(pod: &Pod, status: &Status) -> bool {
     let has_its_ports = || ports == ports_annotation(&pod.ports).as_deref();
     match status {
         Status::Attached { text: wanted, label } => {
-            // By the empty value every agent finds it. Writing to all pods that earlier agents attached, for a shorter list
-            // only, would load the server with each upgrade.
+            // By the empty value every agent finds it. Writing to all pods that earlier agents attached, for a shorter
+            // list only, would load the server with each upgrade.
             let is_labelled = known.is_some_and(|known| known.is_empty() || known == label);
             is_labelled && text == Some(wanted) && has_its_ports()
         }

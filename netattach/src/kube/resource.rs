@@ -6,9 +6,9 @@ use crate::objects::ObjectName;
 pub use crate::objects::remote::ATTACHED_LABEL;
 use crate::source::read::Kind;
 
-/// Value of [`ATTACHED_LABEL`] on pods that are on their default network alone, if that is no object: only NetworkPolicies can
-/// have them as peers. If it is an object, policies can name it, and the value is its name (`patch::value_of`). Other
-/// pods, and all that agents of earlier versions attached, have the empty value.
+/// Value of [`ATTACHED_LABEL`] on pods that are on their default network alone, if that is no object: only
+/// NetworkPolicies can have them as peers. If it is an object, policies can name it, and the value is its name
+/// (`patch::value_of`). Other pods, and all that agents of earlier versions attached, have the empty value.
 pub(super) const DEFAULT_ALONE: &str = "default";
 
 /// A kind of objects.

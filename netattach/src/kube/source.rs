@@ -333,8 +333,8 @@ impl Cluster {
     }
 }
 
-/// Returns the pods of other nodes that are left out: those on the default network alone, because only NetworkPolicies and
-/// policies for that network have them as peers. `None`: NetworkPolicies are enforced, and all are needed.
+/// Returns the pods of other nodes that are left out: those on the default network alone, because only NetworkPolicies
+/// and policies for that network have them as peers. `None`: NetworkPolicies are enforced, and all are needed.
 fn left_out(network_policies: bool, default_network: Option<&NetworkRef>) -> Option<LeftOut> {
     if network_policies {
         return None;

@@ -106,7 +106,8 @@ impl Receiver {
     }
 }
 
-/// Opens a socket that receives the notifications of these groups without waiting for them, of which `queue` bytes may wait.
+/// Opens a socket that receives the notifications of these groups without waiting for them, of which `queue` bytes may
+/// wait.
 pub(super) fn subscribed(groups: impl IntoIterator<Item = u32>, queue: usize) -> io::Result<RawSocket> {
     let mut socket = RawSocket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;

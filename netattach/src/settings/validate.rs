@@ -19,27 +19,8 @@ const MOST_CLUSTER_CIDRS: u64 = 64;
 
 impl Settings {
     pub(super) fn validate(&self) -> Result<(), SettingsError> {
-        let kubernetes = &self.kubernetes;
-        match (self.source.as_os_str().is_empty(), kubernetes.enabled) {
-            (_, false) if !kubernetes.kubeconfig.as_os_str().is_empty() => {
-                return Err(SettingsError::UnusedKubeconfig);
-            }
-            (true, false) => return Err(SettingsError::NoSource),
-            (false, true) => return Err(SettingsError::TwoSources),
-            (true, true) => drop(self.node_name()?),
-            (false, false) => {}
-        }
-        let is_builtin = self.default_network()? == DefaultNetwork::Builtin;
-        self.builtin.validate()?;
-        if self.default_network()? == DefaultNetwork::Chained
-            && !self.cni_conf.dir.as_os_str().is_empty()
-            && !self.cni_conf.remove
-        {
-            return Err(SettingsError::ChainedConf(self.cni_conf.dir.clone()));
-        }
-        if is_builtin && !kubernetes.enabled && self.builtin.pod_cidrs.is_empty() {
-            return Err(InvalidSettings::NoRange.into());
-        }
+        self.check_source()?;
+        self.check_default_network()?;
         namespace("defaultNetworkNamespace".into(), &self.default_network_namespace)?;
         for (index, name) in self.global_namespaces.iter().enumerate() {
             namespace(format!("globalNamespaces[{index}]"), name)?;
@@ -55,6 +36,57 @@ impl Settings {
         }
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
+        self.check_delegation()?;
+        self.log_object()?;
+        let of = self.bpf_log_of.split('/').filter(|part| !part.is_empty()).count();
+        if !self.bpf_log_of.is_empty() && (of != 3 || self.bpf_log_of.split('/').count() != 3) {
+            return Err(SettingsError::BpfLogOf(self.bpf_log_of.clone()));
+        }
+        self.check_numbers()?;
+        if !self.runtime_socket.as_os_str().is_empty() && !self.runtime_socket.is_absolute() {
+            return Err(SettingsError::RuntimeSocket(self.runtime_socket.clone()));
+        }
+        self.check_repair()?;
+        self.metrics.listen()?;
+        self.traces.endpoint()?;
+        Ok(())
+    }
+
+    /// Refuses two sources of objects, and none.
+    fn check_source(&self) -> Result<(), SettingsError> {
+        let kubernetes = &self.kubernetes;
+        match (self.source.as_os_str().is_empty(), kubernetes.enabled) {
+            (_, false) if !kubernetes.kubeconfig.as_os_str().is_empty() => {
+                Err(SettingsError::UnusedKubeconfig)
+            }
+            (true, false) => Err(SettingsError::NoSource),
+            (false, true) => Err(SettingsError::TwoSources),
+            (true, true) => self.node_name().map(drop),
+            (false, false) => Ok(()),
+        }
+    }
+
+    /// Refuses a default network that other settings contradict.
+    fn check_default_network(&self) -> Result<(), SettingsError> {
+        let default_network = self.default_network()?;
+        self.builtin.validate()?;
+        if default_network == DefaultNetwork::Chained
+            && !self.cni_conf.dir.as_os_str().is_empty()
+            && !self.cni_conf.remove
+        {
+            return Err(SettingsError::ChainedConf(self.cni_conf.dir.clone()));
+        }
+        if default_network == DefaultNetwork::Builtin
+            && !self.kubernetes.enabled
+            && self.builtin.pod_cidrs.is_empty()
+        {
+            return Err(InvalidSettings::NoRange.into());
+        }
+        Ok(())
+    }
+
+    /// Refuses settings about other plugins that have no effect.
+    fn check_delegation(&self) -> Result<(), SettingsError> {
         let others =
             |(_, kind): &(usize, &String)| !standalone::built_in().any(|known| known == kind.as_str());
         if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
@@ -63,6 +95,11 @@ impl Settings {
         if self.delegation.names_root() && !self.delegation.root.is_absolute() {
             return Err(SettingsError::Root(self.delegation.root.clone()));
         }
+        Ok(())
+    }
+
+    /// Refuses numbers that are out of range.
+    fn check_numbers(&self) -> Result<(), SettingsError> {
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {
                 Ok(())
@@ -70,27 +107,16 @@ impl Settings {
                 Err(SettingsError::Range { key, value, min, max })
             }
         };
-        self.log_object()?;
-        let of = self.bpf_log_of.split('/').filter(|part| !part.is_empty()).count();
-        if !self.bpf_log_of.is_empty() && (of != 3 || self.bpf_log_of.split('/').count() != 3) {
-            return Err(SettingsError::BpfLogOf(self.bpf_log_of.clone()));
-        }
         range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
         range("podSources", self.pod_sources.len() as u64, 0, MOST_PERMISSIONS)?;
         range("reservedHostPorts", self.reserved_host_ports.len() as u64, 0, MOST_RESERVED_PORTS)?;
         range("maxAttachments", self.max_attachments.into(), 2, 65_534)?;
         range("standBySeconds", self.stand_by_seconds, 0, 86_400)?;
-        range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
+        range("kubernetes.watchSeconds", self.kubernetes.watch_seconds.into(), 1, 600)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
         range("cniConf.agentWaitSeconds", self.cni_conf.agent_wait_seconds, 0, MAX_AGENT_WAIT)?;
         range("collectAfterSeconds", self.collect_after_seconds, 0, 86_400)?;
-        if !self.runtime_socket.as_os_str().is_empty() && !self.runtime_socket.is_absolute() {
-            return Err(SettingsError::RuntimeSocket(self.runtime_socket.clone()));
-        }
         range("repairAfterSeconds", self.repair_after_seconds, 1, 86_400)?;
-        self.check_repair()?;
-        self.metrics.listen()?;
-        self.traces.endpoint()?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
         if let Some(limit) = self.delegation.memory_limit_mib.filter(|limit| *limit != 0) {
             range("delegation.memoryLimitMiB", limit, 16, 1 << 20)?;

@@ -85,9 +85,15 @@ const RULES: &[Rule] = &[
     Rule {
         within: &["netattach/src/"],
         except: &["netattach/src/netns.rs", "netattach/src/netns/"],
-        names: &["setns", "move_into_link_name_space", "move_into_thread_name_spaces"],
+        names: &[
+            "setns",
+            "unshare",
+            "unshare_unsafe",
+            "move_into_link_name_space",
+            "move_into_thread_name_spaces",
+        ],
         rule: "only netns.rs enters a namespace",
-        why: "a thread left in a pod's namespace acts on the wrong machine; only dedicated threads may enter one",
+        why: "a thread left in a pod's namespace acts on the wrong machine, and netns.rs keeps open where threads return to",
     },
     Rule {
         within: PURE,

@@ -8,4 +8,4 @@
 
 pub(super) mod collector;
 pub(super) mod left_over;
-pub(super) mod waiting_dels;
+mod waiting_dels;

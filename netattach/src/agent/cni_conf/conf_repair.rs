@@ -15,7 +15,7 @@ use crate::attach::CILIUMS_SUFFIX;
 use crate::settings::ConfRepair;
 
 /// How often the file is written again within [`WINDOW`], at most.
-pub(super) const MOST_REWRITES: usize = 5;
+const MOST_REWRITES: usize = 5;
 /// See [`MOST_REWRITES`]. A repair is reported for the same time.
 pub(super) const WINDOW: Duration = Duration::from_secs(600);
 /// The pause before the second rewrite; it doubles with each rewrite.

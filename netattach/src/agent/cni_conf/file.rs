@@ -122,7 +122,7 @@ impl CniConf {
     ///
     /// # Errors
     /// [`CniConfError`].
-    pub(in crate::agent) fn remove_former(&self, names: &[String]) -> Result<Vec<PathBuf>, CniConfError> {
+    pub(super) fn remove_former(&self, names: &[String]) -> Result<Vec<PathBuf>, CniConfError> {
         let own = self.name();
         let mut removed = Vec::new();
         for name in names.iter().filter(|name| is_read_by_runtimes(name) && **name != own) {

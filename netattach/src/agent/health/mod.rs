@@ -65,7 +65,7 @@ const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Most problems that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
 /// Problem text for an object that exists but has no effect.
-pub(super) const NOT_IN_FORCE: &str = "not in force";
+const NOT_IN_FORCE: &str = "not in force";
 
 /// Status text of a healthy dataplane.
 const ALL_PINNED: &str = "programs and maps are pinned";

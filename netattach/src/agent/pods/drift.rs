@@ -73,7 +73,7 @@ impl Shown {
 
 /// The state of the repairs: what was repaired, and what could not be.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Drift {
+pub(super) struct Drift {
     bound: Mutex<PutBack<(JournalKey, Part)>>,
     /// The sandboxes whose links the last check found different.
     seen: Mutex<BTreeSet<JournalKey>>,

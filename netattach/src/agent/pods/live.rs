@@ -30,7 +30,7 @@ use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
 /// The requester of an attachment made by annotation, in its record and in the pod's status.
-pub(super) const BY_ANNOTATION: &str = "annotation";
+const BY_ANNOTATION: &str = "annotation";
 
 /// How often failed changes are retried.
 const AGAIN: Duration = Duration::from_secs(30);

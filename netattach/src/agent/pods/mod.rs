@@ -13,7 +13,7 @@
 mod changes;
 pub(super) mod drift;
 mod following;
-pub(super) mod in_pods;
+mod in_pods;
 pub(super) mod live;
 pub(super) mod missed;
 pub(super) mod repair;

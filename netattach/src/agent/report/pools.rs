@@ -11,7 +11,7 @@ use crate::rpc::message::AttachmentName;
 use crate::rpc::message::pools::{Holder, Network, Pool, Range};
 
 /// Most holders in one answer.
-pub(super) const MOST_HOLDERS: usize = 10_000;
+const MOST_HOLDERS: usize = 10_000;
 
 /// How long pools are read for one answer. The client waits for twice as long, and each locked pool takes a
 /// tenth of a second.

@@ -302,7 +302,7 @@ async fn until_ended(signals: &mut Signals, background: &mut Background) -> Opti
 }
 
 /// Runs startup work that may hang. `None`: a signal ended the agent meanwhile.
-pub(super) async fn unless_signal<T: Send + 'static>(
+async fn unless_signal<T: Send + 'static>(
     signal: impl Future<Output = &'static str>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {

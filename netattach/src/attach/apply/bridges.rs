@@ -79,7 +79,7 @@ pub(in crate::attach) enum Change {
 
 /// The current state of a bridge.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::attach) struct Found<'a> {
+pub(in crate::attach) struct CurrentBridge<'a> {
     pub(in crate::attach) link: &'a LinkState,
     pub(in crate::attach) addresses: &'a [IpNet],
     /// Read only if ports have VLANs.
@@ -130,8 +130,8 @@ impl Beneath {
     /// Returns the differences of the bridge. `found`: the current bridge with that name. A gateway address that was
     /// replaced by another address is not reported: a later ADD was told to replace it (`forceAddress`), or an
     /// administrator did.
-    pub(in crate::attach) fn changes(&self, found: Option<Found<'_>>) -> Vec<Change> {
-        let Some(Found { link: bridge, addresses, filters_by_vlan }) = found else {
+    pub(in crate::attach) fn changes(&self, found: Option<CurrentBridge<'_>>) -> Vec<Change> {
+        let Some(CurrentBridge { link: bridge, addresses, filters_by_vlan }) = found else {
             return vec![Change::Gone];
         };
         let is_unfiltered = self.spec.vlan_filtering && !filters_by_vlan;

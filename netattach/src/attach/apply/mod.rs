@@ -57,7 +57,7 @@ use crate::timing;
 use crate::waits::{self, Resource};
 
 /// The smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
-pub(super) const IPV6_MIN_MTU: u32 = 1280;
+const IPV6_MIN_MTU: u32 = 1280;
 
 /// Carries out every step of `plan`.
 ///

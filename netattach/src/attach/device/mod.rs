@@ -18,7 +18,7 @@ pub(super) mod claims;
 mod error;
 pub(super) mod give_back;
 mod identity;
-pub(super) mod left_programs;
+mod left_programs;
 pub(super) mod representor;
 mod sriov_cni;
 pub(super) mod take_device;

@@ -122,11 +122,13 @@ impl End {
 }
 
 /// Returns how the node's end of a link differs from its recorded state. `bridge`: the current bridge with the
-/// recorded name. `has_addressing`: whether a routed link has its addresses and routes.
+/// recorded name. `vlans`: those of the link as a port. `has_addressing`: whether a routed link has its addresses and
+/// routes.
 fn differences(
     end: &End,
     found: &LinkState,
-    (bridge, vlans): (Option<bridges::Found<'_>>, Option<&VlanUses>),
+    bridge: Option<bridges::CurrentBridge<'_>>,
+    vlans: Option<&VlanUses>,
     has_addressing: bool,
 ) -> Vec<Difference> {
     let mut differences = Vec::new();
@@ -137,7 +139,7 @@ fn differences(
         for change in beneath.changes(bridge) {
             note(true, Difference::Bridge(change));
         }
-        if let Some(bridges::Found { link: bridge, .. }) = bridge {
+        if let Some(bridges::CurrentBridge { link: bridge, .. }) = bridge {
             let is_in = found.controller == Some(bridge.index);
             note(!is_in, Difference::NotInBridge(bridge.index));
             note(port.hairpin && (!is_in || found.hairpin != Some(true)), Difference::Hairpin);
@@ -478,12 +480,12 @@ impl Seen {
         let Some(found) = end.find(&self.links) else { return Vec::new() };
         let bridge = end.port.as_ref().and_then(|(beneath, _)| self.bridges.get(beneath.name()));
         let bridge = bridge.and_then(|index| self.links.get(index));
-        let bridge = bridge.map(|link| bridges::Found {
+        let bridge = bridge.map(|link| bridges::CurrentBridge {
             link,
             addresses: self.addresses.get(&link.index).map_or(&[], Vec::as_slice),
             filters_by_vlan: self.filtering.contains(&link.index),
         });
-        differences(end, found, (bridge, self.vlans.get(&found.index)), self.has_addressing(end))
+        differences(end, found, bridge, self.vlans.get(&found.index), self.has_addressing(end))
     }
 
     fn is_open(&self, end: &End) -> bool {

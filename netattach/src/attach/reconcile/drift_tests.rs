@@ -41,8 +41,8 @@ fn beneath(gateways: &[&str], made: bool) -> Beneath {
 }
 
 /// A bridge that does not filter by VLAN.
-fn found_as<'a>(link: &'a LinkState, addresses: &'a [IpNet]) -> bridges::Found<'a> {
-    bridges::Found { link, addresses, filters_by_vlan: false }
+fn found_as<'a>(link: &'a LinkState, addresses: &'a [IpNet]) -> bridges::CurrentBridge<'a> {
+    bridges::CurrentBridge { link, addresses, filters_by_vlan: false }
 }
 
 fn end(port: Option<(Beneath, BridgePort)>) -> End {
@@ -65,7 +65,8 @@ fn each_difference_of_an_end_is_found() {
         differences(
             &end(Some((beneath(&[], false), hairpin()))),
             found,
-            (Some(found_as(&bridge, &[])), None),
+            Some(found_as(&bridge, &[])),
+            None,
             true,
         )
     };
@@ -76,14 +77,14 @@ fn each_difference_of_an_end_is_found() {
     assert_eq!(of(&LinkState { hairpin: Some(false), ..port.clone() }), [Difference::Hairpin]);
     let out = LinkState { controller: None, hairpin: None, ..port.clone() };
     assert_eq!(of(&out), [Difference::NotInBridge(3), Difference::Hairpin]);
-    let without = differences(&end(Some((beneath(&[], false), hairpin()))), &out, (None, None), true);
+    let without = differences(&end(Some((beneath(&[], false), hairpin()))), &out, None, None, true);
     assert_eq!(without, [Difference::Bridge(Change::Gone)]);
     let unknown = End { mtu: 0, ..end(None) };
-    assert_eq!(differences(&unknown, &LinkState { mtu: 1400, ..out.clone() }, (None, None), true), []);
-    assert_eq!(differences(&end(None), &out, (None, None), false), [Difference::Addressing]);
+    assert_eq!(differences(&unknown, &LinkState { mtu: 1400, ..out.clone() }, None, None, true), []);
+    assert_eq!(differences(&end(None), &out, None, None, false), [Difference::Addressing]);
     let routed = End { routed: Some(Addressing::default()), ..end(None) };
     let down = LinkState { up: false, ..out };
-    assert_eq!(differences(&routed, &down, (None, None), true), [Difference::Down, Difference::Addressing]);
+    assert_eq!(differences(&routed, &down, None, None, true), [Difference::Down, Difference::Addressing]);
 }
 
 #[test]
@@ -93,13 +94,13 @@ fn a_netkit_whose_policies_are_others_is_found() {
     let made_as = End { kind: "netkit", netkit: Some(made), ..end(None) };
     let of = |ways| {
         let found = LinkState { mode: Some(LinkMode::Netkit(ways)), ..link(7, "na0", "netkit") };
-        differences(&made_as, &found, (None, None), true)
+        differences(&made_as, &found, None, None, true)
     };
     assert_eq!(of(made), []);
     assert_eq!(of(NetkitWays { policy: NetkitPolicy::Drop, ..made }), [Difference::Policies(made)]);
     assert_eq!(of(NetkitWays { peer_policy: NetkitPolicy::Drop, ..made }), [Difference::Policies(made)]);
     let unknown = link(7, "na0", "netkit");
-    assert_eq!(differences(&made_as, &unknown, (None, None), true), []);
+    assert_eq!(differences(&made_as, &unknown, None, None, true), []);
 }
 
 #[test]
@@ -115,7 +116,8 @@ fn a_port_that_got_out_of_its_vlans_or_its_isolation_is_found() {
         differences(
             &end(Some((beneath(&[], false), wanted.clone()))),
             found,
-            (Some(found_as(&bridge, &[])), Some(&uses)),
+            Some(found_as(&bridge, &[])),
+            Some(&uses),
             true,
         )
     };
@@ -184,7 +186,10 @@ fn a_bridge_lacks_what_it_has_nothing_in_the_place_of() {
     let in_vlans =
         Beneath { spec: Bridge { vlan_filtering: true, ..own.spec.clone() }, ..beneath(&[], true) };
     assert_eq!(in_vlans.changes(Some(found_as(&up, &[]))), [Change::Unfiltered(3)]);
-    assert_eq!(in_vlans.changes(Some(bridges::Found { filters_by_vlan: true, ..found_as(&up, &[]) })), []);
+    assert_eq!(
+        in_vlans.changes(Some(bridges::CurrentBridge { filters_by_vlan: true, ..found_as(&up, &[]) })),
+        []
+    );
     assert_eq!(
         in_vlans.changes(Some(found_as(&down, &[]))),
         [Change::Unfiltered(3), Change::Down(3)],

@@ -157,7 +157,8 @@ impl Which<'_> {
 pub(in crate::attach) fn restore(
     enforcer: &dyn Enforce,
     attached: &[Arc<Attached>],
-    (which, shares): (Which<'_>, usize),
+    which: Which<'_>,
+    shares: usize,
 ) -> (Vec<Looked>, Result<(), EnforceError>) {
     let (mut looked, mut outcome) = (Vec::new(), Ok(()));
     let mut known = WholeParents::default();
@@ -264,7 +265,7 @@ mod tests {
             })
         };
         let all = [attached("a", LIMIT), attached("b", 2)];
-        let (looked, outcome) = restore(&rig::Maps::default(), &all, (Which::Share(0), 1));
+        let (looked, outcome) = restore(&rig::Maps::default(), &all, Which::Share(0), 1);
         let found = |subject: &str, missing: Option<&str>| Looked {
             share: 0,
             subject: subject.to_owned(),

@@ -60,7 +60,7 @@ impl Engine {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub(super) fn write_removal_without_plugins(&self, key: &JournalKey) -> Result<(), AttachError> {
+    fn write_removal_without_plugins(&self, key: &JournalKey) -> Result<(), AttachError> {
         let Some(attached) = self.registry.get(key) else { return Ok(()) };
         let (plan, outputs) = without_plugins(&attached.plan, &attached.outputs);
         self.write_whole(key, (&plan, &outputs, attached.netns_cookie), None)?;

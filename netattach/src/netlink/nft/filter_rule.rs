@@ -89,7 +89,15 @@ impl Rule {
 
     /// Whether the rule sends every packet to that chain.
     pub fn leads_to(&self, chain: &str) -> bool {
-        self.asks.is_empty() && matches!(&self.verdict, Verdict::Jump(to) if to == chain)
+        self.leads_all_to() == Some(chain)
+    }
+
+    /// Returns the chain that the rule sends every packet to, if it does.
+    pub fn leads_all_to(&self) -> Option<&str> {
+        match &self.verdict {
+            Verdict::Jump(to) if self.asks.is_empty() => Some(to),
+            _ => None,
+        }
     }
 
     /// The attributes of a message that creates the rule, except its position.

@@ -8,7 +8,7 @@ use netattach_common::LAYOUT_VERSION;
 use super::Metrics;
 use super::catalogue as of;
 use super::family::{Numbers, Values};
-use super::totals::{Of, Totals};
+use super::totals::{AttachmentKey, Totals};
 use crate::agent::Agent;
 use crate::agent::memory::Resident;
 use crate::agent::monitoring::events;
@@ -110,7 +110,7 @@ fn counted(totals: &mut Totals, agent: &Agent, measured: &[Measured]) -> Result<
 }
 
 /// Stands for devices without an attachment: no record has this key.
-fn nobody() -> Of {
+fn nobody() -> AttachmentKey {
     (crate::journal::JournalKey { container_id: String::new(), ifname: String::new() }, 0)
 }
 

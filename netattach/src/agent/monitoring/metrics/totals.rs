@@ -10,15 +10,15 @@ use crate::bpf::{DropReason, Stats, Traffic};
 use crate::journal::JournalKey;
 
 /// An attachment: the record of its sandbox, and its index there.
-pub(super) type Of = (JournalKey, u16);
+pub(super) type AttachmentKey = (JournalKey, u16);
 
 /// Sums by network, and the counters of each attachment when they were last added.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    last: BTreeMap<Of, Last>,
+    last: BTreeMap<AttachmentKey, Last>,
     /// Attachments that have ended, the first one first. They are kept for some time, as a failed
     /// detachment is retried.
-    ended: VecDeque<Of>,
+    ended: VecDeque<AttachmentKey>,
     /// Bounded: by the number of networks that this node used ([`MOST_NETWORKS`]).
     sums: BTreeMap<String, Sum>,
     /// The number of the scrape.
@@ -73,7 +73,7 @@ struct Sum {
 
 impl Totals {
     /// Adds what an attachment has counted since the last call.
-    pub(super) fn add(&mut self, of: &Of, network: &str, now: &Stats) {
+    pub(super) fn add(&mut self, of: &AttachmentKey, network: &str, now: &Stats) {
         let now = Counted::from(now);
         let last = Last { counted: now.clone(), round: self.round, ended: false };
         let before = match self.last.get_mut(of) {
@@ -100,7 +100,7 @@ impl Totals {
     }
 
     /// Adds what an ending attachment has counted since the last call.
-    pub(super) fn add_last(&mut self, of: Of, network: &str, now: &Stats) {
+    pub(super) fn add_last(&mut self, of: AttachmentKey, network: &str, now: &Stats) {
         self.add(&of, network, now);
         if let Some(last) = self.last.get_mut(&of) {
             last.ended = true;
@@ -116,7 +116,7 @@ impl Totals {
     }
 
     /// Records that an attachment exists, though its counters are not known.
-    pub(super) fn mark_seen(&mut self, of: &Of) {
+    pub(super) fn mark_seen(&mut self, of: &AttachmentKey) {
         if let Some(last) = self.last.get_mut(of) {
             last.round = self.round;
         }
@@ -171,7 +171,7 @@ fn is_reset(last: &Counted, now: &Counted) -> bool {
 mod tests {
     use super::*;
 
-    fn of(container: &str) -> Of {
+    fn of(container: &str) -> AttachmentKey {
         (JournalKey { container_id: container.into(), ifname: "eth0".into() }, 0)
     }
 

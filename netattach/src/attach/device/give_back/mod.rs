@@ -140,7 +140,7 @@ fn give_back_by(
             if device.function.is_some()
                 && let Some(between) = (ways.between)()
             {
-                move_as_at_home(host, &mut inside, (&found, home), &between)?;
+                move_as_at_home(host, &mut inside, &found, home, &between)?;
                 inside = Handle::open_in(&between)?;
                 found = inside
                     .device_named(&home.name)?
@@ -148,7 +148,7 @@ fn give_back_by(
                 settled = Some(settle_function(host, device, claim));
                 crate::crash_point!("give-back", "settled");
             }
-            move_as_at_home(host, &mut inside, (&found, home), &Netns::current()?)?;
+            move_as_at_home(host, &mut inside, &found, home, &Netns::current()?)?;
             // Looked up by name alone: the device's other end may have moved to another namespace meanwhile.
             host.devices()?.into_iter().find(|it| it.link.name == home.name)
         }
@@ -166,7 +166,7 @@ fn give_back_by(
         };
         // With settings or programs of the pod, the device must not be up.
         let up = home.up && settled.is_ok() && taken_off.is_ok();
-        restore_at_home(host, (home, up), &found)?;
+        restore_at_home(host, home, up, &found)?;
         taken_off?;
     }
     settled

@@ -20,7 +20,8 @@ use crate::step::Home;
 pub(super) fn move_as_at_home(
     host: &mut Handle,
     inside: &mut Handle,
-    (found, home): (&DeviceState, &Home),
+    found: &DeviceState,
+    home: &Home,
     to: &Netns,
 ) -> Result<(), StepError> {
     // The kernel would refuse the name only after the move.
@@ -61,7 +62,8 @@ pub(super) fn restore_properties(
 /// Restores the remaining state, on the node; all of it for a device that the kernel has moved back.
 pub(super) fn restore_at_home(
     host: &mut Handle,
-    (home, up): (&Home, bool),
+    home: &Home,
+    up: bool,
     found: &DeviceState,
 ) -> Result<(), StepError> {
     let index = found.link.index;

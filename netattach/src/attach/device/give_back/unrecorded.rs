@@ -128,7 +128,7 @@ pub(super) fn give_back_unrecorded(
             }
             above::remove(&mut inside, &found, others)?;
             // Moves the device and sets the mark in one netlink request.
-            move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
+            move_as_at_home(host, &mut inside, &found, &home, &Netns::current()?)?;
             let back = host.device_named(&home.name)?;
             (home, kept, back)
         }
@@ -150,7 +150,7 @@ pub(super) fn give_back_unrecorded(
     let Some(back) = back else { return Ok(()) };
     let index = back.link.index;
     let restored = match kept {
-        Some(_) => restore_at_home(host, (&home, false), &back),
+        Some(_) => restore_at_home(host, &home, false, &back),
         None => restore_usual(host, (&home, has_mac), &back),
     };
     let taken_off = match netns {
