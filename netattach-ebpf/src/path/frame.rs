@@ -219,6 +219,14 @@ fn is_from_the_stack(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).pkt_type == PACKET_HOST }
 }
 
+/// Whether a packet is the node's own: it has come in by no device. Asked where the node receives no frames for its
+/// routing, so that it masquerades none to the pod either, and the packet filter judges no packet that a bridge forwards.
+#[inline(always)]
+fn is_local(ctx: &TcContext) -> bool {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
+}
+
 /// Notes in the scope whether a frame goes to the node's own stack, or comes from it, as far as its place shows that.
 /// Only a packet that asks a policy needs it.
 #[inline(always)]
@@ -236,7 +244,7 @@ fn na_at_node(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 #[inline(always)]
 fn is_at_the_node(ctx: &TcContext, scope: &Scope) -> bool {
     if scope.side == Side::ToPod && scope.is_beside_the_stack() {
-        return is_from_the_stack(ctx);
+        return is_from_the_stack(ctx) && (maps::gate(scope.id).is_known() || is_local(ctx));
     }
     let Ok(header) = at::<EthernetHeader>(ctx, 0) else { return false };
     match scope.side {
