@@ -27,15 +27,15 @@ use crate::rpc::message::Condition;
 #[derive(Debug)]
 pub(super) struct Monitoring {
     /// Probes and metrics, if they are served.
-    http: Option<Arc<Http>>,
+    server: Option<Arc<Http>>,
     metrics: Arc<Metrics>,
     /// The exporter of traces, if traces are sent.
     traces: Option<Traces>,
 }
 
 impl Monitoring {
-    pub(super) fn new(http: Option<Arc<Http>>, metrics: Arc<Metrics>, traces: Option<Traces>) -> Self {
-        Self { http, metrics, traces }
+    pub(super) fn new(server: Option<Arc<Http>>, metrics: Arc<Metrics>, traces: Option<Traces>) -> Self {
+        Self { server, metrics, traces }
     }
 
     /// The counters.
@@ -45,7 +45,7 @@ impl Monitoring {
 
     /// Returns why probes and metrics are not served, if they should be.
     pub(super) fn condition(&self) -> Option<Condition> {
-        self.http.as_ref().and_then(|http| http.condition())
+        self.server.as_ref().and_then(|server| server.condition())
     }
 
     /// Begins the trace of a request. `parent`: that of the runtime, if it names one.
