@@ -61,7 +61,7 @@ pub(crate) fn check_frame(ctx: &TcContext, judged: u32) -> Result<(), DropReason
 /// tunnel, the checksum of the inner packet is written. `transport`: offset of that header in the frame.
 #[inline(always)]
 pub(crate) fn is_plain(ctx: &TcContext, transport: u32, protocol: u8) -> bool {
-    let at = written_at(ctx.skb.skb);
+    let at = na_unfinished(ctx.skb.skb);
     at >= transport + size_of::<TcpHeader>() as u32 || is_checksum(at, transport, protocol)
 }
 
@@ -79,17 +79,11 @@ fn is_checksum(at: u32, transport: u32, protocol: u8) -> bool {
     at == transport + within
 }
 
-/// [`written_at`] out of line, for the callers that are rarely reached.
+/// The offset in the frame at which bytes will be written. 0, a byte that is judged in every frame: the offset is
+/// unknown.
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_unfinished(skb: *mut __sk_buff) -> u32 {
-    written_at(skb)
-}
-
-/// The offset in the frame at which bytes will be written. 0, a byte that is judged in every frame: the offset is
-/// unknown.
-#[inline(always)]
-fn written_at(skb: *mut __sk_buff) -> u32 {
     // SAFETY: read as the agent wrote it; constants to the verifier.
     let [first, summed, start, mac] = unsafe { core::ptr::read_volatile(&raw const NA_SKB) };
     if first == 0 {
