@@ -21,7 +21,6 @@ impl Gate {
     /// `mac`: the address at which the node receives frames for routing, a bridge's or that of the node's end of a
     /// link. `bridged_ipv4`, `bridged_ipv6`: the packet filter also sees bridged packets.
     pub const fn new(mac: Mac, bridged_ipv4: bool, bridged_ipv6: bool) -> Self {
-        let [a, b, c, d, e, f] = mac.octets;
         let mut flags = Self::OPEN | Self::KNOWN;
         if bridged_ipv4 {
             flags |= Self::BRIDGED_IPV4;
@@ -29,14 +28,18 @@ impl Gate {
         if bridged_ipv6 {
             flags |= Self::BRIDGED_IPV6;
         }
-        Self(u64::from_ne_bytes([a, b, c, d, e, f, flags, 0]))
+        Self::at(mac, flags)
     }
 
     /// Everything is judged at the device, which knows by `mac` what goes to the node's own stack and what comes from
     /// there.
     pub const fn closed(mac: Mac) -> Self {
+        Self::at(mac, Self::KNOWN)
+    }
+
+    const fn at(mac: Mac, flags: u8) -> Self {
         let [a, b, c, d, e, f] = mac.octets;
-        Self(u64::from_ne_bytes([a, b, c, d, e, f, Self::KNOWN, 0]))
+        Self(u64::from_ne_bytes([a, b, c, d, e, f, flags, 0]))
     }
 
     /// The same address with nothing left to the packet filter.
@@ -96,9 +99,8 @@ impl Gate {
     /// from another port of a bridge.
     #[inline(always)]
     pub const fn has_been_passed(self, routed: bool, ipv6: bool) -> bool {
-        let flags = self.flags();
         let bridged = if ipv6 { Self::BRIDGED_IPV6 } else { Self::BRIDGED_IPV4 };
-        flags & Self::OPEN != 0 && (routed || flags & bridged != 0)
+        self.is_open() && (routed || self.flags() & bridged != 0)
     }
 }
 

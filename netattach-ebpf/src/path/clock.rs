@@ -63,7 +63,7 @@ fn current() -> Option<*mut Reading> {
 /// Reads the clock, for the rest of the tick. Out of line: few packets come here, and inlined code would leave the
 /// stack in another state than a cached reading does, so that the verifier would go through all of `na_fast` twice.
 #[inline(never)]
-fn next(reading: *mut Reading, tick: u64) -> u64 {
+fn next(reading: *mut Reading, tick: u64) {
     let time = read();
     // SAFETY: the value of `na_time`, as above. The tick is last: who finds it finds the time that belongs to it.
     unsafe {
@@ -71,7 +71,6 @@ fn next(reading: *mut Reading, tick: u64) -> u64 {
         (&raw mut (*reading).second).write_volatile(time / NANOSECONDS);
         (&raw mut (*reading).tick).write_volatile(tick);
     }
-    time
 }
 
 /// The whole seconds of a reading.

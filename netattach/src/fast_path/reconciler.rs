@@ -276,7 +276,7 @@ impl FastPaths {
             let take = move || {
                 let look = || match is_light {
                     true => this.look_lightly(&mut node, &changes, observed_at),
-                    false => this.look(&mut node, (&changes, are_programs_due), observed_at),
+                    false => this.look(&mut node, &changes, are_programs_due, observed_at),
                 };
                 // Excludes the time during which other tasks have had their turn.
                 let begun = Instant::now();
@@ -322,13 +322,13 @@ impl FastPaths {
             (state.members.is_empty(), state.members.values().any(is_routed))
         };
         if self.mode == Mode::Off || is_none {
-            return self.look(observation, (changes, true), observed_at);
+            return self.look(observation, changes, true, observed_at);
         }
         let before = (observation.node.ipsec, observation.node.filters.clone());
         observation.node.look_at_ipsec()?;
         observation.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
         if before != (observation.node.ipsec, observation.node.filters.clone()) {
-            return self.look(observation, (changes, true), observed_at);
+            return self.look(observation, changes, true, observed_at);
         }
         self.renew(observed_at)
     }
@@ -338,7 +338,8 @@ impl FastPaths {
     fn look(
         &self,
         observation: &mut Observation,
-        (changes, all_programs): (&Changes, bool),
+        changes: &Changes,
+        all_programs: bool,
         observed_at: Duration,
     ) -> Result<(), KeepError> {
         let members = self.lock().members.clone();

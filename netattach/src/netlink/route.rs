@@ -14,7 +14,7 @@ use rtnetlink::RouteMessageBuilder;
 use super::address::address_of;
 use super::answer::{u16_at, u32_at};
 use super::nft::attribute_in;
-use super::socket::{APPEND, CREATE, EXCL, NetlinkRequest, REPLACE};
+use super::socket::{APPEND, CREATE, EXCL, NetlinkRequest, REPLACE, Socket};
 use super::{Error, Handle};
 use crate::spec::Route;
 
@@ -99,28 +99,31 @@ impl Handle {
 
     /// All unicast routes of one of the namespace's tables, both families.
     pub fn routes_in(&mut self, table: u32) -> Result<Vec<RouteState>, Error> {
-        let mut found = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            match self.socket.dump(every(family, table)) {
-                Err(error) if is_without_table(&error) => {}
-                answers => found.extend(answers?.into_iter().flat_map(observed)),
-            }
-        }
-        found.retain(|route| route.table == table);
-        Ok(found)
+        let answers = self.of_both_families(table, Socket::dump)?;
+        Ok(answers.into_iter().flat_map(observed).filter(|route| route.table == table).collect())
     }
 
     /// The destinations of the routes of the namespace's main table, both families, each with the index of the
     /// interface that leads there; one for each next hop. Reads nothing else of the routes, of which a node has several
     /// for each attachment.
     pub fn destinations_by_link(&mut self) -> Result<Vec<(u32, IpNet)>, Error> {
+        let scan = |socket: &mut Socket, request| socket.scan(request, led_to);
+        let routes = self.of_both_families(RouteHeader::RT_TABLE_MAIN.into(), scan)?;
+        Ok(routes.into_iter().flat_map(|(to, by)| by.into_iter().map(move |link| (link, to))).collect())
+    }
+
+    /// Asks for all routes of a table, both families. The kernel makes a table with its first route, and may refuse a list
+    /// of one that is not there yet.
+    fn of_both_families<T>(
+        &mut self,
+        table: u32,
+        ask: impl Fn(&mut Socket, RouteNetlinkMessage) -> Result<Vec<T>, Error>,
+    ) -> Result<Vec<T>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            match self.socket.scan(every(family, RouteHeader::RT_TABLE_MAIN.into()), led_to) {
-                Err(error) if is_without_table(&error) => {}
-                routes => found.extend(
-                    routes?.into_iter().flat_map(|(to, by)| by.into_iter().map(move |link| (link, to))),
-                ),
+            match ask(&mut self.socket, every(family, table)) {
+                Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => {}
+                answers => found.extend(answers?),
             }
         }
         Ok(found)
@@ -411,11 +414,6 @@ fn every(family: AddressFamily, table: u32) -> RouteNetlinkMessage {
     all.header.address_family = family;
     all.attributes.push(RouteAttribute::Table(table));
     RouteNetlinkMessage::GetRoute(all)
-}
-
-/// Whether the kernel refused a list because there is no such table yet: it makes tables with their first routes.
-fn is_without_table(error: &Error) -> bool {
-    error.errno() == Some(rustix::io::Errno::NOENT)
 }
 
 /// The destination of a route of the main table, and the interfaces that lead there, from the part of its message after

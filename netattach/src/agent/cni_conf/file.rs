@@ -130,7 +130,7 @@ impl CniConf {
             // A file that cannot be read makes no runtime call netattach.
             let Ok(content) = bounded::read(&path, budget::CONFIG.most) else { continue };
             if self.is_former(&content) {
-                match remove_managed(&path) {
+                match unlink(&path) {
                     Ok(true) => removed.push(path),
                     Ok(false) => {}
                     Err(source) => return Err(CniConfError::Io { action: "remove", path, source }),
@@ -261,7 +261,18 @@ fn remove_managed(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(error),
     }
-    std::fs::remove_file(path)?;
+    unlink(path)
+}
+
+/// Removes a file. Returns whether it was there.
+///
+/// # Errors
+/// The system's error.
+fn unlink(path: &Path) -> io::Result<bool> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        removed => removed?,
+    }
     durable::sync_directory(path.parent().unwrap_or(Path::new("/")))?;
     Ok(true)
 }

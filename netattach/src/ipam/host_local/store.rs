@@ -506,14 +506,14 @@ impl Known {
             if Stamp::of(path) == remembered {
                 contents.keeps_spares = true;
                 let kept = remembered.filter(|_| after == After::Keep);
-                return acted(&directory, (stamp, kept), contents, act).map(Some);
+                return acted(&directory, stamp, kept, contents, act).map(Some);
             }
         }
         *opened = Opened::open(path)?;
         let Some(opened) = opened else { return Ok(None) };
         let directory = opened.lock(deadline)?;
         *contents = directory.read()?;
-        acted(&directory, (stamp, None), contents, act).map(Some)
+        acted(&directory, stamp, None, contents, act).map(Some)
     }
 }
 
@@ -543,7 +543,8 @@ impl Directories {
 /// `act` changes nothing.
 fn acted<T>(
     directory: &Locked<'_>,
-    (stamp, kept): (&mut Option<Stamp>, Option<Stamp>),
+    stamp: &mut Option<Stamp>,
+    kept: Option<Stamp>,
     contents: &mut Contents,
     act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
 ) -> Result<T, Error> {
