@@ -188,6 +188,59 @@ fn the_page_has_every_setting_with_its_option_and_default_and_no_other() {
     assert_eq!(rows_of_the_page(), rows_of_the_code(), "docs/configuration.md, left, and the code, right");
 }
 
+/// The README and the pages of `docs`, by name. In docs/conformance.md, definitions have keys with the names of settings.
+fn pages() -> Vec<(String, String)> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let pages = std::fs::read_dir(top.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let is_page = |page: &PathBuf| page.extension().is_some_and(|end| end == "md");
+    let named = pages.chain([top.join("README.md")]).filter(is_page).map(|page| {
+        let text = std::fs::read_to_string(&page).unwrap();
+        (page.file_name().unwrap().to_str().unwrap().to_owned(), text)
+    });
+    named.filter(|(name, _)| name != "conformance.md").collect()
+}
+
+/// The words in backticks, each on one line. Examples are left out.
+fn in_backticks(page: &str) -> Vec<String> {
+    let mut is_example = false;
+    let prose = page.lines().filter(|line| {
+        let fence = line.trim_start().starts_with("```");
+        is_example ^= fence;
+        !fence && !is_example
+    });
+    let prose = prose.collect::<Vec<_>>().join("\n");
+    let words = prose.split('`').skip(1).step_by(2);
+    words.map(|words| words.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
+}
+
+/// `cniConf.repair: report` as a file has it: `{cniConf: {repair: report}}`.
+fn as_file(path: &str, value: &str) -> String {
+    path.rsplit('.').fold(value.to_owned(), |inner, key| format!("{{{key}: {inner}}}"))
+}
+
+/// An agent refuses to start with a value that a page gives to a setting and the setting does not have.
+#[test]
+fn every_setting_takes_the_values_that_the_pages_give_it() {
+    assert!(file::parse(&as_file("cniConf.repair", "report")).is_ok());
+    assert!(file::parse(&as_file("cniConf.repair", "evict")).is_err());
+    let known = file::defaults();
+    let keys: Vec<String> = file::leaves(&known).into_iter().map(|(key, _)| key).collect();
+    let mut given = 0;
+    let mut refused = Vec::new();
+    for (page, text) in pages() {
+        for words in in_backticks(&text) {
+            let pair = words.split_once(": ").filter(|(key, _)| keys.iter().any(|it| it == key));
+            let Some((key, value)) = pair else { continue };
+            given += 1;
+            if let Err(error) = file::parse(&as_file(key, value)) {
+                refused.push(format!("{page}: {words}: {}", Chain(&error)));
+            }
+        }
+    }
+    assert!(given > 50, "{given}");
+    assert_eq!(refused, [""; 0]);
+}
+
 /// The paths of the keys of a schema. A key that it does not name is refused.
 fn keys_of_the_schema(schema: &serde_json::Value, path: &str, keys: &mut Vec<String>) {
     let Some(properties) = schema["properties"].as_object() else {

@@ -42,7 +42,8 @@ pub(super) fn read(path: &Path) -> Result<Settings, SettingsFileError> {
     parse(&std::fs::read_to_string(path).map_err(SettingsFileError::Read)?)
 }
 
-fn parse(text: &str) -> Result<Settings, SettingsFileError> {
+/// Reads the settings in a text.
+pub(super) fn parse(text: &str) -> Result<Settings, SettingsFileError> {
     let document: Value = serde_norway::from_str(text).map_err(SettingsFileError::Yaml)?;
     // The file has nothing but comments.
     if document.is_null() {
