@@ -17,6 +17,10 @@ const README_LINES: usize = 150;
 const NAMES_PLACES: [&str; 2] = ["CONTRIBUTING.md", "docs/architecture.md"];
 /// Where such a name begins: at the top, or in the library.
 const BEGINNINGS: [&str; 2] = ["", "netattach/src/"];
+/// Pages by which somebody builds for the first time, and what they have to name: a distribution's cargo does not read
+/// `rust-toolchain.toml`, and is too old for the edition.
+const BUILDS: [&str; 3] = ["CONTRIBUTING.md", "README.md", "docs/runtimes.md"];
+const TOOLCHAIN: &str = "https://rustup.rs";
 /// Pages without a width limit: one is generated, one is history.
 const ANY_WIDTH: [&str; 2] = ["docs/conformance.md", "CHANGELOG.md"];
 
@@ -29,6 +33,7 @@ pub(super) fn check() -> anyhow::Result<Done> {
         violations.extend(places(page, exists));
         violations.extend(wide(page));
         violations.extend(long(page));
+        violations.extend(toolchain(page));
     }
     if let Some(page) = glossary::page(&pages) {
         violations.extend(glossary::check(page, &source::all()?)?);
@@ -129,6 +134,17 @@ fn long(page: &Source) -> Option<Violation> {
         found: format!("{lines} lines"),
         rule: "the README has at most 150 lines",
         why: "it is for those who come first; what is looked up has pages of its own",
+    })
+}
+
+fn toolchain(page: &Source) -> Option<Violation> {
+    let lacks = BUILDS.contains(&page.path.as_str()) && !page.text.contains(TOOLCHAIN);
+    lacks.then(|| Violation {
+        path: page.path.clone(),
+        line: 1,
+        found: format!("no {TOOLCHAIN}"),
+        rule: "a page by which somebody builds for the first time says where the compiler comes from",
+        why: "the first command fails with the cargo of a distribution",
     })
 }
 
@@ -238,6 +254,15 @@ mod tests {
         assert!(wide(&page("CHANGELOG.md", &text)).is_empty());
         let written = format!("<!-- begin: bench -->\n{wide_line}\n<!-- end: bench -->\n{wide_line}\n");
         assert_eq!(found(wide(&page("docs/a.md", &written))), [(4, columns)]);
+    }
+
+    #[test]
+    fn pages_by_which_one_builds_say_where_the_compiler_comes_from() {
+        let named = |path: &str, text: &str| found(toolchain(&page(path, text)).into_iter().collect());
+        let lacks = [(1, "no https://rustup.rs".to_owned())];
+        assert_eq!(named("README.md", "They need only cargo:"), lacks);
+        assert_eq!(named("README.md", "They need [rustup](https://rustup.rs):"), []);
+        assert_eq!(named("docs/a.md", "They need only cargo:"), []);
     }
 
     #[test]
