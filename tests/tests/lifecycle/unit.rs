@@ -6,12 +6,16 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use netattach_tests::guide::example;
 use netattach_tests::node::executable;
 use netattach_tests::tools::report_skipped;
+use serde_json::Value;
 
 use crate::capabilities::{for_built_in_plugins, for_executed_plugins};
 
 const UNIT: &str = include_str!("../../../deploy/systemd/netattach.service");
+const PAGE: &str = include_str!("../../../docs/image.md");
+const CONFIG: &str = include_str!("../../../deploy/systemd/config.yaml");
 const PROGRAM: &str = "/usr/local/bin/netattachd";
 
 /// Settings of the manifests that the unit lacks.
@@ -72,6 +76,27 @@ fn the_unit_sets_nothing_that_an_agent_cannot_live_with() {
     assert_eq!(value("Delegate"), Some("yes"));
     // Entering namespaces of pods; no other kind is entered or made.
     assert_eq!(value("RestrictNamespaces"), Some("net"));
+}
+
+/// Without these files the agent ends, and systemd starts it again for ever.
+#[test]
+fn the_page_makes_each_file_that_the_installed_settings_name() {
+    let settings: Value = serde_norway::from_str(CONFIG).unwrap();
+    let kubeconfig = settings["kubernetes"]["kubeconfig"].as_str().unwrap();
+    let written = example(PAGE, "yaml", &format!("# {kubeconfig}")).unwrap();
+    let written: Value = serde_norway::from_str(&written).unwrap();
+    let (cluster, user) = (&written["clusters"][0], &written["users"][0]);
+    let context = &written["contexts"][0];
+    assert_eq!(written["current-context"], context["name"]);
+    let of_context = &context["context"];
+    assert_eq!((&of_context["cluster"], &of_context["user"]), (&cluster["name"], &user["name"]));
+    let commands = example(PAGE, "text", kubeconfig).unwrap();
+    for file in [&cluster["cluster"]["certificate-authority"], &user["user"]["tokenFile"]] {
+        let file = file.as_str().unwrap();
+        assert!(commands.lines().any(|line| line.ends_with(&format!(" {file}"))), "{file}: {commands}");
+    }
+    let start = PAGE.find("systemctl enable --now netattach").unwrap();
+    assert!(PAGE.find(&format!("# {kubeconfig}")).unwrap() < start, "the service starts behind it");
 }
 
 /// systemd's own check of it: unknown keys, unreadable values, missing programs.
