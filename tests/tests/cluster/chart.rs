@@ -725,7 +725,49 @@ fn pods_are_as_the_values_say() {
         let container = &pod["containers"][0];
         assert_eq!((&container["image"], &container["imagePullPolicy"]), (&json!(image), &json!("Always")));
         assert_eq!(path(pod, "cni-bin"), "/var/lib/cni/bin");
-        assert_eq!(path(pod, "cni-conf"), "/etc/kubernetes/cni/net.d");
+        assert_eq!(path(pod, "cni-conf"), "/etc/kubernetes/cni");
+    }
+}
+
+/// A Job that looks elsewhere succeeds, and leaves the file by which the runtime calls an executable that is gone.
+#[test]
+fn the_job_that_removes_netattach_looks_where_the_settings_put_things() {
+    const VALUES: &str = "
+        settings:
+          {cniConf: {dir: /etc/cni/mine}, stateDir: /var/lib/netattach/a, bpffs: /sys/fs/bpf/a, runDir: /run/netattach/a}
+        ";
+    let Some(renderer) = renderer("the_job_that_removes_netattach_looks_where_the_settings_put_things")
+    else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let jobs = |values: &str| -> Vec<(String, Value)> {
+        let mine = values_file(dir.path(), values);
+        let made = objects(&render(&renderer, &["deploy/helm/ci/uninstall.yaml", &mine]));
+        made.into_iter().filter(|((kind, _), _)| kind == "Job").map(|((_, name), job)| (name, job)).collect()
+    };
+    let (usual, own) = (jobs("{}"), jobs(VALUES));
+    assert_eq!(own.len(), 2);
+    for ((name, job), (usual, _)) in own.iter().zip(&usual) {
+        let container = &job["spec"]["template"]["spec"]["containers"][0];
+        let command: Vec<&str> =
+            container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+        let places = [
+            "--cni-conf-dir=/etc/cni/mine",
+            "--state-dir=/var/lib/netattach/a",
+            "--bpffs=/sys/fs/bpf/a",
+            "--socket=/run/netattach/a/netattach.sock",
+        ];
+        assert_eq!(command[2..], [&["--cni-bin-dir=/opt/cni/bin"][..], &places[..]].concat());
+        assert!(netattach::cli::Arguments::try_parse_from(command.iter().copied()).is_ok(), "{command:?}");
+        let mounts = container["volumeMounts"].as_array().unwrap();
+        let mounts: Vec<&str> = mounts.iter().map(|mount| mount["mountPath"].as_str().unwrap()).collect();
+        for place in places {
+            let path = place.split_once('=').unwrap().1;
+            assert!(mounts.iter().any(|mount| Path::new(path).starts_with(mount)), "{path}: {mounts:?}");
+        }
+        // A Job cannot be changed.
+        assert_ne!(name, usual);
     }
 }
 
