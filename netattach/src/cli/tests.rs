@@ -317,6 +317,24 @@ fn every_command_has_a_golden_file() {
     }
 }
 
+#[test]
+fn the_page_names_every_command_that_takes_a_filter() {
+    use clap::CommandFactory;
+    let page = include_str!("../../../docs/inspecting.md");
+    let paragraph = page.split("\n\n").find(|paragraph| paragraph.contains("`--container-id`")).unwrap();
+    let named = paragraph.split(" take ").next().unwrap().split('`').skip(1).step_by(2);
+    let mut named: Vec<String> = named.map(str::to_owned).collect();
+    named.sort();
+    let command = Arguments::command();
+    let takes = |command: &&clap::Command| {
+        command.get_arguments().any(|argument| argument.get_long() == Some("selector"))
+    };
+    let mut taking: Vec<String> =
+        command.get_subcommands().filter(takes).map(|command| command.get_name().to_owned()).collect();
+    taking.sort();
+    assert_eq!(named, taking, "docs/inspecting.md, left, and the code, right");
+}
+
 /// Every key of every golden file has a row in the documents.
 #[test]
 fn every_key_of_the_json_is_documented() {
