@@ -39,7 +39,7 @@ pub(super) fn check() -> anyhow::Result<Done> {
         violations.extend(glossary::check(page, &source::all()?)?);
     }
     if let Some(page) = messages::page(&pages) {
-        violations.extend(messages::check(page, &source::all()?));
+        violations.extend(messages::check(page, &source::all()?)?);
     }
     let templates = chart::templates()?;
     violations.extend(templates.iter().flat_map(chart::violations));
