@@ -25,8 +25,10 @@ impl Settings {
         for (index, name) in self.global_namespaces.iter().enumerate() {
             namespace(format!("globalNamespaces[{index}]"), name)?;
         }
-        if let Some(index) = self.cluster_cidrs.iter().position(|net| net.prefix_len() == 0) {
-            return Err(SettingsError::WholeRange(index));
+        if let Some((index, range)) =
+            self.cluster_cidrs.iter().enumerate().find(|(_, net)| net.prefix_len() == 0)
+        {
+            return Err(SettingsError::WholeRange { index, range: *range });
         }
         let mistake = |(index, permission): (usize, &Permission)| {
             permission.problem().map(|problem| SettingsError::PodSources { index, problem })
