@@ -97,6 +97,10 @@ fn mistakes_are_named() {
             "kubernetes: {kubeconfig: /k}",
             "kubernetes.kubeconfig is set and kubernetes.enabled is not: set it too, or leave kubeconfig out",
         ),
+        (
+            "kubernetes: {startupTaint: 'netattach.dev/agent-not-ready:NoSchedule'}",
+            "kubernetes.startupTaint: \"netattach.dev/agent-not-ready:NoSchedule\" is not the key of a taint; give the key alone, without value and effect, such as netattach.dev/agent-not-ready",
+        ),
         ("repairAfterSeconds: 0", "repairAfterSeconds must be between 1 and 86400, not 0"),
         ("kubernetes: {watchSeconds: 0}", "kubernetes.watchSeconds must be between 1 and 600, not 0"),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),

@@ -48,6 +48,11 @@ pub enum SettingsError {
         "kubernetes.nodeName: {0:?} is not the name of a node; set the key, --node-name or the variable NODE_NAME"
     )]
     NodeName(String),
+    /// The startup taint is not the key of a taint, so the node would keep it.
+    #[error(
+        "kubernetes.startupTaint: {0:?} is not the key of a taint; give the key alone, without value and effect, such as netattach.dev/agent-not-ready"
+    )]
+    StartupTaint(String),
     /// The default network is neither a name nor a path.
     #[error("defaultNetwork")]
     DefaultNetwork(#[from] InvalidDefaultNetwork),
