@@ -45,6 +45,8 @@ netattach-{{ include "netattach.config" . | sha256sum | trunc 10 }}
 {{- $rolling := get (get .Values "updateStrategy" | default dict) "rollingUpdate" | default dict -}}
 {{- if and .Values.kubernetesBefore122 (hasKey $rolling "maxSurge") }}{{ fail "updateStrategy.rollingUpdate.maxSurge contradicts kubernetesBefore122, whose DaemonSets have none: remove it" }}{{ end -}}
 {{- if and .Values.kubernetesBefore130 .Values.admissionPolicy.enabled }}{{ fail "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false" }}{{ end -}}
+{{- $taint := get $kubernetes "startupTaint" | default "" | printf "%v" -}}
+{{- if and .Values.admissionPolicy.enabled $taint (not (hasPrefix "netattach.dev/" $taint)) }}{{ fail "settings.kubernetes.startupTaint contradicts admissionPolicy.enabled, whose policies let agents remove taints with keys that begin with netattach.dev/ only: name such a key, or set admissionPolicy.enabled to false" }}{{ end -}}
 {{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ if or .Values.executedPlugins.enabled (ne (printf "%v" $settings.delegation.root) "/") }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end }}{{ end -}}
 {{- $conf := get $settings "cniConf" | default dict -}}
 {{- $chained := and (eq .Values.defaultNetwork "chained") (not (get $conf "remove")) -}}

@@ -11,7 +11,7 @@ use super::attachments::{self, Attachment, Attachments};
 use super::flows::Host;
 use super::parents::{Device, OnParent, Parent, Trunks};
 use super::pin::Pins;
-use super::shares::{self, PerFamily, Shares};
+use super::shares::{self, Owners, PerFamily, Shares};
 use super::{BpfError, Config};
 use crate::sync::{Mutex, MutexGuard, locked};
 
@@ -146,7 +146,7 @@ impl AttachmentMaps {
         locked(&self.shares).take_answers(id)
     }
 
-    /// Gives attachments their places in the flow table by the number of their live flows
+    /// Gives attachments their places in the flow table by their owners and the number of their live flows
     /// ([`share_out`](super::share_out)), and withdraws the places of all others, except numbers at rest.
     /// Returns the places of each. Numbers without an attachment are ignored.
     ///
@@ -155,12 +155,13 @@ impl AttachmentMaps {
     pub fn share_out(
         &self,
         mut live: BTreeMap<u32, PerFamily>,
+        owners: &Owners,
     ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
         {
             let attachments = self.lock();
             live.retain(|id, _| attachments.check(*id).is_ok() && !attachments.resting().contains_key(id));
         }
-        locked(&self.shares).share_out(&live)
+        locked(&self.shares).share_out(&live, owners)
     }
 
     /// Whether numbers are at rest.

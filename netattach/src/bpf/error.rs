@@ -123,12 +123,12 @@ pub enum BpfError {
         source: PinError,
     },
     /// A program could not be attached by a link.
-    #[error("attach program {program} to device {ifindex} by a link")]
+    #[error("attach program {program} to {device} by a link")]
     AttachLink {
         /// Name of the program or map.
         program: &'static str,
-        /// Index of the device.
-        ifindex: u32,
+        /// The device, in words.
+        device: String,
         /// The cause.
         source: io::Error,
     },

@@ -12,6 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use netattach_common::Side;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::BpfError;
 use super::pin;
@@ -69,6 +70,19 @@ impl LinkPlace {
         }
     }
 
+    /// The device, for a message. The calling thread must be in the network namespace of the device.
+    pub(super) fn in_words(self) -> String {
+        let index = self.ifindex();
+        let device = match device_name(index) {
+            Ok(name) => format!("device {} (index {index})", name.escape_debug()),
+            Err(_) => format!("device {index}"),
+        };
+        match self {
+            Self::Node { .. } | Self::Xdp { .. } => device,
+            Self::Pod { attachment, .. } => format!("{device} in the pod of attachment {attachment}"),
+        }
+    }
+
     fn pin(self) -> String {
         let name = self.program().name();
         match self {
@@ -77,6 +91,12 @@ impl LinkPlace {
             Self::Pod { attachment, .. } => format!("{IN_POD}{attachment}_{name}"),
         }
     }
+}
+
+/// Name of a device in the calling thread's network namespace.
+fn device_name(index: u32) -> rustix::io::Result<String> {
+    let any = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::netdevice::index_to_name(any, index)
 }
 
 /// Every mode of the XDP program.
@@ -106,7 +126,7 @@ impl Links {
     /// The calling thread must be in the device's namespace.
     pub(super) fn ensure(&self, place: LinkPlace, program: BorrowedFd<'_>) -> Result<(), BpfError> {
         let (path, ifindex, name) = (self.path(place), place.ifindex(), place.program().name());
-        let failed = |source| BpfError::AttachLink { program: name, ifindex, source };
+        let failed = |source| BpfError::AttachLink { program: name, device: place.in_words(), source };
         if let Some((link, info)) = open(&path)? {
             if info.ifindex == ifindex {
                 return sys::link_update(link.as_fd(), program).map_err(failed);
@@ -264,5 +284,19 @@ fn remove(path: &Path) -> Result<(), BpfError> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(failed(source)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_names_the_device_and_whose_it_is() {
+        let xdp = |ifindex| LinkPlace::Xdp { ifindex, mode: XdpMode::Native }.in_words();
+        assert_eq!(xdp(1), "device lo (index 1)");
+        assert_eq!(xdp(i32::MAX as u32), "device 2147483647", "it is gone");
+        let in_pod = LinkPlace::Pod { attachment: 7, ifindex: 1, side: Side::FromPod };
+        assert_eq!(in_pod.in_words(), "device lo (index 1) in the pod of attachment 7");
     }
 }

@@ -89,5 +89,5 @@ pub use program_table::{Entry, Program};
 pub use programs::Programs;
 pub use ring::Records;
 pub use routed::{Routed, close_gates};
-pub use shares::{PerFamily, share_out};
+pub use shares::{Owner, Owners, PerFamily, share_out};
 pub use sys::XdpMode;

@@ -84,7 +84,7 @@ impl Programs {
     pub fn link(&self, place: LinkPlace) -> Result<(), BpfError> {
         let program = place.program();
         let failed =
-            |source| BpfError::AttachLink { program: program.name(), ifindex: place.ifindex(), source };
+            |source| BpfError::AttachLink { program: program.name(), device: place.in_words(), source };
         if let LinkPlace::Pod { attachment, side, .. } = place {
             let first = first_program(attachment, side, self.pod_calls.as_fd()).map_err(failed)?;
             return self.links.ensure(place, first.as_fd());

@@ -24,7 +24,7 @@ use super::routed::Routed;
 use super::state::State;
 use super::verify::offloaded;
 use super::{Enforce, WholeParents};
-use crate::bpf::{self, Dataplane, FlowTable, Host};
+use crate::bpf::{self, Dataplane, FlowTable, Host, Owner};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
 use crate::netlink::{self, Changes, Handle};
@@ -164,9 +164,10 @@ impl Enforcer {
         if !whole {
             return Ok(false);
         }
-        let (isolated, has_unknown) = {
+        let (isolated, has_unknown, endpoints) = {
             let state = self.lock();
-            (state.maps().isolated(), state.maps().has_unknown_attachments())
+            let endpoints = state.roster().endpoints().clone();
+            (state.maps().isolated(), state.maps().has_unknown_attachments(), endpoints)
         };
         if isolated.is_empty() && !has_unknown {
             self.flows.nothing_isolated();
@@ -175,7 +176,12 @@ impl Enforcer {
         for id in isolated {
             live.entry(id).or_default();
         }
-        self.flows.set_places(self.dataplane.attachments().share_out(live)?);
+        let owner = |id: &u32| {
+            let pod = &endpoints.get(id)?.pod;
+            Some((*id, Owner { namespace: pod.namespace.clone(), pod: pod.name.clone() }))
+        };
+        let owners = live.keys().filter_map(owner).collect();
+        self.flows.set_places(self.dataplane.attachments().share_out(live, &owners)?);
         Ok(true)
     }
 

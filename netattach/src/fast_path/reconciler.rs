@@ -559,6 +559,20 @@ mod tests {
     }
 
     #[test]
+    fn the_pages_say_how_soon_programs_of_others_are_noticed() {
+        let pages = [include_str!("../../../docs/configuration.md"), include_str!("../../../docs/limits.md")];
+        let [configuration, limits] =
+            pages.map(|page| page.split_whitespace().collect::<Vec<_>>().join(" "));
+        let [least, most] = [PROGRAMS_LEAST_PAUSE, PROGRAMS_MOST_PAUSE].map(|pause| pause.as_secs());
+        let every = format!(
+            "every {least} s, or as rarely as uses a ten-thousandth of a processor, but at least every {most} s"
+        );
+        assert!(configuration.contains(&every), "docs/configuration.md lacks: {every}");
+        let within = format!("within {least} s, on a node with hundreds of attachments within {most} s");
+        assert!(limits.contains(&within), "docs/limits.md lacks: {within}");
+    }
+
+    #[test]
     fn a_look_that_ended_a_moment_after_its_tick_is_not_put_off_by_another_tick() {
         let moment = Duration::from_millis(20);
         for (ago, is_due) in [(FULL_LOOK_LEAST_PAUSE - moment, true), (FULL_LOOK_LEAST_PAUSE / 2, false)] {

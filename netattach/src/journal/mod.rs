@@ -126,7 +126,7 @@ pub enum JournalError {
     },
     /// A record of another version of the agent. It is kept: the objects it describes may be in use.
     #[error(
-        "{path} is of journal version {version}, which this agent does not know; run the agent that wrote it, or remove the record together with its container"
+        "{path} is of journal version {version}, which this agent does not know; run the agent that wrote it until the pod has ended, or give up what it names: stop the agent, delete the file, start the agent, and remove the links and leases of the container by hand (docs/troubleshooting.md)"
     )]
     Version {
         /// The record's file.

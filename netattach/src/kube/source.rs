@@ -33,6 +33,7 @@ use crate::npwg::NetworkRef;
 use crate::objects::{ObjectName, Objects, Pod};
 use crate::pace::spread;
 use crate::source::{NotSynced, PodFuture, Source, WantedPod, Warning, follow};
+use crate::sync::{Mutex, locked};
 
 /// How long to wait for the watch to show a missing pod before the server is asked for it.
 const LAG: Duration = Duration::from_millis(500);
@@ -43,6 +44,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 const MOST_AGAIN: Duration = Duration::from_secs(4);
 /// Most time after which a node that is not watched is looked at for its startup taint.
 const UNWATCHED: Duration = Duration::from_secs(30);
+/// How long the startup taint may not be removable before that is reported: the node may have been changed meanwhile.
+const TAINT_REPORTED: Duration = Duration::from_secs(10);
 /// Most concurrent requests for pods.
 const QUESTIONS: usize = 8;
 /// Most bytes of a pod.
@@ -128,6 +131,8 @@ pub struct Cluster {
     watch_seconds: u32,
     questions: Arc<Semaphore>,
     publisher: Arc<Publisher>,
+    /// Since when the startup taint cannot be removed, and why.
+    tainted: Mutex<Option<(Instant, String)>>,
     _stop: oneshot::Sender<()>,
     ended: watch::Receiver<()>,
 }
@@ -192,7 +197,18 @@ impl Cluster {
         let no_answer = || ClusterError::Thread(std::io::Error::other("the thread has ended"));
         let (client, runtime) = start.recv().map_err(|_| no_answer())??;
         let questions = Arc::new(Semaphore::new(QUESTIONS));
-        Ok(Self { view, client, runtime, node, watch_seconds, questions, publisher, _stop: stop, ended })
+        Ok(Self {
+            view,
+            client,
+            runtime,
+            node,
+            watch_seconds,
+            questions,
+            publisher,
+            tainted: Mutex::new(None),
+            _stop: stop,
+            ended,
+        })
     }
 
     /// Publishes the network-status of this node's pods.
@@ -222,11 +238,22 @@ impl Cluster {
             Ok(true) => tracing::info!("the startup taint of the node is removed"),
             Ok(false) => {}
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "cannot check for the startup taint; will try again");
+                let why = Chain(&error).to_string();
+                tracing::warn!(error = why, "the startup taint may stay on the node; will try again");
+                locked(&self.tainted).get_or_insert_with(|| (Instant::now(), String::new())).1 = why;
                 return None;
             }
         }
+        *locked(&self.tainted) = None;
         Some(Untainted { version: version.inspect_err(not_watched).ok() })
+    }
+
+    /// Returns a warning about a startup taint that stays, while no pods are scheduled to the node.
+    fn tainted_warning(&self) -> Option<Warning> {
+        let tainted = locked(&self.tainted);
+        let (since, why) = tainted.as_ref().filter(|(since, _)| since.elapsed() >= TAINT_REPORTED)?;
+        let since = since.elapsed().as_secs();
+        Some(Warning { object: "startup taint".to_owned(), problem: format!("for {since} s: {why}") })
     }
 
     /// Waits until this node may have a taint with that key again.
@@ -483,6 +510,7 @@ impl Source for Cluster {
     fn warnings(&self) -> Vec<Warning> {
         let mut warnings = self.view.warnings();
         warnings.extend(self.publisher.warning());
+        warnings.extend(self.tainted_warning());
         warnings.extend(self.client.missing.warnings());
         warnings
     }

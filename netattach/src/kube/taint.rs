@@ -40,18 +40,52 @@ struct Spec {
     taints: Option<Vec<Value>>,
 }
 
+/// Why a node may still have its startup taint.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TaintError {
+    /// The node could not be read.
+    #[error("cannot see whether node {node} has the taint {key}")]
+    Unknown {
+        /// The node.
+        node: String,
+        /// The key of the taint.
+        key: String,
+        /// The cause.
+        source: RequestError,
+    },
+    /// The removal was refused: by an admission policy, or with the status 409 if the node was changed meanwhile.
+    #[error("cannot remove the taint {key} of node {node}")]
+    NotRemoved {
+        /// The key of the taint.
+        key: String,
+        /// The node.
+        node: String,
+        /// The cause.
+        source: RequestError,
+    },
+}
+
 /// Removes the taints of that key from a node. Returns whether there was one.
 ///
 /// # Errors
-/// [`RequestError`]; with the status 409 if the node was changed meanwhile.
-pub(super) async fn remove(client: &Client, node: &str, key: &str) -> Result<bool, RequestError> {
+/// [`TaintError`].
+pub(super) async fn remove(client: &Client, node: &str, key: &str) -> Result<bool, TaintError> {
     let ask = Ask::get(format!("/api/v1/nodes/{}", escaped(node)));
-    let body = client.read(&ask, NODE, PATIENCE).await?;
-    let found: Node = serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))?;
+    let found = read(client, &ask).await;
+    let found =
+        found.map_err(|source| TaintError::Unknown { node: node.to_owned(), key: key.to_owned(), source })?;
     let Some(patch) = patch(found, key) else { return Ok(false) };
     let body = Some(("application/merge-patch+json", patch.to_string().into_bytes()));
-    client.read(&Ask { method: Method::PATCH, body, ..ask }, NODE, PATIENCE).await?;
-    Ok(true)
+    let patched = client.read(&Ask { method: Method::PATCH, body, ..ask }, NODE, PATIENCE).await;
+    match patched {
+        Ok(_) => Ok(true),
+        Err(source) => Err(TaintError::NotRemoved { key: key.to_owned(), node: node.to_owned(), source }),
+    }
+}
+
+async fn read(client: &Client, ask: &Ask) -> Result<Node, RequestError> {
+    let body = client.read(ask, NODE, PATIENCE).await?;
+    serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))
 }
 
 /// Waits until the node may have a taint of that key. `since`: a version of nodes, before the node was found without.

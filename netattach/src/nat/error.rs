@@ -12,6 +12,9 @@ use crate::netlink::nat::{SHARED_TABLE, TABLE};
 use crate::npwg::selection::PortProtocol;
 use crate::sysctl::SysctlError;
 
+/// Without which the kernel refuses the tables.
+const NEEDED: &str = "nftables with NAT (CONFIG_NF_TABLES_INET, CONFIG_NFT_NAT, CONFIG_NFT_MASQ)";
+
 /// Why the node does not translate as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum NatError {
@@ -47,10 +50,14 @@ pub enum NatError {
         holder: Box<Holder>,
     },
     /// The table could not be read or changed.
-    #[error("table {TABLE} in the node's packet filter")]
+    #[error(
+        "read or change table {TABLE} in the node's packet filter, for which the kernel needs {NEEDED}"
+    )]
     Table(#[from] netlink::Error),
     /// The table that plain executables share could not be read or changed.
-    #[error("table {SHARED_TABLE} in the node's packet filter")]
+    #[error(
+        "read or change table {SHARED_TABLE} in the node's packet filter, for which the kernel needs {NEEDED}"
+    )]
     Shared(#[source] netlink::Error),
     /// Other processes kept changing the packet filter.
     #[error(

@@ -80,7 +80,7 @@ pub enum Error {
         kind: String,
     },
     /// There is no default route that would determine the parent interface.
-    #[error("there is no default route whose interface could be used")]
+    #[error("there is no default route whose interface could be used; name the interface by the key master")]
     NoDefaultRoute,
 }
 

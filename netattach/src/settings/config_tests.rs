@@ -46,6 +46,14 @@ fn mistakes_are_named() {
     let file = directory.path().join("netattachd.yaml");
     let table = [
         ("parallelAdds: 0", "parallelAdds must be between 1 and 128, not 0"),
+        (
+            "clusterCIDRs: [10.0.0.0/8, '::/0']",
+            "clusterCIDRs[1]: ::/0 covers all addresses, so a default route on another interface would lead nowhere; name the ranges of the cluster, such as 10.96.0.0/12",
+        ),
+        (
+            "traces: {endpoint: 'http://127.0.0.1:4318/v1/traces?tenant=a'}",
+            "traces.endpoint: \"http://127.0.0.1:4318/v1/traces?tenant=a\" is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node, and without a query (?)",
+        ),
         ("maxAttachments: 100000", "maxAttachments must be between 2 and 65534, not 100000"),
         ("globalNamespaces: [default, A]", "globalNamespaces[1]: \"A\" is not the name of a namespace"),
         ("cniConf: {dir: net.d}", "cniConf.dir: net.d is not an absolute path"),
@@ -88,6 +96,10 @@ fn mistakes_are_named() {
         (
             "kubernetes: {kubeconfig: /k}",
             "kubernetes.kubeconfig is set and kubernetes.enabled is not: set it too, or leave kubeconfig out",
+        ),
+        (
+            "kubernetes: {startupTaint: 'netattach.dev/agent-not-ready:NoSchedule'}",
+            "kubernetes.startupTaint: \"netattach.dev/agent-not-ready:NoSchedule\" is not the key of a taint; give the key alone, without value and effect, such as netattach.dev/agent-not-ready",
         ),
         ("repairAfterSeconds: 0", "repairAfterSeconds must be between 1 and 86400, not 0"),
         ("kubernetes: {watchSeconds: 0}", "kubernetes.watchSeconds must be between 1 and 600, not 0"),

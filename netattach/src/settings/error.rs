@@ -48,6 +48,11 @@ pub enum SettingsError {
         "kubernetes.nodeName: {0:?} is not the name of a node; set the key, --node-name or the variable NODE_NAME"
     )]
     NodeName(String),
+    /// The startup taint is not the key of a taint, so the node would keep it.
+    #[error(
+        "kubernetes.startupTaint: {0:?} is not the key of a taint; give the key alone, without value and effect, such as netattach.dev/agent-not-ready"
+    )]
+    StartupTaint(String),
     /// The default network is neither a name nor a path.
     #[error("defaultNetwork")]
     DefaultNetwork(#[from] InvalidDefaultNetwork),
@@ -77,8 +82,15 @@ pub enum SettingsError {
     #[error("cniConf.remove: true needs cniConf.dir, where the file is")]
     ConfRemove,
     /// A range of the cluster covers all addresses.
-    #[error("clusterCIDRs[{0}]: the default route itself cannot stay behind")]
-    WholeRange(usize),
+    #[error(
+        "clusterCIDRs[{index}]: {range} covers all addresses, so a default route on another interface would lead nowhere; name the ranges of the cluster, such as 10.96.0.0/12"
+    )]
+    WholeRange {
+        /// The index in the list.
+        index: usize,
+        /// The range.
+        range: ipnet::IpNet,
+    },
     /// A permission is invalid.
     #[error("podSources[{index}].{problem}")]
     PodSources {
@@ -105,7 +117,7 @@ pub enum SettingsError {
     Listen(String),
     /// The endpoint for traces is invalid.
     #[error(
-        "traces.endpoint: {0:?} is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node"
+        "traces.endpoint: {0:?} is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node, and without a query (?)"
     )]
     Traces(String),
     /// The node's root directory is not absolute.

@@ -4,7 +4,7 @@ use super::{CniConf, Repair, Settings, SettingsError};
 use crate::attach::{DefaultNetwork, standalone};
 use crate::builtin::InvalidSettings;
 use crate::cni::identifier::check_network_name;
-use crate::npwg::network::is_label;
+use crate::npwg::network::{is_label, is_subdomain};
 use crate::plan::pod_sources::Permission;
 use crate::rpc::shim::MAX_AGENT_WAIT;
 
@@ -20,13 +20,19 @@ const MOST_CLUSTER_CIDRS: u64 = 64;
 impl Settings {
     pub(super) fn validate(&self) -> Result<(), SettingsError> {
         self.check_source()?;
+        let taint = &self.kubernetes.startup_taint;
+        if !taint.is_empty() && !is_taint_key(taint) {
+            return Err(SettingsError::StartupTaint(taint.clone()));
+        }
         self.check_default_network()?;
         namespace("defaultNetworkNamespace".into(), &self.default_network_namespace)?;
         for (index, name) in self.global_namespaces.iter().enumerate() {
             namespace(format!("globalNamespaces[{index}]"), name)?;
         }
-        if let Some(index) = self.cluster_cidrs.iter().position(|net| net.prefix_len() == 0) {
-            return Err(SettingsError::WholeRange(index));
+        if let Some((index, range)) =
+            self.cluster_cidrs.iter().enumerate().find(|(_, net)| net.prefix_len() == 0)
+        {
+            return Err(SettingsError::WholeRange { index, range: *range });
         }
         let mistake = |(index, permission): (usize, &Permission)| {
             permission.problem().map(|problem| SettingsError::PodSources { index, problem })
@@ -166,6 +172,50 @@ impl CniConf {
     }
 }
 
+/// Whether `text` is the key of a taint: a name of up to 63 characters, behind a subdomain and a slash if it has a
+/// prefix.
+fn is_taint_key(text: &str) -> bool {
+    let (prefix, name) = match text.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name.as_bytes()),
+        None => (None, text.as_bytes()),
+    };
+    let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    prefix.is_none_or(|prefix| prefix.len() <= 253 && is_subdomain(prefix))
+        && name.len() <= 63
+        && is_end(name.first())
+        && is_end(name.last())
+        && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
+}
+
 fn namespace(key: String, name: &str) -> Result<(), SettingsError> {
     if is_label(name) { Ok(()) } else { Err(SettingsError::Namespace { key, value: name.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_taints_are_told_from_what_no_node_has() {
+        for key in ["netattach.dev/agent-not-ready", "example.com/Not_ready.1", "a", "node.cilium.io/x"] {
+            assert!(is_taint_key(key), "{key}");
+        }
+        let long = "a".repeat(64);
+        let wrong = [
+            "",
+            "/",
+            "a/",
+            "/a",
+            "a/b/c",
+            "A/b",
+            "a/-b",
+            "a/b:NoSchedule",
+            "a/b=true:NoSchedule",
+            "a b",
+            long.as_str(),
+        ];
+        for key in wrong {
+            assert!(!is_taint_key(key), "{key}");
+        }
+    }
 }

@@ -10,14 +10,19 @@ const TAINT: &str = "netattach.dev/agent-not-ready";
 
 /// A rig whose node has the startup taint and another one.
 fn rig() -> Rig {
+    rig_with(TAINT)
+}
+
+/// The same with a startup taint of that key.
+fn rig_with(startup: &str) -> Rig {
     let mut rig = Rig::new(&Options::default());
     let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
     let node = json!({
         "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE},
-        "spec": {"taints": [taint("other"), taint(TAINT)]}
+        "spec": {"taints": [taint("other"), taint(startup)]}
     });
     rig.server.create(&node).unwrap();
-    rig.node.set("kubernetes", json!({"startupTaint": TAINT}));
+    rig.node.set("kubernetes", json!({"startupTaint": startup}));
     rig
 }
 
@@ -34,6 +39,31 @@ fn a_node_that_is_ready_loses_its_taint_and_keeps_others_even_if_it_is_changed_m
     rig.start();
     assert!(eventually(PATIENCE, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
     assert_eq!(rig.server.faults().hits(conflict), 1);
+}
+
+/// The policies of `deploy` let agents remove taints with the prefix of netattach only: without a word about it the
+/// node would have none but pods that tolerate the taint, for ever.
+#[test]
+fn a_taint_that_the_agent_may_not_remove_is_told_and_tried_more_and_more_rarely() {
+    const OTHERS: &str = "example.com/agent-not-ready";
+    let mut rig = rig_with(OTHERS);
+    rig.start();
+    let named = format!("cannot remove the taint {OTHERS} of node {NODE}: ");
+    rig.await_trouble("startup taint", PATIENCE * 2, &named);
+    let said = rig.trouble("startup taint").unwrap();
+    let refusal = "an agent of netattach removes taints whose keys begin with netattach.dev/ only";
+    assert!(said.contains(refusal), "{said}");
+    let removals = || {
+        let requests = rig.server.requests();
+        requests.iter().filter(|one| one.verb == Verb::Patch && one.resource == "nodes").count()
+    };
+    // After 0, 2, 6 and at most 14 s; it is told after 10 s.
+    assert!((1..=4).contains(&removals()), "{}", removals());
+    assert_eq!(taints(&rig), [json!("other"), json!(OTHERS)]);
+    // Once an operator has removed it, nothing is told any more.
+    let without = json!({"spec": {"taints": [{"key": "other", "effect": "NoSchedule"}]}});
+    rig.server.patch("nodes", "", NODE, &without).unwrap();
+    assert!(eventually(PATIENCE * 2, || rig.trouble("startup taint").is_none()));
 }
 
 /// Like a node that is registered again while the agent runs.

@@ -391,6 +391,11 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
             "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false",
         ),
         (
+            "settings: {kubernetes: {startupTaint: example.com/agent-not-ready}}",
+            "settings.kubernetes.startupTaint contradicts admissionPolicy.enabled, whose policies let agents remove taints with keys \
+             that begin with netattach.dev/ only: name such a key, or set admissionPolicy.enabled to false",
+        ),
+        (
             "settings: {log: {format: json}}",
             "settings.log.format contradicts log.format: set log.format alone",
         ),

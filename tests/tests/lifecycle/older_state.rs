@@ -93,8 +93,9 @@ fn an_older_agents_state_from_two_versions_ago_is_taken_over_or_named_with_the_r
     node.start().unwrap();
 
     let named = format!(
-        "{} is of journal version 0, which this agent does not know; run the agent that wrote it, or remove the record \
-         together with its container",
+        "{} is of journal version 0, which this agent does not know; run the agent that wrote it until the pod has ended, or \
+         give up what it names: stop the agent, delete the file, start the agent, and remove the links and leases of the \
+         container by hand (docs/troubleshooting.md)",
         of_b.display()
     );
     let log = node.log_so_far();

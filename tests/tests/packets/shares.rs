@@ -1,6 +1,6 @@
 //! The flow table is shared: an attachment that enters too many flows loses its own.
 
-use netattach::bpf::{Ending, PerFamily};
+use netattach::bpf::{Ending, Owners, PerFamily};
 use netattach_common::flow::state::{ESTABLISHED, REPLIED};
 
 use super::*;
@@ -232,7 +232,7 @@ fn a_flow_that_is_opened_again_keeps_its_place_while_its_attachment_has_it() {
 fn pass(rig: &Rig, table: &netattach::bpf::FlowTable) -> Vec<(u32, PerFamily)> {
     while !table.collect().unwrap() {}
     let live = table.census().unwrap().by_attachment;
-    let shares = rig.dataplane.attachments().share_out(live).unwrap();
+    let shares = rig.dataplane.attachments().share_out(live, &Owners::new()).unwrap();
     table.set_places(shares.clone());
     shares.into_iter().collect()
 }
@@ -262,7 +262,7 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     let others: Vec<u32> = (20..50).collect();
     let mut live = table.census().unwrap().by_attachment;
     live.extend(others.iter().map(|id| (*id, [200, 0])));
-    let shares = rig.dataplane.attachments().share_out(live).unwrap();
+    let shares = rig.dataplane.attachments().share_out(live, &Owners::new()).unwrap();
     assert!(shares.values().map(|places| places[0]).sum::<u32>() <= 896, "{shares:?}");
     assert!(shares[&POD][0] < 64 && shares[&NEIGHBOUR][0] < 64, "{shares:?}");
     table.set_places(shares.clone());
@@ -279,7 +279,7 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     // A removed attachment leaves no places behind, once no packet can take one any more.
     rig.dataplane.remove_attachment(POD).unwrap();
     let (held, of_pod) = (rig.share(POD), places(POD));
-    rig.dataplane.attachments().share_out([(NEIGHBOUR, [1, 0])].into()).unwrap();
+    rig.dataplane.attachments().share_out([(NEIGHBOUR, [1, 0])].into(), &Owners::new()).unwrap();
     assert_eq!((rig.share(POD), places(POD)), (held, of_pod));
     rig.free_numbers();
     assert_eq!((places(POD), places(NEIGHBOUR)), (0, 1));

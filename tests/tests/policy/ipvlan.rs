@@ -295,8 +295,10 @@ fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
         let pod = add(&node, name, network);
         let (code, message) = node.add(&pod).failure();
         assert_eq!(code, 7, "{message}");
-        let expected =
-            format!("the parent {WIRE} carries ipvlans in mode l2, and {wanted} cannot share it with them");
+        let expected = format!(
+            "the parent {WIRE} carries ipvlans in mode l2, and {wanted} cannot share it with them; whose they are is in \
+             HOST-INTERFACE of `netattachctl attachments -o wide`"
+        );
         assert!(message.ends_with(&expected), "{message}");
     }
     // A conflict with a device of another owner is refused by the kernel.

@@ -66,6 +66,8 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often a node that may have its startup taint is checked.
 const TAINT_INTERVAL: Duration = Duration::from_secs(2);
+/// The longest pause after the API server has refused the taint's removal again and again.
+const TAINT_MOST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Starts the tasks that follow the packets of the node, and the return of memory.
 pub(super) fn follow_packets(
@@ -211,13 +213,25 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
 /// Removes the node's startup taint once all conditions hold, and whenever the node gets it again: a node
 /// that registers again has it.
 async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
+    let mut failed = 0_u32;
     loop {
         let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
-        if is_ready && let Some(since) = cluster.remove_taint(&taint).await {
-            cluster.tainted_again(&taint, since).await;
+        if is_ready {
+            match cluster.remove_taint(&taint).await {
+                Some(since) => {
+                    failed = 0;
+                    cluster.tainted_again(&taint, since).await;
+                }
+                None => failed = failed.saturating_add(1),
+            }
         }
-        ticks::pause(TAINT_INTERVAL).await;
+        ticks::pause(taint_pause(failed)).await;
     }
+}
+
+/// The pause before the next check of a node that may have its startup taint, after this many failures in a row.
+fn taint_pause(failed: u32) -> Duration {
+    TAINT_INTERVAL.saturating_mul(1 << failed.saturating_sub(1).min(10)).min(TAINT_MOST_PAUSE)
 }
 
 /// Maintains the enforcement of routed traffic: once a second, and when links change. Changes are gathered:
@@ -323,5 +337,16 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
             }
         };
         rounds::take(!changed, update).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taint_whose_removal_is_refused_is_tried_more_and_more_rarely() {
+        let pauses = [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|failed| taint_pause(failed).as_secs());
+        assert_eq!(pauses, [2, 2, 4, 8, 32, 60, 60, 60]);
     }
 }

@@ -28,10 +28,10 @@ impl Executor<'_> {
         let _turn = closes.then(|| node.bridges.turn());
         let born = if is_closed { Born::Down } else { Born::Up };
         let ensured = self.host.ensure_bridge_beside(bridge, present, born);
-        let ensured = ensured.map_err(|error| no_filtering(bridge, error))?;
+        let ensured = ensured.map_err(|error| not_made(bridge, error))?;
         if bridge.vlan_filtering && !ensured.created {
             let filtered = bridges::filter_by_vlan(&mut self.host, &ensured.link);
-            filtered.map_err(|error| no_filtering(bridge, error))?;
+            filtered.map_err(|error| not_made(bridge, error))?;
         }
         if ensured.created {
             // The node must not accept router advertisements that pods send.
@@ -121,13 +121,12 @@ impl Executor<'_> {
     }
 }
 
-/// The error for a bridge that the kernel has refused: the kernel may lack VLAN filtering.
-fn no_filtering(bridge: &spec::Bridge, error: impl Into<StepError>) -> StepError {
+/// The error for a bridge that the kernel has refused: the kernel may lack the driver, or VLAN filtering.
+pub(super) fn not_made(bridge: &spec::Bridge, error: impl Into<StepError>) -> StepError {
     match error.into() {
-        StepError::Netlink(source)
-            if bridge.vlan_filtering && source.errno() == Some(rustix::io::Errno::OPNOTSUPP) =>
-        {
-            StepError::Link(LinkError::NoDriver { kind: "bridge with VLAN filtering", source })
+        StepError::Netlink(source) if source.errno() == Some(rustix::io::Errno::OPNOTSUPP) => {
+            let kind = if bridge.vlan_filtering { "bridge with VLAN filtering" } else { "bridge" };
+            StepError::Link(LinkError::NoDriver { kind, source })
         }
         other => other,
     }
@@ -160,6 +159,30 @@ impl BridgeError {
     pub(in crate::attach) fn code(&self) -> u32 {
         match self {
             Self::NotFiltering(_) | Self::GatewayConflict { .. } => code::INVALID_CONFIG,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::error::step_code;
+    use crate::netlink;
+
+    fn refused(errno: rustix::io::Errno) -> netlink::Error {
+        netlink::Refused { request: "RTM_NEWLINK", errno: errno.raw_os_error(), text: None }.into()
+    }
+
+    #[test]
+    fn a_kernel_without_bridges_is_told_by_code_50_and_the_drivers_name() {
+        for (vlan_filtering, kind) in [(false, "bridge"), (true, "bridge with VLAN filtering")] {
+            let bridge = spec::Bridge { name: "br0".to_owned(), vlan_filtering, ..spec::Bridge::default() };
+            let error = not_made(&bridge, refused(rustix::io::Errno::OPNOTSUPP));
+            let message = format!("the kernel of this node has no driver for links of kind {kind}");
+            assert_eq!((step_code(&error), error.to_string()), (50, message));
+            // Another refusal is no missing driver.
+            let error = not_made(&bridge, refused(rustix::io::Errno::PERM));
+            assert_eq!(step_code(&error), code::INTERNAL);
         }
     }
 }

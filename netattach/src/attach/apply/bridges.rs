@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::bridge::BridgeError;
+use super::bridge::{BridgeError, not_made};
 use super::{bridge_stack, ensure_if_present};
 use crate::attach::StepError;
 use crate::error_chain::Chain;
@@ -159,7 +159,8 @@ impl Beneath {
         // If another attachment has its gateways on the bridge, restoring these opens the bridge.
         let is_closed = !self.has_gateways();
         let born = if is_closed { Born::Down } else { Born::Up };
-        let ensured = host.restore_bridge(&self.spec, self.link.index, self.link.mac, born)?;
+        let ensured = host.restore_bridge(&self.spec, self.link.index, self.link.mac, born);
+        let ensured = ensured.map_err(|error| not_made(&self.spec, error))?;
         if ensured.created {
             // As at the first creation.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", self.spec.name), "0")?;

@@ -285,7 +285,9 @@ pub enum LinkError {
         max: u32,
     },
     /// The parent carries links of a kind that excludes the new link.
-    #[error("the parent {parent} carries {present}, and {wanted} cannot share it with them")]
+    #[error(
+        "the parent {parent} carries {present}, and {wanted} cannot share it with them; whose they are is in HOST-INTERFACE of `netattachctl attachments -o wide`"
+    )]
     ParentShared {
         /// Name of the parent.
         parent: String,
@@ -293,7 +295,8 @@ pub enum LinkError {
         present: &'static str,
         /// The link that was requested.
         wanted: &'static str,
-        /// The container of one of the links that it carries.
+        /// The container of one of the links that it carries, to wait for its end. It is not in the message: the
+        /// author of the refused pod reads that, and the container may be another's.
         container: String,
     },
     /// The parent is in use by another device.

@@ -141,7 +141,9 @@ impl DeviceError {
 #[derive(Debug, thiserror::Error)]
 pub enum VfError {
     /// The physical function of a VF has no interface on the node, or does not know the VF.
-    #[error("the physical function {0} has no network interface on the node that knows the VF")]
+    #[error(
+        "the physical function {0} has no network interface on the node that knows the VF: it has no driver, or the interface is in a pod or in another network namespace; bind the driver, or bring the interface back"
+    )]
     NoPhysicalFunction(String),
     /// A card was in another mode when the attachment was planned.
     #[error("card {0} is changing its mode (legacy, switchdev)")]

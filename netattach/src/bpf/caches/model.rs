@@ -248,7 +248,7 @@ impl Agent {
     fn sweep(&self) -> Result<(), BpfError> {
         self.free_numbers()?;
         let live = self.caches.records().into_keys().map(|id| (id, [0, 0])).collect();
-        self.caches.share_out(live).map(drop)
+        self.caches.share_out(live, &BTreeMap::new()).map(drop)
     }
 }
 

@@ -72,7 +72,7 @@ fn what_the_node_does_not_have_is_refused() {
         ),
         (
             config("1.0.0", "macvlan", &json!({"ipam": ipam})),
-            "there is no default route whose interface could be used",
+            "there is no default route whose interface could be used; name the interface by the key master",
         ),
         (
             config("1.0.0", "macvlan", &json!({"master": "uplink", "mtu": 1501, "ipam": ipam})),
