@@ -7,7 +7,7 @@
 //! | [`rpc`] | frames between the CNI executable and the agent | socket |
 //! | `wire` | converts the model of policies to messages, and back | no |
 //! | [`cni`] | the CNI specification: requests, configurations, results, versions, errors | no |
-//! | [`npwg`] | the NPWG multi-network standard: selections, definitions, status | no |
+//! | [`npwg`] | the NPWG multi-network standard: selections, names of networks, status | no |
 //! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
 //! | [`source`] | reads objects from their sources | files |
 //! | [`builtin`] | the cluster's pod network that the agent provides if there is no other: its configuration and routes | no |

@@ -23,6 +23,7 @@ use crate::budget::{self, Budget, Exceeded};
 use crate::builtin::pod_cidr;
 use crate::error_chain::{Chain, clipped};
 use crate::npwg::NetworkRef;
+use crate::objects::access::AllowedNamespaces;
 use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
@@ -160,7 +161,8 @@ pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
 }
 
 /// Returns the bytes counted for an object: for a pod, those of what is kept, which may be little; for a
-/// policy, at least those of what is kept, which may be many times its text.
+/// policy, at least those of what is kept, which may be many times its text; for a definition, its text and
+/// the list of namespaces in memory.
 fn bytes_of(object: &Object, json: &RawValue) -> usize {
     /// Overhead of every pod and policy, and of each string and port of a pod.
     const EACH: usize = 512;
@@ -172,6 +174,9 @@ fn bytes_of(object: &Object, json: &RawValue) -> usize {
             EACH + texts.sum::<usize>() + pod.ports.len() * ITEM
         }
         Object::Policy(policy) => json.get().len().max(EACH + policy.memory()),
+        Object::Definition(definition) => {
+            json.get().len() + definition.allowed.as_ref().map_or(0, AllowedNamespaces::memory)
+        }
         _ => json.get().len(),
     }
 }

@@ -1,7 +1,7 @@
 //! The multi-network standard (NPWG) as data and pure functions.
 //!
 //! A pod requests networks in one annotation ([`selection`], whose JSON elements are read by `element`); each request
-//! refers to a [`definition`] and gets an interface name ([`ifname`]) and the capability arguments for plugins
+//! refers to a definition and gets an interface name ([`ifname`]) and the capability arguments for plugins
 //! ([`capability`]); the result is published in a second annotation ([`status`]).
 //!
 //! Section numbers in this module are those of the "Kubernetes Network Custom Resource Definition De-facto
@@ -10,7 +10,6 @@
 //! [`network`] has the names of networks, [`device_info`] describes devices, [`guid`] is for InfiniBand ports.
 
 pub mod capability;
-pub mod definition;
 pub mod device_info;
 mod element;
 pub mod guid;
@@ -20,7 +19,6 @@ pub mod selection;
 pub mod status;
 
 pub use capability::runtime_config;
-pub use definition::Definition;
 pub use ifname::{InterfaceNameError, interface_names};
 pub use network::{NetworkName, NetworkRef};
 pub use selection::{

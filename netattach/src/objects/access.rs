@@ -5,14 +5,17 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::value::RawValue;
 
+use super::Definition;
+use super::budget::{ALLOWED_NAMESPACES, Bounded, shown};
 use super::labels::{Labels, Selector, SelectorError, Written};
-use crate::npwg::{Definition, NetworkRef};
+use crate::npwg::NetworkRef;
 
 /// Annotation of a definition: the namespaces whose pods may use it. Names separated by commas, a JSON list of names,
 /// or a label selector (a JSON object) for the namespaces' labels. Without it every namespace may use the definition;
-/// the list is complete, so the definition's own namespace is allowed only if it is in it.
+/// the list is complete, so the definition's own namespace is allowed only if it is in it. It has at most
+/// [`ALLOWED_NAMESPACES`] names, or values in the selector: a longer one is invalid.
 pub const ALLOWED_NAMESPACES_ANNOTATION: &str = "netattach.dev/allowed-namespaces";
 
 /// The node's restriction on networks of other namespaces.
@@ -72,7 +75,7 @@ pub enum AllowedNamespacesError {
     /// It looks like JSON but is invalid.
     #[error("{text:?} is no json: {problem}")]
     Json {
-        /// The text as written.
+        /// The text as written, cut off if it is long.
         text: String,
         /// The parser's message.
         problem: String,
@@ -83,6 +86,9 @@ pub enum AllowedNamespacesError {
     /// The label selector is invalid.
     #[error("label selector")]
     Selector(#[source] SelectorError),
+    /// More than [`ALLOWED_NAMESPACES`].
+    #[error("has more than {ALLOWED_NAMESPACES} names or values: select the namespaces by a label")]
+    TooMany,
 }
 
 impl Restrictions {
@@ -123,17 +129,49 @@ impl Restrictions {
         {
             return Err(Forbidden::Isolated { namespace: who(), network: what() });
         }
-        let annotation = definition.and_then(|known| known.annotations.get(ALLOWED_NAMESPACES_ANNOTATION));
-        let Some(annotation) = annotation else { return Ok(()) };
-        match Allowed::parse(annotation) {
-            Err(source) => Err(Forbidden::Unreadable { network: what(), source }),
+        let Some(allowed) = definition.and_then(|known| known.allowed.as_ref()) else { return Ok(()) };
+        match &allowed.0 {
+            Err(source) => Err(Forbidden::Unreadable { network: what(), source: source.clone() }),
             Ok(allowed) if allowed.includes(namespace, labels) => Ok(()),
             Ok(_) => Err(Forbidden::NotListed { namespace: who(), network: what() }),
         }
     }
 }
 
+/// The list of a definition, or why it is invalid. Read once with the definition: policies and pods of all namespaces
+/// ask for it, far more often than it changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowedNamespaces(Result<Allowed, AllowedNamespacesError>);
+
+impl AllowedNamespaces {
+    /// Reads the annotation's text.
+    pub fn read(text: &str) -> Self {
+        Self(Allowed::parse(text))
+    }
+
+    /// The number of names, or of the selector's requirements and values.
+    pub(crate) fn len(&self) -> usize {
+        match &self.0 {
+            Ok(Allowed::Names(names)) => names.len(),
+            Ok(Allowed::Labels(selector)) => selector.requirements.len() + selector.values(),
+            Err(_) => 0,
+        }
+    }
+
+    /// Its approximate memory in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        /// Of a name in a set, besides its text.
+        const NAME: usize = 64;
+        match &self.0 {
+            Ok(Allowed::Names(names)) => names.iter().map(|name| NAME + name.len()).sum(),
+            Ok(Allowed::Labels(selector)) => selector.memory(),
+            Err(_) => 0,
+        }
+    }
+}
+
 /// The parsed annotation.
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Allowed {
     Names(BTreeSet<String>),
     Labels(Selector),
@@ -143,25 +181,37 @@ impl Allowed {
     fn parse(text: &str) -> Result<Self, AllowedNamespacesError> {
         if !text.trim_start().starts_with(['[', '{']) {
             let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-            return names.map(name).collect::<Result<_, _>>().map(Self::Names);
+            let mut read = BTreeSet::new();
+            for (at, text) in names.enumerate() {
+                if at >= ALLOWED_NAMESPACES {
+                    return Err(AllowedNamespacesError::TooMany);
+                }
+                read.insert(name(text)?);
+            }
+            return Ok(Self::Names(read));
         }
         let json = |error: serde_json::Error| AllowedNamespacesError::Json {
-            text: text.to_owned(),
+            text: shown(text),
             problem: error.to_string(),
         };
-        match serde_json::from_str(text).map_err(json)? {
-            Value::Array(entries) => {
-                let names = entries.iter().map(|entry| match entry {
-                    Value::String(text) => name(text),
-                    other => Err(AllowedNamespacesError::Name(other.to_string())),
-                });
-                names.collect::<Result<_, _>>().map(Self::Names)
+        if text.trim_start().starts_with('[') {
+            let entries: Bounded<&RawValue, ALLOWED_NAMESPACES> =
+                serde_json::from_str(text).map_err(json)?;
+            if entries.has_more {
+                return Err(AllowedNamespacesError::TooMany);
             }
-            object => {
-                let written: Written = serde_json::from_value(object).map_err(json)?;
-                written.try_into().map(Self::Labels).map_err(AllowedNamespacesError::Selector)
-            }
+            let names = entries.items.iter().map(|entry| match serde_json::from_str::<String>(entry.get()) {
+                Ok(text) => name(&text),
+                Err(_) => Err(AllowedNamespacesError::Name(shown(entry.get()))),
+            });
+            return names.collect::<Result<_, _>>().map(Self::Names);
         }
+        let written: Written = serde_json::from_str(text).map_err(json)?;
+        let selector = Selector::try_from(written).map_err(AllowedNamespacesError::Selector)?;
+        if selector.values() > ALLOWED_NAMESPACES {
+            return Err(AllowedNamespacesError::TooMany);
+        }
+        Ok(Self::Labels(selector))
     }
 
     fn includes(&self, namespace: &str, labels: &Labels) -> bool {
@@ -176,22 +226,24 @@ fn name(text: &str) -> Result<String, AllowedNamespacesError> {
     if crate::npwg::network::is_label(text) {
         Ok(text.to_owned())
     } else {
-        Err(AllowedNamespacesError::Name(format!("{text:?}")))
+        Err(AllowedNamespacesError::Name(format!("{:?}", shown(text))))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use crate::error_chain::Chain;
     use crate::objects::access::*;
 
     fn lan(allowed: Option<&str>) -> Definition {
-        let annotations = allowed.map(|text| (ALLOWED_NAMESPACES_ANNOTATION.to_owned(), text.to_owned()));
         Definition {
             namespace: "infra".into(),
             name: "lan".into(),
             config: None,
-            annotations: annotations.into_iter().collect(),
+            annotations: Default::default(),
+            allowed: allowed.map(AllowedNamespaces::read),
         }
     }
 
@@ -249,6 +301,43 @@ mod tests {
             let expected = expected.replace("unreadable: ", unreadable);
             assert_eq!(told(&Restrictions::default(), Some(&lan(Some(annotation)))), expected);
         }
+    }
+
+    #[test]
+    fn a_list_beyond_its_bound_allows_nobody() {
+        let names = |number: usize| -> Vec<String> {
+            (1..number).map(|number| format!("n{number}")).chain(["shop".to_owned()]).collect()
+        };
+        let selector = |number: usize| {
+            let of = |key: &str, values: &[String]| json!({"key": key, "operator": "NotIn", "values": values});
+            let values = names(number);
+            let (one, other) = values.split_at(2);
+            json!({"matchExpressions": [of("a", one), of("b", other)]}).to_string()
+        };
+        let told = |text: &str| told(&Restrictions::default(), Some(&lan(Some(text))));
+        let separated = |number: usize| names(number).join(",");
+        let listed = |number: usize| json!(names(number)).to_string();
+        let forms: [&dyn Fn(usize) -> String; 3] = [&separated, &listed, &selector];
+        for (form, of) in forms.into_iter().enumerate() {
+            assert_eq!(told(&of(ALLOWED_NAMESPACES)), "yes", "{form}");
+            let message = told(&of(ALLOWED_NAMESPACES + 1));
+            assert!(message.starts_with("no namespace may use network infra/lan"), "{form}: {message}");
+            assert!(message.contains("more than 1024 names or values"), "{form}: {message}");
+        }
+        // A long text is not repeated in messages.
+        let message = told(&format!("[\"{}\"]", "A".repeat(200_000)));
+        assert!(message.len() < 1000, "{}", message.len());
+        let message = told(&format!("[{}", " ".repeat(200_000)));
+        assert!(message.len() < 1000, "{}", message.len());
+    }
+
+    #[test]
+    fn a_list_counts_with_its_names_in_memory() {
+        let list = |text: &str| AllowedNamespaces::read(text);
+        assert_eq!((list("a,b,a").len(), list("a,bc").memory()), (2, 2 * 64 + 3));
+        let selector = list(r#"{"matchLabels": {"team": "a"}}"#);
+        assert!(selector.len() == 2 && selector.memory() > 64, "{selector:?}");
+        assert_eq!((list("*").len(), list("*").memory()), (0, 0));
     }
 
     #[test]

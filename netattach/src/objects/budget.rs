@@ -36,8 +36,14 @@ pub const RULES_OF_NODE: usize = 200_000;
 pub const PREFIXES: usize = 524_288;
 /// Port entries that one direction expands to: the capacity of the map.
 pub const ENTRIES: usize = netattach_common::capacity::PORTS;
-/// Comparisons allowed while compiling one direction.
+/// Comparisons allowed while compiling one direction: of blocks and numbers, and for each requirement of a selector a
+/// lookup of its label and as many comparisons as finding one of its values takes.
 pub const WORK: usize = 50_000_000;
+/// The same for all policies of one namespace together: an update compiles them under a lock that attaching and
+/// detaching pods of other namespaces wait for. [`ENTRY`] is added for each prefix and port entry.
+pub const WORK_OF_NAMESPACE: usize = 4 * WORK;
+/// The comparisons that sorting and storing one prefix or port entry counts as.
+pub const ENTRY: usize = 16;
 
 /// Pods of other nodes.
 pub const REMOTE_PODS: usize = 131_072;
@@ -53,6 +59,9 @@ pub const REMOTE_PORTS_ANNOTATION: usize = 16 << 10;
 pub const PORTS_OF_REMOTE_POD: usize = 256;
 /// Bytes of its labels, keys and values together.
 pub const LABELS_OF_REMOTE_POD: usize = 16 << 10;
+
+/// Names of namespaces in the list of a definition, or values of all requirements of its selector.
+pub const ALLOWED_NAMESPACES: usize = 1024;
 
 /// Pods that can claim one address of a network, and selectors that select all of them allow it.
 pub const CLAIMANTS: usize = 256;
@@ -78,6 +87,8 @@ pub enum Excess {
     Entries,
     /// [`WORK`].
     Work,
+    /// [`WORK_OF_NAMESPACE`].
+    WorkOfNamespace,
 }
 
 impl fmt::Display for Excess {
@@ -94,32 +105,56 @@ impl fmt::Display for Excess {
             Self::Prefixes => write!(f, "leads to more than {PREFIXES} addresses and prefixes"),
             Self::Entries => write!(f, "leads to more than {ENTRIES} port entries"),
             Self::Work => write!(f, "takes more than {WORK} comparisons to work out"),
+            Self::WorkOfNamespace => write!(
+                f,
+                "takes more comparisons to work out than are left of the {WORK_OF_NAMESPACE} of its namespace"
+            ),
         }
     }
 }
 
 /// Counts the cost of compiling one direction.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Meter {
     prefixes: usize,
     entries: usize,
     work: usize,
+    /// The most that [`Meter::spent`] may become.
+    left: usize,
 }
 
 impl Meter {
+    /// Begins to count. `left` is what other tables of the namespace leave of [`WORK_OF_NAMESPACE`].
+    pub(crate) fn new(left: usize) -> Self {
+        Self { prefixes: 0, entries: 0, work: 0, left }
+    }
+
     /// Adds addresses and prefixes.
     pub(crate) fn prefixes(&mut self, more: usize) -> Result<(), Excess> {
-        count(&mut self.prefixes, more, PREFIXES, Excess::Prefixes)
+        count(&mut self.prefixes, more, PREFIXES, Excess::Prefixes)?;
+        self.is_within()
     }
 
     /// Adds port entries.
     pub(crate) fn entries(&mut self, more: usize) -> Result<(), Excess> {
-        count(&mut self.entries, more, ENTRIES, Excess::Entries)
+        count(&mut self.entries, more, ENTRIES, Excess::Entries)?;
+        self.is_within()
     }
 
     /// Adds comparisons.
     pub(crate) fn work(&mut self, more: usize) -> Result<(), Excess> {
-        count(&mut self.work, more, WORK, Excess::Work)
+        count(&mut self.work, more, WORK, Excess::Work)?;
+        self.is_within()
+    }
+
+    /// What counts for the namespace, in comparisons. Of refused ones no more than the bounds.
+    pub(crate) fn spent(&self) -> usize {
+        let entries = self.prefixes.min(PREFIXES) + self.entries.min(ENTRIES);
+        self.work.min(WORK) + ENTRY * entries
+    }
+
+    fn is_within(&self) -> Result<(), Excess> {
+        if self.spent() > self.left { Err(Excess::WorkOfNamespace) } else { Ok(()) }
     }
 }
 
@@ -250,6 +285,7 @@ mod tests {
             PREFIXES,
             ENTRIES,
             WORK,
+            WORK_OF_NAMESPACE,
             REMOTE_PODS,
             REMOTE_ADDRESSES,
             ADDRESSES_OF_REMOTE_POD,
@@ -258,6 +294,7 @@ mod tests {
             PORTS_OF_REMOTE_POD,
             LABELS_OF_REMOTE_POD,
             CLAIMANTS,
+            ALLOWED_NAMESPACES,
         ];
         assert_eq!(bounds.collect::<Vec<_>>(), expected);
     }
@@ -288,11 +325,24 @@ mod tests {
 
     #[test]
     fn a_meter_takes_its_bound_and_not_one_more() {
-        let mut meter = Meter::default();
+        let mut meter = Meter::new(WORK_OF_NAMESPACE);
         assert_eq!(meter.prefixes(PREFIXES), Ok(()));
         assert_eq!(meter.prefixes(1), Err(Excess::Prefixes));
         assert_eq!(meter.entries(ENTRIES), Ok(()));
         assert_eq!(meter.entries(usize::MAX), Err(Excess::Entries));
         assert_eq!((meter.work(WORK), meter.work(1)), (Ok(()), Err(Excess::Work)));
+        assert_eq!(meter.spent(), WORK + ENTRY * (PREFIXES + ENTRIES), "refused ones count up to the bounds");
+        assert!(meter.spent() <= WORK_OF_NAMESPACE, "one direction may have all that it may have");
+    }
+
+    #[test]
+    fn a_meter_takes_what_the_namespace_has_left_and_not_one_more() {
+        let mut meter = Meter::new(100);
+        assert_eq!((meter.prefixes(2), meter.entries(2)), (Ok(()), Ok(())));
+        assert_eq!(meter.work(100 - 4 * ENTRY), Ok(()));
+        assert_eq!(meter.work(1), Err(Excess::WorkOfNamespace));
+        assert_eq!(Meter::new(0).work(0), Ok(()), "a policy that allows nothing needs none");
+        assert_eq!(Meter::new(ENTRY - 1).prefixes(1), Err(Excess::WorkOfNamespace));
+        assert_eq!(Meter::new(ENTRY - 1).entries(1), Err(Excess::WorkOfNamespace));
     }
 }

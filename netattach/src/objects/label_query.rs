@@ -78,16 +78,16 @@ fn requirement(part: &str) -> Result<Requirement, QueryError> {
         let (name, operator) = before.trim().rsplit_once(char::is_whitespace).ok_or_else(form)?;
         let key = key(name)?;
         return match operator {
-            "in" => Ok(Requirement::In { key, values }),
-            "notin" => Ok(Requirement::NotIn { key, values }),
+            "in" => Ok(Requirement::In { key, values: values.into() }),
+            "notin" => Ok(Requirement::NotIn { key, values: values.into() }),
             _ => Err(form()),
         };
     }
     if let Some((name, other)) = part.split_once("!=") {
-        return Ok(Requirement::NotIn { key: key(name)?, values: vec![value(other)?] });
+        return Ok(Requirement::NotIn { key: key(name)?, values: vec![value(other)?].into() });
     }
     if let Some((name, same)) = part.split_once("==").or_else(|| part.split_once('=')) {
-        return Ok(Requirement::In { key: key(name)?, values: vec![value(same)?] });
+        return Ok(Requirement::In { key: key(name)?, values: vec![value(same)?].into() });
     }
     match part.strip_prefix('!') {
         Some(name) => Ok(Requirement::DoesNotExist { key: key(name)? }),
@@ -98,12 +98,14 @@ fn requirement(part: &str) -> Result<Requirement, QueryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::labels::Values;
 
     #[test]
     fn a_query_is_the_selector_that_a_manifest_would_have() {
         let of = |requirements: Vec<Requirement>| Ok(Selector { requirements });
         let one = |key: &str, values: &[&str]| {
-            (key.to_owned(), values.iter().map(|value| (*value).to_owned()).collect::<Vec<_>>())
+            let values: Vec<String> = values.iter().map(|value| (*value).to_owned()).collect();
+            (key.to_owned(), Values::from(values))
         };
         let is_in = |key: &str, values: &[&str]| {
             let (key, values) = one(key, values);

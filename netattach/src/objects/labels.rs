@@ -1,6 +1,7 @@
 //! Label selectors with every operator: equality, `In`, `NotIn`, `Exists`, `DoesNotExist`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Deref;
 
 use serde::Deserialize;
 
@@ -25,14 +26,14 @@ pub enum Requirement {
         /// Label.
         key: String,
         /// Accepted values.
-        values: Vec<String>,
+        values: Values,
     },
     /// The label is missing or has none of these values.
     NotIn {
         /// Label.
         key: String,
         /// Refused values.
-        values: Vec<String>,
+        values: Values,
     },
     /// The label exists.
     Exists {
@@ -46,7 +47,49 @@ pub enum Requirement {
     },
 }
 
+/// Values of a requirement: sorted, each once, so that a value is found without comparing all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Values(Box<[String]>);
+
+impl From<Vec<String>> for Values {
+    fn from(mut values: Vec<String>) -> Self {
+        values.sort_unstable();
+        values.dedup();
+        Self(values.into())
+    }
+}
+
+impl Deref for Values {
+    type Target = [String];
+
+    fn deref(&self) -> &[String] {
+        &self.0
+    }
+}
+
+impl Values {
+    fn have(&self, value: &str) -> bool {
+        let compare = |own: &String| {
+            #[cfg(test)]
+            tests::COMPARED.with(|compared| compared.update(|compared| compared + 1));
+            own.as_str().cmp(value)
+        };
+        self.0.binary_search_by(compare).is_ok()
+    }
+}
+
 impl Selector {
+    /// The cost of comparing it with one set of labels, at most: the sum of its requirements' costs, in lookups of one
+    /// label. 0 for a selector that selects everything; at most 704 by [`REQUIREMENTS`] and [`VALUES`].
+    pub fn weight(&self) -> usize {
+        self.requirements.iter().map(Requirement::weight).sum()
+    }
+
+    /// The number of values of all requirements together.
+    pub(crate) fn values(&self) -> usize {
+        self.requirements.iter().map(|requirement| requirement.values().len()).sum()
+    }
+
     /// Whether every requirement holds for `labels`.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.requirements.iter().all(|requirement| requirement.holds(labels))
@@ -64,10 +107,23 @@ impl Requirement {
         }
     }
 
+    /// The values of `In` and `NotIn`.
+    pub(crate) fn values(&self) -> &[String] {
+        match self {
+            Self::In { values, .. } | Self::NotIn { values, .. } => values,
+            Self::Exists { .. } | Self::DoesNotExist { .. } => &[],
+        }
+    }
+
+    /// One lookup of the label, and one comparison for each halving of the values.
+    fn weight(&self) -> usize {
+        1 + self.values().len().next_power_of_two().ilog2() as usize
+    }
+
     fn holds(&self, labels: &Labels) -> bool {
         match self {
-            Self::In { key, values } => labels.get(key).is_some_and(|value| values.contains(value)),
-            Self::NotIn { key, values } => labels.get(key).is_none_or(|value| !values.contains(value)),
+            Self::In { key, values } => labels.get(key).is_some_and(|value| values.have(value)),
+            Self::NotIn { key, values } => labels.get(key).is_none_or(|value| !values.have(value)),
             Self::Exists { key } => labels.contains_key(key),
             Self::DoesNotExist { key } => !labels.contains_key(key),
         }
@@ -139,7 +195,7 @@ impl TryFrom<Written> for Selector {
         let has_more = labels.as_ref().is_some_and(|labels| labels.has_more) || expressions.has_more;
         let equalities = labels.into_iter().flat_map(|labels| labels.entries);
         let mut requirements: Vec<Requirement> =
-            equalities.map(|(key, value)| Requirement::In { key, values: vec![value] }).collect();
+            equalities.map(|(key, value)| Requirement::In { key, values: vec![value].into() }).collect();
         if has_more || requirements.len() + expressions.items.len() > REQUIREMENTS {
             return Err(SelectorError::TooMany);
         }
@@ -153,8 +209,7 @@ impl TryFrom<Written> for Selector {
 
 fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorError> {
     let WrittenExpression { key, operator, values } = expression;
-    let Bounded { items: mut values, has_more } = values.unwrap_or_default();
-    values.shrink_to_fit();
+    let Bounded { items: values, has_more } = values.unwrap_or_default();
     if has_more {
         return Err(SelectorError::TooManyValues { key: shown(&key) });
     }
@@ -170,17 +225,47 @@ fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorErr
         return Err(SelectorError::Values { key: shown(&key), operator, found: values.len(), expected });
     }
     Ok(match operator.as_str() {
-        "In" => Requirement::In { key, values },
-        "NotIn" => Requirement::NotIn { key, values },
+        "In" => Requirement::In { key, values: values.into() },
+        "NotIn" => Requirement::NotIn { key, values: values.into() },
         "Exists" => Requirement::Exists { key },
         _ => Requirement::DoesNotExist { key },
     })
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::cell::Cell;
+
     use crate::objects::labels::*;
     use serde_json::{Value, json};
+
+    thread_local! {
+        /// How many values of requirements were compared with a label's, by this thread.
+        pub(crate) static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Values are as many as written, and are found whatever their order; a selector compares no more of them than
+    /// its weight.
+    #[test]
+    fn values_are_sorted_and_a_selector_costs_its_weight() {
+        let values = |number: usize| (0..number).rev().map(|value| format!("v{value}")).collect::<Vec<_>>();
+        let expression = |values: &[String]| json!({"key": "a", "operator": "NotIn", "values": values});
+        let whole = json!({"matchExpressions": vec![expression(&values(VALUES)); REQUIREMENTS]});
+        let whole = selector(whole).unwrap();
+        assert_eq!((whole.weight(), whole.values()), (704, REQUIREMENTS * VALUES));
+        for value in ["", "a", "v", "v1023", "v0", "w"] {
+            let before = COMPARED.get();
+            let labels = Labels::from([("a".to_owned(), value.to_owned())]);
+            assert_eq!(whole.matches(&labels), !["v0", "v1023"].contains(&value), "{value}");
+            let compared = COMPARED.get() - before;
+            assert!(compared > 0 && compared <= whole.weight(), "{value}: {compared}");
+        }
+        let again = selector(json!({"matchExpressions": [expression(&vec!["v".to_owned(); VALUES])]})).unwrap();
+        assert_eq!((again.weight(), again.values()), (1, 1), "equal values are one");
+        assert_eq!(Selector::default().weight(), 0);
+        let four = selector(json!({"matchLabels": {"a": "b"}, "matchExpressions": [expression(&values(4))]}));
+        assert_eq!(four.unwrap().weight(), 1 + 3);
+    }
 
     fn selector(written: Value) -> Result<Selector, SelectorError> {
         serde_json::from_value::<Written>(written).unwrap().try_into()

@@ -3,13 +3,15 @@
 //!
 //! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size, `policy_memory` estimates its
 //! memory, and users of the command line select pods by a [`label_query`]. `unknown_keys` reads structs
-//! that collect unknown keys. [`access`] decides which namespaces may use a network. Pods of other nodes
+//! that collect unknown keys. [`access`] decides which namespaces may use a network, which is a
+//! [`Definition`]. Pods of other nodes
 //! are reduced to what makes them peers of policies ([`remote`]): [`remote_pods`] is the map of all of
 //! them, [`interner`] holds the values that they share, `packed` the others. Nodes are reduced to what the
 //! network between them needs ([`node`]).
 
 pub mod access;
 pub mod budget;
+mod definition;
 pub mod interner;
 pub mod label_query;
 pub mod labels;
@@ -30,8 +32,9 @@ use std::sync::{Arc, Weak};
 
 use serde::{Deserialize, Serialize};
 
+use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
-use crate::npwg::{Definition, NetworkRef};
+pub use crate::objects::definition::Definition;
 use crate::objects::labels::Labels;
 pub use crate::objects::node::{ClusterRanges, Node};
 use crate::objects::policy::Policy;

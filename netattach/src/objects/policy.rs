@@ -126,6 +126,18 @@ pub enum Peer {
     },
 }
 
+impl Peer {
+    /// The cost of comparing it with one pod, at most: that of its selectors ([`Selector::weight`]), at least 1.
+    pub fn weight(&self) -> usize {
+        match self {
+            Self::Block { .. } => 1,
+            Self::Pods { namespaces, pods } => {
+                (namespaces.as_ref().map_or(0, Selector::weight) + pods.weight()).max(1)
+            }
+        }
+    }
+}
+
 /// The ports of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ports {

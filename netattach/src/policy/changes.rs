@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::index::{Endpoint, Endpoints};
+use crate::npwg::NetworkRef;
+use crate::objects::access::AllowedNamespaces;
 use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Objects};
 
@@ -15,8 +17,9 @@ pub(super) struct Changes {
     pub(super) pods: BTreeSet<ObjectName>,
     /// Namespaces with other labels.
     pub(super) namespaces: BTreeSet<String>,
-    /// Whether any definition has changed.
-    pub(super) definitions: bool,
+    /// Definitions whose list of namespaces has changed. Nothing else of them, nor whether there are any, matters to
+    /// policies.
+    pub(super) definitions: BTreeSet<NetworkRef>,
 }
 
 impl Changes {
@@ -38,7 +41,7 @@ impl Changes {
             policies,
             pods,
             namespaces: different(&before.namespaces, &now.namespaces, PartialEq::eq).cloned().collect(),
-            definitions: before.definitions != now.definitions,
+            definitions: lists(before, now),
         }
     }
 
@@ -59,6 +62,15 @@ impl Changes {
         }
         moved
     }
+}
+
+/// The definitions with another list of the namespaces that may use them.
+fn lists(before: &Objects, now: &Objects) -> BTreeSet<NetworkRef> {
+    fn list<'a>(objects: &'a Objects, name: &NetworkRef) -> Option<&'a AllowedNamespaces> {
+        objects.definitions.get(name)?.allowed.as_ref()
+    }
+    let changed = different(&before.definitions, &now.definitions, Arc::ptr_eq);
+    changed.filter(|name| list(before, name) != list(now, name)).cloned().collect()
 }
 
 /// The keys that only one of two maps has, or whose values differ.
@@ -91,6 +103,32 @@ pub(super) fn different<'a, K: Ord, V>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::Definition;
+
+    #[test]
+    fn of_definitions_the_list_of_namespaces_alone_matters() {
+        let with = |config: &str, allowed: &[(&str, Option<&str>)]| {
+            let definition = |(name, allowed): &(&str, Option<&str>)| Definition {
+                namespace: "infra".into(),
+                name: (*name).into(),
+                config: Some(config.into()),
+                annotations: BTreeMap::new(),
+                allowed: allowed.map(AllowedNamespaces::read),
+            };
+            let all = allowed.iter().map(definition);
+            let definitions = all.map(|one| (one.reference(), Arc::new(one))).collect();
+            Arc::new(Objects { definitions, ..Objects::default() })
+        };
+        let changed = |before: &Arc<Objects>, now: &Arc<Objects>| -> Vec<String> {
+            let changes = Changes::between(before, now, true);
+            changes.definitions.into_iter().map(|network| network.name).collect()
+        };
+        let before = with("{}", &[("a", Some("shop")), ("b", None), ("c", Some("x,y")), ("d", None)]);
+        let now = with("[]", &[("a", Some("shop")), ("b", Some("shop")), ("c", Some("y, x")), ("e", None)]);
+        assert_eq!(changed(&before, &now), ["b"]);
+        assert_eq!(changed(&before, &Arc::default()), ["a", "c"]);
+        assert_eq!(changed(&now, &now), [""; 0]);
+    }
 
     #[test]
     fn new_removed_and_replaced_objects_are_changes() {

@@ -64,9 +64,8 @@ const REMEMBERED: usize = 1 << 20;
 const ENCLOSING: usize = 1 << 20;
 
 /// Collects rules and computes the tables of one direction, within the budget.
-#[derive(Default)]
-pub(super) struct TablesBuilder {
-    pub(super) meter: Meter,
+pub(super) struct TablesBuilder<'m> {
+    pub(super) meter: &'m mut Meter,
     rules: Vec<Origin>,
     grants: Grants,
     /// The grant of each block.
@@ -136,7 +135,12 @@ fn number(position: usize) -> u32 {
     u32::try_from(position).unwrap_or(u32::MAX)
 }
 
-impl TablesBuilder {
+impl<'m> TablesBuilder<'m> {
+    /// Begins without rules. The meter counts their cost.
+    pub(super) fn new(meter: &'m mut Meter) -> Self {
+        Self { meter, rules: Vec::new(), grants: Grants::default(), blocks: Vec::new(), marks: Vec::new() }
+    }
+
     /// Adds the next rule.
     pub(super) fn add(&mut self, rule: ResolvedRule) -> Result<(), Excess> {
         let cuts: usize = rule.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
@@ -215,7 +219,7 @@ impl TablesBuilder {
             grants.extend(blocks.iter().map(|block| self.blocks[*block as usize]));
             grants.sort_unstable();
             grants.dedup();
-            let class = classes.number(&grants, &mut self.meter)?;
+            let class = classes.number(&grants, self.meter)?;
             if class != outer_class {
                 peers.push((*net, class));
             }

@@ -21,6 +21,8 @@ pub(super) struct PolicyEntry {
     pub(super) names_ports_of_peers: bool,
     /// The positions of its peers that are selectors; equal selectors once.
     selectors: Box<[At]>,
+    /// The cost of comparing all of them with a pod: the sum of [`Peer::weight`].
+    pub(super) weight: usize,
 }
 
 /// The position of a peer in a policy: the rule (egress rules follow the ingress rules), and the peer in
@@ -34,13 +36,16 @@ struct At {
 impl PolicyEntry {
     pub(super) fn new(policy: &Arc<Policy>, objects: &Objects, options: &Options) -> Self {
         let (places, conditions) = looked_up(policy, objects, options);
-        Self {
+        let mut entry = Self {
             policy: Arc::clone(policy),
             places,
             conditions,
             names_ports_of_peers: names_ports_of_peers(policy),
             selectors: selectors(policy),
-        }
+            weight: 0,
+        };
+        entry.weight = entry.selectors().flatten().map(Peer::weight).sum();
+        entry
     }
 
     /// Looks up again which networks its namespace may use. Returns whether they have changed.
@@ -61,7 +66,7 @@ impl PolicyEntry {
     }
 
     /// The different selectors among its peers.
-    pub(super) fn selectors(&self) -> impl ExactSizeIterator<Item = Option<&Peer>> {
+    pub(super) fn selectors(&self) -> impl Iterator<Item = Option<&Peer>> {
         self.selectors.iter().map(|at| {
             let Policy { ingress, egress, .. } = &*self.policy;
             let behind = at.rule.checked_sub(ingress.len());

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | a policy | the attachments that it selected or selects; those of policies that lose their rules, or get them back, because of it |
 //! | labels of a namespace | policies whose namespace selectors match differently, of namespaces with attachments here |
-//! | a definition, labels of a namespace | policies whose namespace gained or lost the use of a network |
+//! | the list of a definition, labels of a namespace | policies whose namespace gained or lost the use of a network |
 //! | a pod, or its attachments on this node | of such policies, those that selected or select the pod, or another claimant of one of its addresses, as a peer; the pod's attachments |
 //! | addresses of the node | NetworkPolicies, whose tables contain them |
 //! | settings | everything |
@@ -21,14 +21,14 @@ use super::changes::{Changes, different};
 use super::conditions::Conditions;
 use super::desired::{Condition, Desired, EndpointPolicy, Subject};
 use super::entry::PolicyEntry;
-use super::index::{Endpoint, Endpoints, selecting, selects};
+use super::index::{Endpoint, Endpoints, is_about, of_namespace, selects, selects_pod};
 use super::lookup::CompiledPolicy;
 use super::options::Options;
 use super::peers::{Known, Peers};
 use super::resolve::{ByIdentity, Found, Key, exceeded, ports_of_target, resolve};
 use super::shares::{OF_NODE, beyond};
 use super::touch::Open;
-use crate::objects::budget::Excess;
+use crate::objects::budget::{Excess, Meter, WORK_OF_NAMESPACE};
 use crate::objects::policy::{Direction, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
@@ -50,6 +50,13 @@ pub struct Compiler {
     conditions: Conditions,
     /// Addresses that pods have given up, until [`Compiler::take_departed`] is called.
     departed: BTreeSet<(Place, IpAddr)>,
+    /// The cost of the tables in use, by namespace, while attachments are compiled: see [`WORK_OF_NAMESPACE`].
+    spent: BTreeMap<String, usize>,
+    /// What the attachments of one update have in common: empty between updates.
+    common: Common,
+    /// How many policies were looked at again, for the networks that their namespaces may use.
+    #[cfg(test)]
+    pub(super) looked_again: usize,
 }
 
 /// An attachment and its policies.
@@ -71,11 +78,27 @@ struct Selected {
     _tables: [Option<Arc<CachedTables>>; 2],
 }
 
+/// Kept while attachments are compiled: pods may have many, and a namespace many policies.
+#[derive(Debug, Default)]
+struct Common {
+    /// The policies that select a pod, on whichever networks.
+    of_pods: BTreeMap<ObjectName, Vec<Arc<Policy>>>,
+    /// The results of the same policies and tables.
+    results: HashMap<Input, Arc<EndpointPolicy>>,
+}
+
+/// Policies and tables that one [`EndpointPolicy`] results from.
+type Input = (Vec<ByIdentity<Policy>>, [Option<ByIdentity<CachedTables>>; 2]);
+
 /// Tables, and the conditions found while they were made.
 #[derive(Debug)]
 struct CachedTables {
     tables: Arc<CompiledPolicy>,
     conditions: Vec<Condition>,
+    /// The cost of making them ([`Meter::spent`]).
+    spent: usize,
+    /// Their namespace had too little work left for them: they deny everything.
+    is_short: bool,
 }
 
 impl Compiler {
@@ -104,17 +127,48 @@ impl Compiler {
         if is_node_other {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
+        self.try_again(&changes, &mut touched);
         self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.retain_attachments(endpoints);
+        self.sum_up();
         drop(before);
         self.let_go(&changes);
         for (id, endpoint) in endpoints {
             let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
             self.take_attachment(endpoint, is_new, &changes, &touched);
         }
+        self.common = Common::default();
         // Tables that only the cache references are not used by any attachment.
         self.retain_tables(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
+    }
+
+    /// Adds the policies of tables for which their namespace had too little work left, if anything that takes some
+    /// of it changes. Their attachments are isolated until then.
+    fn try_again(&self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
+        let short = self.tables.iter().filter(|(_, cached)| cached.is_short);
+        let short: Vec<&PolicyName> =
+            short.flat_map(|(key, _)| &key.policies).map(|policy| &policy.0.name).collect();
+        if short.is_empty() {
+            return;
+        }
+        let of_policies = touched.iter().map(|name| &name.object.namespace);
+        let attached = self.attachments.values().map(|attached| &attached.endpoint.pod);
+        let of_pods = attached.filter(|pod| changes.pods.contains(*pod)).map(|pod| &pod.namespace);
+        let changed: BTreeSet<String> = of_policies.chain(of_pods).cloned().collect();
+        let again = short.into_iter().filter(|name| changed.contains(&name.object.namespace));
+        touched.extend(again.cloned());
+    }
+
+    /// Sums up the cost of the tables that are in use.
+    fn sum_up(&mut self) {
+        self.spent.clear();
+        let in_use = self.tables.iter().filter(|(_, cached)| Arc::strong_count(cached) > 1);
+        for (key, cached) in in_use {
+            if let Some(ByIdentity(policy)) = key.policies.first() {
+                *self.spent.entry(policy.namespace().to_owned()).or_default() += cached.spent;
+            }
+        }
     }
 
     fn retain_tables(&mut self, is_kept: impl Fn(&Key, &Arc<CachedTables>) -> bool) {
@@ -168,6 +222,12 @@ impl Compiler {
         std::mem::take(&mut self.departed)
     }
 
+    /// The cost of all tables.
+    #[cfg(test)]
+    pub(super) fn spent(&self) -> usize {
+        self.tables.values().map(|cached| cached.spent).sum()
+    }
+
     /// See [`Peers::compared`].
     #[cfg(test)]
     pub(super) fn compared(&self) -> usize {
@@ -216,10 +276,20 @@ impl Compiler {
     }
 
     fn look_at_networks(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
-        if !changes.definitions && changes.namespaces.is_empty() {
+        if changes.definitions.is_empty() && changes.namespaces.is_empty() {
             return;
         }
         for (name, entry) in &mut self.policies {
+            let is_concerned = changes.namespaces.contains(&name.object.namespace)
+                || !entry.policy.networks.is_disjoint(&changes.definitions);
+            // A touched one has just been looked up.
+            if !is_concerned || touched.contains(name) {
+                continue;
+            }
+            #[cfg(test)]
+            {
+                self.looked_again += 1;
+            }
             let before = std::mem::take(&mut entry.conditions);
             if entry.look_again(&self.objects, &self.options) {
                 touched.insert(name.clone());
@@ -284,7 +354,7 @@ impl Compiler {
                 };
                 let mut direction = |it| self.direction(it, &by, endpoint, &pod, &mut conditions);
                 let tables = [direction(Direction::Ingress), direction(Direction::Egress)];
-                let policy = Arc::new(self.endpoint_policy(&by, &tables));
+                let policy = self.endpoint_policy(&by, &tables);
                 Some(Selected { by, policy, _tables: tables })
             }
             None => {
@@ -311,13 +381,20 @@ impl Compiler {
         let options = &self.options;
         let attached = self.attachments.get_mut(&endpoint.id).filter(|_| !is_new);
         let Some(selected) = attached.and_then(|attached| attached.selected.as_mut()) else {
-            let all = selecting(&self.objects, options, pod, &endpoint.at);
-            return Reselected::By(all.map(|policy| in_force(&self.policies, policy)).collect());
+            let of_pod = || {
+                let all = of_namespace(&self.objects, &pod.name.namespace);
+                all.filter(|policy| selects_pod(policy, pod)).cloned().collect()
+            };
+            let all = self.common.of_pods.entry(pod.name.clone()).or_insert_with(of_pod);
+            let here = all.iter().filter(|policy| is_about(policy, options, &endpoint.at));
+            return Reselected::By(here.map(|policy| in_force(&self.policies, policy)).collect());
         };
         let is_touched = |by: &[Arc<Policy>]| by.iter().any(|policy| touched.contains(&policy.name));
         let mut is_concerned = is_touched(&selected.by);
+        if !changes.policies.is_empty() {
+            selected.by.retain(|policy| !changes.policies.contains(&policy.name));
+        }
         for name in changes.policies.iter().filter(|name| name.object.namespace == pod.name.namespace) {
-            selected.by.retain(|policy| policy.name != *name);
             let now = self.policies.get(name).map(|entry| &entry.policy);
             if let Some(policy) = now.filter(|it| selects(it, options, pod, &endpoint.at)) {
                 selected.by.push(Arc::clone(policy));
@@ -365,7 +442,12 @@ impl Compiler {
         }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
         let mut found = Found::default();
-        let resolved = resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found);
+        let spent = self.spent.entry(pod.name.namespace.clone()).or_default();
+        let mut meter = Meter::new(WORK_OF_NAMESPACE.saturating_sub(*spent));
+        let resolved =
+            resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found, &mut meter);
+        *spent = spent.saturating_add(meter.spent());
+        let is_short = matches!(resolved, Err(Excess::WorkOfNamespace));
         if !found.is_of_network {
             key.at = None;
         }
@@ -375,7 +457,8 @@ impl Compiler {
             CompiledPolicy::default()
         });
         let tables = self.interner.share(tables);
-        let cached = Arc::new(CachedTables { tables, conditions: found.conditions });
+        let (conditions, spent) = (found.conditions, meter.spent());
+        let cached = Arc::new(CachedTables { tables, conditions, spent, is_short });
         self.conditions.add(&cached.conditions);
         if let Some(before) = self.tables.insert(key, Arc::clone(&cached)) {
             self.conditions.remove(&before.conditions);
@@ -383,19 +466,27 @@ impl Compiler {
         Some(cached)
     }
 
+    /// The result of policies and tables: one value for all attachments of an update with the same.
     fn endpoint_policy(
-        &self,
+        &mut self,
         by: &[Arc<Policy>],
-        [ingress, egress]: &[Option<Arc<CachedTables>>; 2],
-    ) -> EndpointPolicy {
-        let tables = |cached: &Option<Arc<CachedTables>>| cached.as_ref().map(|it| Arc::clone(&it.tables));
-        EndpointPolicy {
-            ingress: tables(ingress),
-            egress: tables(egress),
+        cached: &[Option<Arc<CachedTables>>; 2],
+    ) -> Arc<EndpointPolicy> {
+        let input: Input =
+            (by.iter().cloned().map(ByIdentity).collect(), cached.clone().map(|it| it.map(ByIdentity)));
+        if let Some(known) = self.common.results.get(&input) {
+            return Arc::clone(known);
+        }
+        let [ingress, egress] = cached.each_ref().map(|it| it.as_ref().map(|it| Arc::clone(&it.tables)));
+        let result = Arc::new(EndpointPolicy {
+            ingress,
+            egress,
             policies: by.iter().map(|policy| policy.name.clone()).collect(),
             ingress_by: self.isolating(by, Direction::Ingress),
             egress_by: self.isolating(by, Direction::Egress),
-        }
+        });
+        self.common.results.insert(input, Arc::clone(&result));
+        result
     }
 
     fn isolating(&self, by: &[Arc<Policy>], direction: Direction) -> Vec<PolicyName> {

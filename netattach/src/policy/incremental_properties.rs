@@ -190,8 +190,8 @@ fn any_labels() -> impl Strategy<Value = Labels> {
 fn any_selector() -> impl Strategy<Value = Selector> {
     let values = || prop::collection::vec("[12]", 1..3);
     let requirement = prop_oneof![
-        ("[xy]", values()).prop_map(|(key, values)| Requirement::In { key, values }),
-        ("[xy]", values()).prop_map(|(key, values)| Requirement::NotIn { key, values }),
+        ("[xy]", values()).prop_map(|(key, values)| Requirement::In { key, values: values.into() }),
+        ("[xy]", values()).prop_map(|(key, values)| Requirement::NotIn { key, values: values.into() }),
         "[xy]".prop_map(|key| Requirement::Exists { key }),
         "[xy]".prop_map(|key| Requirement::DoesNotExist { key }),
     ];

@@ -9,11 +9,13 @@ use super::{Compiler, compile};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::objects::Place;
-use crate::objects::access::{Isolation, Restrictions};
-use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
+use crate::objects::access::{AllowedNamespaces, Isolation, Restrictions};
+use crate::objects::budget::{
+    ALLOWED_NAMESPACES, Excess, POLICIES, REQUIREMENTS, RULES_OF_NODE, WORK_OF_NAMESPACE,
+};
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Direction, Inference, POLICY_FOR_ANNOTATION, PolicyName};
-use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
+use crate::objects::{ContainerPort, Definition, ObjectName, Objects, Phase, Pod};
 use crate::policy::classes::NOTHING;
 use crate::policy::desired::{Condition, Desired, Subject};
 use crate::policy::evaluate::evaluate;
@@ -778,4 +780,100 @@ fn peers_that_are_pods_are_counted_too() {
     assert!(!allowed(&desired, "in 10.7.0.1 tcp/80"));
     let message = Excess::Work.to_string();
     assert!(desired.conditions.iter().any(|it| it.message.starts_with(&message)), "{:?}", desired.conditions);
+}
+
+/// The policies of one namespace take more together than it may: the last attachments are isolated, those of another
+/// namespace are not, and they are tried again when there is room.
+#[test]
+fn the_work_for_one_namespace_is_bounded() {
+    const PODS: usize = 1000;
+    const POLICIES: usize = 6;
+    let mut world = World::new();
+    let first = world.endpoints.len() + 1;
+    for number in 0..PODS {
+        let address = format!("10.7.{}.{}", number / 250, number % 250);
+        world.pod("shop", &format!("x{number}"), &[], &[("shop/net-a", &[address.as_str()])]);
+    }
+    // Each is charged for a comparison with every pod: 40,000,000 and a little more for a policy, so that four fit.
+    let labels: BTreeMap<String, &str> = (0..REQUIREMENTS).map(|it| (format!("no{it}"), "such")).collect();
+    let nobody = vec![json!({"namespaceSelector": {"matchLabels": labels}}); 40_000 / REQUIREMENTS];
+    let ingress = json!([{"from": nobody}, {"ports": [{"port": 7}]}]);
+    let policy = |number: usize| {
+        let selected = json!({"matchLabels": {"app": format!("x{number}")}});
+        json!({"podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress})
+    };
+    let mut world = world.with(&(0..POLICIES).map(policy).collect::<Vec<_>>());
+    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "shop/net-a".to_owned())]);
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"ports": [{"port": 7}]}]});
+    let other = policy::read("other/q".parse().unwrap(), &annotations, &spec).unwrap();
+    world.objects.policies.insert(other.name.object.clone(), Arc::new(other));
+    let mut compiler = Compiler::default();
+    let mut update = |world: &World| {
+        let endpoints: Endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
+        let desired = compiler.update(&Arc::new(world.objects.clone()), &endpoints, &Options::default());
+        let open = |id: &usize| allowed(&desired, &format!("{id} in 8.8.8.8 tcp/7"));
+        let open: Vec<usize> = (first..first + POLICIES).filter(open).map(|id| id - first).collect();
+        assert!(allowed(&desired, "5 in 8.8.8.8 tcp/7") && !allowed(&desired, "5 in 8.8.8.8 tcp/8"));
+        let message = Excess::WorkOfNamespace.to_string();
+        let short = desired.conditions.iter().filter(|it| it.message.starts_with(&message));
+        let short: Vec<String> = short.map(|it| it.object.to_string()).collect();
+        assert!(compiler.spent() < WORK_OF_NAMESPACE + 200 * PODS, "{}", compiler.spent());
+        (open, short)
+    };
+    let named = |number: usize| format!("multi-networkpolicy shop/p{number}");
+    assert_eq!(update(&world), (vec![0, 1, 2, 3], vec![named(4), named(5)]));
+    assert_eq!(update(&world), (vec![0, 1, 2, 3], vec![named(4), named(5)]), "nothing has changed");
+    // Without their policies, the first two are not isolated.
+    for gone in ["p0", "p1"] {
+        world.objects.policies.remove(&ObjectName::new("shop", gone));
+    }
+    assert_eq!(update(&world), (vec![0, 1, 2, 3, 4, 5], vec![]));
+}
+
+/// Each policy names ten definitions with long lists: another definition, or another configuration of one of them, is
+/// of no concern to it.
+#[test]
+fn a_list_of_namespaces_concerns_the_policies_that_name_its_network() {
+    const POLICIES: usize = 50;
+    let define = |world: &mut World, name: &str, config: &str, allows_shop: bool| {
+        let names = (1..ALLOWED_NAMESPACES).map(|number| format!("n{number}"));
+        let last = if allows_shop { "shop" } else { "nobody" };
+        let names: Vec<String> = names.chain([last.to_owned()]).collect();
+        let definition = Definition {
+            namespace: "infra".into(),
+            name: name.into(),
+            config: Some(config.into()),
+            annotations: BTreeMap::new(),
+            allowed: Some(AllowedNamespaces::read(&names.join(","))),
+        };
+        world.objects.definitions.insert(definition.reference(), Arc::new(definition));
+    };
+    let networks: Vec<String> = (0..10).map(|number| format!("lan{number}")).collect();
+    let ingress = json!([{"from": [{"podSelector": {}}]}]);
+    let of = |networks: &str| json!({"for": networks, "policyTypes": ["Ingress"], "ingress": ingress});
+    let all: Vec<String> = networks.iter().map(|network| format!("infra/{network}")).collect();
+    let mut policies = vec![of(&all.join(",")); POLICIES];
+    policies.push(of("infra/other"));
+    let mut world = World::new().with(&policies);
+    networks.iter().for_each(|network| define(&mut world, network, "{}", true));
+    define(&mut world, "other", "{}", false);
+    let mut compiler = Compiler::default();
+    let mut looked_again = |world: &World| {
+        let before = compiler.looked_again;
+        let endpoints: Endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
+        let desired = compiler.update(&Arc::new(world.objects.clone()), &endpoints, &Options::default());
+        assert_eq!(desired, world.compile(), "as after a restart");
+        let forbidden = desired.conditions.iter().filter(|it| it.message.contains("may not use network"));
+        (compiler.looked_again - before, forbidden.count())
+    };
+    assert_eq!(looked_again(&world), (0, 1), "each is looked up once when it is new");
+    define(&mut world, "lan0", "[]", true);
+    world.objects.namespaces.insert("elsewhere".to_owned(), labels(&[("team", "b")]));
+    assert_eq!(looked_again(&world), (0, 1));
+    define(&mut world, "other", "{}", true);
+    assert_eq!(looked_again(&world), (1, 0));
+    define(&mut world, "lan0", "[]", false);
+    assert_eq!(looked_again(&world), (POLICIES, POLICIES));
+    world.objects.namespaces.insert("shop".to_owned(), labels(&[("team", "c")]));
+    assert_eq!(looked_again(&world), (POLICIES + 1, POLICIES));
 }

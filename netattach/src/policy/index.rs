@@ -75,14 +75,22 @@ pub(crate) fn is_on_default(at: &BTreeSet<Place>, restrictions: &Restrictions) -
 /// Whether a policy selects an attachment of `pod`. Ignores whether the namespace may still use the
 /// network: an existing attachment stays isolated.
 pub(super) fn selects(policy: &Policy, options: &Options, pod: &Pod, at: &BTreeSet<Place>) -> bool {
-    let is_about = match policy.name.kind {
+    is_about(policy, options, at) && selects_pod(policy, pod)
+}
+
+/// Whether a policy is about one of the networks of an attachment.
+pub(super) fn is_about(policy: &Policy, options: &Options, at: &BTreeSet<Place>) -> bool {
+    match policy.name.kind {
         PolicyKind::Multi => at.iter().any(|place| {
             matches!(place, Place::Network(network) if policy.all_networks || policy.networks.contains(network))
         }),
         PolicyKind::Network => options.network_policy && is_on_default(at, &options.restrictions),
-    };
+    }
+}
+
+/// Whether a policy selects a pod, on the networks that it is about.
+pub(super) fn selects_pod(policy: &Policy, pod: &Pod) -> bool {
     !pod.host_network
-        && is_about
         && policy.namespace() == pod.name.namespace
         && policy.pods.matches(&pod.labels)
 }
@@ -94,16 +102,21 @@ pub(crate) fn selecting<'a>(
     pod: &Pod,
     at: &BTreeSet<Place>,
 ) -> impl Iterator<Item = &'a Arc<Policy>> {
+    of_namespace(objects, &pod.name.namespace).filter(move |policy| selects(policy, options, pod, at))
+}
+
+/// The policies of a namespace, of both kinds, sorted by name.
+pub(super) fn of_namespace<'a>(
+    objects: &'a Objects,
+    namespace: &str,
+) -> impl Iterator<Item = &'a Arc<Policy>> + use<'a> {
     let of_namespace = |policies: &'a BTreeMap<ObjectName, Arc<Policy>>, namespace: &str| {
         let first = ObjectName::new(namespace, "");
         let namespace = namespace.to_owned();
         let from_first = policies.range(first..).map(|(_, policy)| policy);
         from_first.take_while(move |policy| policy.namespace() == namespace)
     };
-    let namespace = &pod.name.namespace;
-    of_namespace(&objects.policies, namespace)
-        .chain(of_namespace(&objects.network_policies, namespace))
-        .filter(move |policy| selects(policy, options, pod, at))
+    of_namespace(&objects.policies, namespace).chain(of_namespace(&objects.network_policies, namespace))
 }
 
 /// Networks of one policy that are reported because its namespace may not use them. The others are counted.

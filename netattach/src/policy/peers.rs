@@ -9,7 +9,7 @@ use super::by_kind::ByKind;
 use super::claims::Claims;
 use super::desired::{Condition, Subject};
 use super::index::{Endpoint, published_addresses};
-use crate::objects::budget::FINDINGS;
+use crate::objects::budget::{FINDINGS, WORK};
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Peer, Policy, Severity};
 use crate::objects::remote::RemotePod;
@@ -417,7 +417,8 @@ impl Peers {
     }
 
     /// Finds the addresses that the pods selected by a peer claim on the policy's networks; none for a
-    /// block. Returns how many pods of other nodes, and different label sets of theirs, were examined.
+    /// block. Returns the comparisons with pods of other nodes and different label sets of theirs, and with addresses
+    /// of other pods; ends once they are more than [`WORK`].
     pub(super) fn claims_of(
         &self,
         policy: &Policy,
@@ -426,16 +427,21 @@ impl Peers {
         mut found: impl FnMut(&Place, IpAddr),
     ) -> usize {
         let Peer::Pods { pods: selector, .. } = peer else { return 0 };
+        let weight = selector.weight().max(1);
         let mut looked_at = 0;
         for namespace in self.in_scope(policy, peer) {
             for pod in namespace.pods.values() {
                 if pod.labels().is_some_and(|labels| selector.matches(labels)) {
+                    looked_at += pod.addresses.len();
                     let there = pod.addresses.iter().filter(|(place, _)| places.contains(place));
                     there.for_each(|(place, address)| found(place, *address));
                 }
             }
             for (first, alike) in namespace.remote.kinds() {
-                looked_at += 1;
+                if looked_at > WORK {
+                    return looked_at;
+                }
+                looked_at += weight;
                 if selector.matches(first.labels()) {
                     for pod in alike {
                         looked_at += 1;

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
-use crate::objects::budget::CLAIMANTS;
+use crate::objects::budget::{CLAIMANTS, REQUIREMENTS, VALUES};
 use crate::objects::interner::Interner;
 use crate::objects::labels::Labels;
+use crate::objects::labels::tests::COMPARED;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::remote::{ATTACHED_LABEL, BY_ANOTHER, RemotePod, Written};
 use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Place, Pod};
@@ -567,6 +568,27 @@ fn a_pod_of_another_node_takes_at_most_300_bytes_and_a_change_is_fast() {
         assert_eq!(is_allowed, number == 7, "{address}: {:?}", desired.conditions);
     }
     assert!(all <= 300, "{all} bytes");
+}
+
+/// The largest selector, which selects pods with labels of their own: the work counted is the work done.
+#[test]
+fn a_selector_is_compared_no_more_than_is_counted() {
+    const KINDS: usize = 2000;
+    let values: Vec<String> = (0..VALUES).map(|value| value.to_string()).collect();
+    let nobody = json!({"key": "role", "operator": "NotIn", "values": values});
+    let everybody = json!({"matchExpressions": vec![nobody; REQUIREMENTS]});
+    let mut node = Node::admitting(json!([{"namespaceSelector": {}, "podSelector": everybody}]));
+    for number in 0..KINDS {
+        let address = format!("10.1.{}.{}", number / 256, number % 256);
+        node.remote(&format!("p{number}"), &format!("u{number}"), &format!("r{number}"), &[address.as_str()]);
+    }
+    let endpoints = node.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
+    let before = COMPARED.get();
+    let desired = node.compiler.update(&Arc::new(node.objects.clone()), &endpoints, &Options::default());
+    let (compared, counted) = (COMPARED.get() - before, node.compiler.spent());
+    assert!(compared >= KINDS * REQUIREMENTS && compared <= counted, "{compared}, counted {counted}");
+    let tables = desired.endpoints[&1].ingress.clone().unwrap();
+    assert!(evaluate(&tables, "10.1.7.7".parse().unwrap(), 6, Some(80)).is_some());
 }
 
 /// A pod was replaced by another of its name, and its sandbox is still attached: its address does not belong to the

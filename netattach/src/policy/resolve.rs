@@ -71,7 +71,7 @@ impl<T> Hash for ByIdentity<T> {
 pub(super) type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
 /// Resolves selectors to addresses and port names to numbers, and computes the tables for an attachment on the networks
-/// `at`.
+/// `at`. Counts the cost, also of what is refused.
 ///
 /// # Errors
 /// The rules exceed the budget.
@@ -82,8 +82,9 @@ pub(super) fn resolve<'a>(
     peers: &KnownPeers,
     places_of: impl Fn(&Policy) -> &'a BTreeSet<Place>,
     found: &mut Found,
+    meter: &mut Meter,
 ) -> Result<CompiledPolicy, Excess> {
-    let mut builder = TablesBuilder::default();
+    let mut builder = TablesBuilder::new(meter);
     for ByIdentity(policy) in &key.policies {
         let name = Arc::new(policy.name.clone());
         let places = places_of(policy);
@@ -91,7 +92,7 @@ pub(super) fn resolve<'a>(
         let resolving = Resolving { policy, peers, places, scope };
         for (position, rule) in policy.rules(key.direction).iter().enumerate() {
             let origin = Origin::Policy { name: Arc::clone(&name), direction: key.direction, position };
-            let resolved = resolving.resolve(key, origin, rule, found, &mut builder.meter)?;
+            let resolved = resolving.resolve(key, origin, rule, found, builder.meter)?;
             builder.add(resolved)?;
         }
     }
@@ -146,16 +147,17 @@ impl Resolving<'_> {
     fn hosts(&self, peers: &[Peer], found: &mut Found, meter: &mut Meter) -> Result<Vec<IpAddr>, Excess> {
         let selectors = peers.iter().filter(|peer| matches!(peer, Peer::Pods { .. }));
         let is_selected = |pod: &_| peers.iter().any(|peer| self.peers.selects(self.policy, peer, pod));
+        let weight_of_all: usize = peers.iter().map(Peer::weight).sum();
         let mut hosts: Vec<IpAddr> = Vec::new();
         let mut refused = BTreeSet::new();
         for peer in selectors {
-            meter.work(1 + self.peers.len())?;
+            meter.work(self.peers.len().saturating_mul(peer.weight()).saturating_add(1))?;
             let mut compared = 0;
             let looked_at = self.peers.claims_of(self.policy, peer, self.places, |place, address| {
                 // More would exceed the budget anyway.
                 if compared <= WORK {
                     let answer = self.scope.is_allowed(place, address, is_selected);
-                    compared += self.scope.len().saturating_sub(1) + answer.looked_at * peers.len();
+                    compared += self.scope.len().saturating_sub(1) + answer.looked_at * weight_of_all;
                     found.is_of_network |= answer.is_of_network;
                     // The address belongs to another network and is not visible to this attachment.
                     let is_elsewhere = answer.is_of_network && answer.is_own && !self.scope.is_own(place);
@@ -203,13 +205,15 @@ impl Resolving<'_> {
         let parts: usize = resolved.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
         for (address, holders) in self.peers.claims().holders(self.places) {
             let holders = holders.as_slice();
-            meter.work(1 + parts + holders.len())?;
+            // Going over the ports of a pod costs a fraction of what a comparison of addresses does.
+            let ports: usize = holders.iter().map(|holder| holder.ports().len() / 8).sum();
+            meter.work(1 + parts + holders.len() + ports)?;
             if !resolved.matches(address) {
                 continue;
             }
             let numbers = if self.scope.len() > 1 {
                 let answer = self.scope.of(address, numbers_of, |one, other| &one & &other);
-                meter.work(self.scope.len() + answer.looked_at)?;
+                meter.work(self.scope.len() + answer.looked_at + ports)?;
                 found.is_of_network |= answer.is_of_network;
                 answer.value
             } else {
@@ -252,19 +256,34 @@ pub(super) fn ports_of_target(
     pod: &Pod,
     conditions: &mut Vec<Condition>,
 ) -> NamedPorts {
+    // Policies can name as many ports as a pod can declare: each is looked up, not searched for.
+    let mut declared: BTreeMap<(PortProtocol, &str), BTreeSet<u16>> = BTreeMap::new();
+    for port in &pod.ports {
+        if let Some(name) = &port.name {
+            declared.entry((port.protocol, name.as_str())).or_default().insert(port.port);
+        }
+    }
     let mut numbers = NamedPorts::new();
     for policy in isolating {
         for (protocol, name) in policy.ingress.iter().flat_map(|rule| named_terms(&rule.ports)) {
-            let found = declared_ports(&pod.ports, protocol, name);
-            if found.is_empty() {
-                let why = format!("is not declared by pod {}", pod.name);
-                note(conditions, unresolved(policy, name, &why));
-            } else {
-                numbers.insert((protocol, name.to_owned()), found);
+            match declared.get(&(protocol, name)) {
+                Some(found) => {
+                    let key = (protocol, name.to_owned());
+                    numbers.entry(key).or_insert_with(|| found.clone());
+                }
+                None => note_unresolved(policy, name, pod, conditions),
             }
         }
     }
     numbers
+}
+
+/// Adds the condition of a port name that the pod does not declare, up to a bound: the others cost nothing.
+fn note_unresolved(policy: &Policy, name: &str, pod: &Pod, conditions: &mut Vec<Condition>) {
+    if conditions.len() < FINDINGS {
+        let why = format!("is not declared by pod {}", pod.name);
+        conditions.push(unresolved(policy, name, &why));
+    }
 }
 
 fn unresolved(policy: &Policy, name: &str, why: &str) -> Condition {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::COMPARED;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::objects::budget::{REQUIREMENTS, VALUES};
 use crate::objects::labels::Labels;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Objects, Phase, Place, Pod};
@@ -116,6 +117,19 @@ fn a_pod_is_compared_once_with_each_selector_of_namespaces_that_have_attachments
     let more = vec!["10.0.0.2".parse().unwrap()];
     node.endpoints.push(Endpoint { id: 2, pod: name, addresses: more, ..node.endpoints[0].clone() });
     assert_eq!(node.compared(), 90 + 1000, "the new pod itself");
+}
+
+#[test]
+fn a_selector_counts_with_its_weight() {
+    const WEIGHT: usize = REQUIREMENTS * (1 + VALUES.ilog2() as usize);
+    let values: Vec<String> = (0..VALUES).map(|value| value.to_string()).collect();
+    let one = json!({"key": "role", "operator": "In", "values": values});
+    let whole = json!({"podSelector": {"matchExpressions": vec![one; REQUIREMENTS]}, "namespaceSelector": {}});
+    let mut node = Node::new();
+    node.policy("shop", &[whole]);
+    assert_eq!(node.compared(), 0);
+    (0..COMPARED / WEIGHT + 50).for_each(|number| node.pod(number, "none"));
+    assert_eq!(node.compared(), COMPARED / WEIGHT);
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::bounded;
 use crate::file_version::FileVersion;
-use crate::npwg::{Definition, NetworkRef};
-use crate::objects::{Identity, Shared};
+use crate::npwg::NetworkRef;
+use crate::objects::{Definition, Identity, Shared};
 
 /// Shortest time between two reads.
 pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
@@ -92,7 +92,7 @@ mod tests {
         let definition = |name: &&str| {
             let (namespace, name, annotations) = ("shop".to_owned(), (*name).to_owned(), BTreeMap::new());
             let reference = NetworkRef::new("shop", &name);
-            (reference, Arc::new(Definition { namespace, name, config: None, annotations }))
+            (reference, Arc::new(Definition { namespace, name, config: None, annotations, allowed: None }))
         };
         names.iter().map(definition).collect()
     }

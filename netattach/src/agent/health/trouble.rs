@@ -22,10 +22,10 @@ use crate::builtin::{ThisNode, pod_cidr};
 use crate::cni::NetworkList;
 use crate::enforce::enforcer::Enforcer;
 use crate::error_chain::{Chain, clipped};
-use crate::npwg::{Definition, NetworkRef};
+use crate::npwg::NetworkRef;
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
-use crate::objects::{Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
+use crate::objects::{Definition, Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
 use crate::plan::pools;
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::rounds;
@@ -398,7 +398,6 @@ fn bounded(rows: Vec<Condition>) -> Vec<Condition> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::npwg::Definition;
     use crate::objects::Pod;
     use crate::objects::policy::POLICY_FOR_ANNOTATION;
     use crate::source::read::policy::read;
@@ -415,6 +414,7 @@ mod tests {
                 name: name.into(),
                 config: Some(config.into()),
                 annotations: Default::default(),
+                allowed: None,
             });
             let reference = NetworkRef::new("shop", name);
             checked.insert(reference.clone(), (Arc::downgrade(&definition), None));
@@ -434,6 +434,7 @@ mod tests {
             name: "lan".into(),
             config: None,
             annotations: Default::default(),
+            allowed: None,
         };
         objects.definitions.insert(reference, Arc::new(definition));
         let annotations = [(POLICY_FOR_ANNOTATION.to_owned(), "lan, lam, kube-system/default".to_owned())];
@@ -526,6 +527,7 @@ mod tests {
                 name: "default".into(),
                 config: Some(config.to_string().into()),
                 annotations: Default::default(),
+                allowed: None,
             };
             let definitions = [(default.clone(), Arc::new(definition))].into_iter().collect();
             let objects = Objects { definitions, has_other_nodes, ..Objects::default() };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use super::Network;
-use crate::npwg::Definition;
+use crate::objects::Definition;
 use crate::sync::{Mutex, locked};
 
 /// Most networks that are kept. A node's pods have a handful in common.
@@ -55,6 +55,7 @@ mod tests {
             namespace: "shop".into(),
             name: name.into(),
             annotations: BTreeMap::new(),
+            allowed: None,
             config: Some(config.into()),
         })
     }

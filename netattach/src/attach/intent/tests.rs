@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use tokio::sync::watch;
 
 use super::*;
-use crate::npwg::Definition;
+use crate::objects::Definition;
 use crate::source::PodFuture;
 use crate::source::read::manifest::Object;
 use crate::source::read::{Kind, api_object};
@@ -129,6 +129,7 @@ impl Lagging {
             name: name.into(),
             config: config.map(Into::into),
             annotations: BTreeMap::new(),
+            allowed: None,
         };
         Arc::make_mut(&mut self.objects.lock().unwrap()).definitions.insert(network, definition.into());
         self.changes.send_modify(|number| *number += 1);

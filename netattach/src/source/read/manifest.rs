@@ -16,10 +16,10 @@ use super::policies::{
 };
 use super::{Kind, policy};
 use crate::budget::{self, Exceeded};
-use crate::npwg::Definition;
+use crate::objects::access::{ALLOWED_NAMESPACES_ANNOTATION, AllowedNamespaces};
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Policy, PolicyKind};
-use crate::objects::{Node, ObjectName, Pod};
+use crate::objects::{Definition, Node, ObjectName, Pod};
 
 /// Group of NetworkAttachmentDefinition and MultiNetworkPolicy.
 pub(in crate::source) const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
@@ -135,7 +135,10 @@ impl Object {
         match self {
             Self::Pod(pod) => pod.labels.len() + pod.annotations.len() + pod.ports.len(),
             Self::Namespace { labels, .. } => labels.len(),
-            Self::Definition(definition) => definition.annotations.len(),
+            Self::Definition(definition) => {
+                definition.annotations.len()
+                    + definition.allowed.as_ref().map_or(0, AllowedNamespaces::len)
+            }
             Self::Policy(_) | Self::Node(_) => 0,
         }
     }
@@ -388,13 +391,15 @@ pub(in crate::source) fn definition<'de>(document: impl Document<'de>) -> Result
     let config = spec.and_then(|spec| spec.config);
     let config =
         config.map(|config| config.within(&budget::DEFINITION_CONFIG)).transpose().map_err(excess)?;
-    let annotations = metadata.take_annotations().map_err(excess)?;
+    let mut annotations = metadata.take_annotations().map_err(excess)?;
+    let allowed = annotations.remove(ALLOWED_NAMESPACES_ANNOTATION);
     let ObjectName { namespace, name } = name;
     Ok(Object::Definition(Definition {
         namespace,
         name,
         config: config.filter(|config| !config.trim().is_empty()).map(Arc::from),
         annotations,
+        allowed: allowed.as_deref().map(AllowedNamespaces::read),
     }))
 }
 
@@ -451,6 +456,7 @@ items:
                 name: name.to_owned(),
                 config: config.map(Arc::from),
                 annotations: BTreeMap::new(),
+                allowed: None,
             }))
         };
         assert_eq!(

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::NetworkRef;
+use super::access::AllowedNamespaces;
+use crate::npwg::NetworkRef;
 
 /// One NetworkAttachmentDefinition (section 3).
 ///
@@ -17,8 +18,10 @@ pub struct Definition {
     pub name: String,
     /// `spec.config`; `None` if absent or empty: the configuration of that name on disk is used (section 3.4.1).
     pub config: Option<Arc<str>>,
-    /// Annotations of the object.
+    /// Annotations of the object, without that of `allowed`.
     pub annotations: BTreeMap<String, String>,
+    /// The namespaces that may use it, read once from its annotation; `None`: every one.
+    pub allowed: Option<AllowedNamespaces>,
 }
 
 impl Definition {
