@@ -113,10 +113,10 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
-    /// The directory cannot be read.
+    /// The directory, or a reservation in it, cannot be read now.
     #[error("read {path}")]
     Read {
-        /// The directory.
+        /// The directory or the reservation.
         path: PathBuf,
         /// The reason.
         source: io::Error,
