@@ -60,7 +60,8 @@ pub enum Inverse<'a> {
         /// table meanwhile.
         after_link: bool,
     },
-    /// Removes the link and routes from the node to the pod on its parent; `None`: nothing was chosen yet.
+    /// Removes the link and routes from the node to the pod on its parent; `None`: nothing was chosen yet, or it is not
+    /// recorded.
     ForgetHostAccess(Option<HostAccess>),
     /// Removes the attachment from libcni's cache.
     Forget,

@@ -368,7 +368,10 @@ impl Begun<'_> {
                 let resource = waits::of_lease(self.attachment, config);
                 waits::at_any(resource.as_ref(), || node.leases.release(config, lessee))?;
             }
-            Inverse::Untranslate => translation::detach(node, &plan.sandbox, self.attachment)?,
+            Inverse::Untranslate => {
+                let of = (&plan.sandbox, self.attachment);
+                translation::detach(node, of, self.step, outputs.of(self.at.0))?;
+            }
             Inverse::Dismiss => admit::detach(node, &plan.sandbox, self.attachment)?,
             Inverse::UnrestrictSender => restrict_sender::detach(&plan.sandbox, self.attachment)?,
             Inverse::Unprotect { id } => {
@@ -393,7 +396,10 @@ impl Begun<'_> {
             }
             Inverse::LeaveVrf { .. } => self.leave_vrf(netns)?,
             Inverse::ForgetHostAccess(Some(chosen)) => host_access::forget(node, chosen)?,
-            Inverse::ForgetHostAccess(None) => {}
+            Inverse::ForgetHostAccess(None) => {
+                let of = (&plan.sandbox, self.attachment);
+                host_access::forget_unrecorded(node, of, outputs.of(self.at.0))?;
+            }
             Inverse::ForgetTables(rules) => {
                 if let (Some(netns), false) = (netns, rules.is_empty()) {
                     Handle::open_in(netns)?.ensure_source_rules_absent(rules)?;

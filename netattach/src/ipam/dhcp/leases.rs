@@ -254,6 +254,11 @@ impl Leases {
         }
     }
 
+    /// Returns the address of the owner's lease, in force or lost.
+    pub(in super::super) fn address(&self, owner: &Owner) -> Option<Ipv4Addr> {
+        locked(&self.shared.state).held.get(owner).map(|held| held.record.address)
+    }
+
     /// Returns an address that a container has leased for any interface except those in `keep`.
     pub(in super::super) fn held_by(&self, container: &str, keep: &[String]) -> Option<Ipv4Addr> {
         let state = locked(&self.shared.state);
