@@ -95,8 +95,8 @@ pub enum Stage {
     Links,
     /// Devices that pods held, which may have carried links.
     Devices,
-    /// After the links that used them are gone; but routes and rules for an address that another plugin frees
-    /// together with its interface are removed before that plugin runs (`attach::undo`).
+    /// After the links that used them are gone; but routes and rules for an address that is freed while the interface
+    /// exists, by another plugin or by giving a lease back to its server, are removed before (`attach::undo`).
     Holdings,
     /// Last: programs that look for leftovers in the cache find them until everything else is gone.
     Cache,
