@@ -573,8 +573,8 @@ mod tests {
         assert!(patience("DEL", None) + CONNECT_PATIENCE.as_millis() < 55_000);
         let others = ["ADD", "CHECK", "GC", "STATUS"].map(|verb| patience(verb, None));
         assert_eq!(others, [240_000, 240_000, 240_000, 5000]);
-        assert_eq!(["ADD", "DEL", "STATUS"].map(|verb| patience(verb, Some("0.2"))), [200; 3]);
-        assert_eq!(["ADD", "DEL", "STATUS"].map(|verb| patience(verb, Some("300"))), [300_000, 300_000, 5000]);
+        let set = |seconds: &str| ["ADD", "DEL", "STATUS"].map(|verb| patience(verb, Some(seconds)));
+        assert_eq!([set("0.2"), set("300")], [[200; 3], [300_000, 300_000, 5000]]);
     }
 
     #[test]

@@ -202,8 +202,8 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
         let (pools, first) = (elsewhere.len(), first.display());
         tracing::warn!(
             pools, %first,
-            "pools are on another file system than the journal: a loss of power may leave addresses taken; put \
-             ipam.dataDir and stateDir on one"
+            "pools are on another file system than the journal: a loss of power may leave addresses taken; \
+             put ipam.dataDir and stateDir on one"
         );
     }
     Ok(recovery)
