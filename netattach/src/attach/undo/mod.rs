@@ -38,9 +38,8 @@ const WITHDRAW: &str = "take back what leads to an address that is lost";
 ///
 /// Other plugins run first, in reverse order, while their interfaces exist, and leases are given back to servers
 /// through the interfaces; before that, routes and rules of the node for the addresses that are free then are removed.
-/// Then all links of the sandbox are deleted at once, because
-/// each separate deletion would cost a grace period. Addresses are released only after the links that had them are
-/// gone.
+/// Then all links of the sandbox are deleted at once, because each separate deletion would cost a grace period. Other
+/// addresses are released only after the links that had them are gone.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
