@@ -39,15 +39,21 @@ pub const MAX_AGENT_WAIT: u64 = 60;
 /// The configuration's key for the wait of [`DEFAULT_AGENT_WAIT`].
 pub const WAIT_KEY: &str = "agentWaitSeconds";
 
-/// Timeout of an answer: as long as the kubelet gives a container runtime to set up a sandbox. The
-/// environment variable [`TIMEOUT_VARIABLE`] overrides it.
+/// Timeout of an answer: as long as the kubelet gives a container runtime to set up a sandbox, which is twice
+/// its `runtimeRequestTimeout`. The environment variable [`TIMEOUT_VARIABLE`] overrides it.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(240);
+
+/// Timeout of the answer to a DEL. To stop a sandbox, the kubelet gives a runtime its `runtimeRequestTimeout`
+/// (2 minutes), CRI-O gives a DEL 1 minute of it (`networkStop`), and containerd 2 gives 1 minute to the DEL
+/// of a sandbox that could not be started (`deferCleanupTimeout`). Then the executable is killed, so the DEL
+/// of an agent that hangs has to be recorded before. [`TIMEOUT_VARIABLE`] overrides it.
+pub const DEL_PATIENCE: Duration = Duration::from_secs(50);
 
 /// Timeout of STATUS, which runtimes call every few seconds and wait for. A healthy agent answers from
 /// memory as soon as it is scheduled; an agent that is starting, hanging or absent counts as not available.
 pub const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Overrides [`ANSWER_PATIENCE`]: seconds, decimals allowed.
+/// Overrides [`ANSWER_PATIENCE`] and [`DEL_PATIENCE`]: seconds, decimals allowed.
 pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
 
 /// The variable with the trace of the caller (W3C Trace Context, `traceparent`); passed to the agent.
@@ -154,18 +160,19 @@ pub fn panic_text(panic: &std::panic::PanicHookInfo<'_>) -> String {
 /// The values taken from the environment.
 struct Environment {
     cni: BTreeMap<String, String>,
-    answer_patience: Duration,
+    /// Of [`TIMEOUT_VARIABLE`].
+    timeout: Option<Duration>,
 }
 
 impl Environment {
     fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, ShimError> {
-        let mut environment = Self { cni: BTreeMap::new(), answer_patience: ANSWER_PATIENCE };
+        let mut environment = Self { cni: BTreeMap::new(), timeout: None };
         for (name, value) in variables {
             let Ok(name) = name.into_string() else { continue };
             if name == TIMEOUT_VARIABLE {
                 let value = value.to_string_lossy();
                 let seconds = value.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-                environment.answer_patience = seconds.ok_or_else(|| ShimError::Timeout(value.into()))?;
+                environment.timeout = Some(seconds.ok_or_else(|| ShimError::Timeout(value.into()))?);
             } else if name == TRACE_VARIABLE {
                 // An invalid trace context is useless to the agent, but no reason to fail the call.
                 if let Ok(value) = value.into_string() {
@@ -180,6 +187,15 @@ impl Environment {
 
     fn verb(&self) -> &str {
         self.cni.get("CNI_COMMAND").map_or("", String::as_str)
+    }
+
+    /// How long an answer is waited for.
+    fn answer_patience(&self) -> Duration {
+        match self.verb() {
+            "STATUS" => self.timeout.map_or(STATUS_PATIENCE, |timeout| timeout.min(STATUS_PATIENCE)),
+            "DEL" => self.timeout.unwrap_or(DEL_PATIENCE),
+            _ => self.timeout.unwrap_or(ANSWER_PATIENCE),
+        }
     }
 }
 
@@ -233,11 +249,8 @@ fn hand_over(
     stderr: &mut impl Write,
 ) -> Result<CniReply, ShimError> {
     let verb = environment.verb().to_owned();
-    let deadline = Instant::now() + environment.answer_patience;
-    let answer = match verb.as_str() {
-        "STATUS" => STATUS_PATIENCE.min(environment.answer_patience),
-        _ => environment.answer_patience,
-    };
+    let answer = environment.answer_patience();
+    let deadline = Instant::now() + answer;
     let patience = Patience { connect: config.connect_patience(&verb), answer };
     let call = CniCall { env: environment.cni, stdin };
     let request = Request::Cni(&call);
@@ -546,6 +559,22 @@ mod tests {
             assert_eq!(waits(config(",\"agentWaitSeconds\":0"))[0], 700);
             std::fs::remove_file(dir.path().join(trace)).unwrap();
         }
+    }
+
+    #[test]
+    fn a_del_is_recorded_before_any_runtime_kills_the_executable() {
+        let patience = |verb: &str, timeout: Option<&str>| {
+            let timeout = timeout.map(|seconds| (TIMEOUT_VARIABLE, seconds));
+            let variables = [("CNI_COMMAND", verb)].into_iter().chain(timeout);
+            let environment = Environment::read(variables.map(|(name, value)| (name.into(), value.into())));
+            environment.unwrap().answer_patience().as_millis()
+        };
+        // Of CRI-O's minute the rest is for connecting and for the disk.
+        assert!(patience("DEL", None) + CONNECT_PATIENCE.as_millis() < 55_000);
+        let others = ["ADD", "CHECK", "GC", "STATUS"].map(|verb| patience(verb, None));
+        assert_eq!(others, [240_000, 240_000, 240_000, 5000]);
+        let set = |seconds: &str| ["ADD", "DEL", "STATUS"].map(|verb| patience(verb, Some(seconds)));
+        assert_eq!([set("0.2"), set("300")], [[200; 3], [300_000, 300_000, 5000]]);
     }
 
     #[test]

@@ -138,18 +138,27 @@ fn is_nothing_at(path: &Path) -> bool {
     path.metadata().is_err_and(|error| bounded::is_absent(&error))
 }
 
-/// Whether that namespace is at `path`, or at the path that it is [`reachable`] by. Costs one `stat` call.
+/// When the kernel made the file of a namespace, in seconds and nanoseconds. While a path leads to one namespace, this
+/// does not change; another one that has the inode number later has another time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Since(i64, i64);
+
+/// Returns since when a namespace with this id is at `path`, or at the path that it is [`reachable`] by; `None`: it is
+/// not. Costs one `stat` call.
 ///
 /// # Errors
 /// The path cannot be examined, so nothing is known.
-pub fn is_at(path: &Path, id: NetnsId) -> io::Result<bool> {
+pub fn found_at(path: &Path, id: NetnsId) -> io::Result<Option<Since>> {
     let found = match path.metadata() {
         Err(error) if bounded::is_absent(&error) => twin(path).map_or(Err(error), |twin| twin.metadata()),
         found => found,
     };
     match found {
-        Ok(found) => Ok(NetnsId { device: found.dev(), inode: found.ino() } == id),
-        Err(error) if bounded::is_absent(&error) => Ok(false),
+        Ok(found) => {
+            let is_it = NetnsId { device: found.dev(), inode: found.ino() } == id;
+            Ok(is_it.then_some(Since(found.ctime(), found.ctime_nsec())))
+        }
+        Err(error) if bounded::is_absent(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -495,10 +504,10 @@ mod tests {
         let own = Netns::current().unwrap().id();
         let other = Netns::private().unwrap().id();
         let path = Path::new("/proc/self/ns/net");
-        assert_eq!([own, other].map(|id| is_at(path, id).unwrap()), [true, false]);
-        assert!(!is_at(Path::new("/run/netns/netattach-test-nowhere"), own).unwrap());
+        assert_eq!([own, other].map(|id| found_at(path, id).unwrap().is_some()), [true, false]);
+        assert!(found_at(Path::new("/run/netns/netattach-test-nowhere"), own).unwrap().is_none());
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(!is_at(file.path(), own).unwrap(), "what an unmounted bind leaves");
+        assert!(found_at(file.path(), own).unwrap().is_none(), "what an unmounted bind leaves");
         let inhabited = Inhabited::look().unwrap();
         let found = inhabited.paths.get(&own).map(|path| Netns::open(path).unwrap().id());
         assert_eq!(found, Some(own));

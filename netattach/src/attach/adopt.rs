@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -295,6 +297,15 @@ impl Engine {
         Ok(None)
     }
 
+    /// Returns those noted pools whose directories are on another file system than the records: for them, no journal
+    /// keeps the order in which a record and its leases are created, and a loss of power may take the record alone.
+    pub fn pools_elsewhere(&self) -> Vec<PathBuf> {
+        let device = |path: &Path| std::fs::metadata(path).ok().map(|it| it.dev());
+        let Some(own) = device(self.journal.directory()) else { return Vec::new() };
+        let is_elsewhere = |path: &PathBuf| device(path).is_some_and(|its| its != own);
+        self.journal.pools().iter().map(Pool::path).filter(is_elsewhere).collect()
+    }
+
     /// Forgets unneeded pools, if there are many more than after the last check.
     pub fn forget_unused_pools(&self) {
         if !self.journal.has_many_pools() {
@@ -344,4 +355,26 @@ fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
 fn may_have_addresses(record: &Record, recorded: &BTreeSet<u32>) -> bool {
     let is_there = |id: u32| record.state != RecordState::Removing || recorded.contains(&id);
     begun_ids(record).any(is_there)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::rig;
+    use crate::journal::Store;
+
+    #[test]
+    fn pools_on_another_file_system_than_the_records_are_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let journal = Store::open(directory.join("journal")).unwrap();
+        let engine = rig::engine(directory, journal, &crate::sync::Arc::default());
+        std::fs::create_dir_all(directory.join("pools/net")).unwrap();
+        for (data_dir, network) in [(directory.join("pools"), "net"), (directory.join("pools"), "gone")] {
+            engine.journal.note_pool(Pool::directory(data_dir, network)).unwrap();
+        }
+        assert_eq!(engine.pools_elsewhere(), Vec::<PathBuf>::new());
+        engine.journal.note_pool(Pool::directory("/proc", "sys")).unwrap();
+        assert_eq!(engine.pools_elsewhere(), [PathBuf::from("/proc/sys")]);
+    }
 }

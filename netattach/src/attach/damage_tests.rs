@@ -15,8 +15,12 @@ use crate::error_chain::Chain;
 use crate::ipam::{self, Owner, Pool, dhcp};
 use crate::journal::full_disk::Disk;
 use crate::journal::{JournalKey, Loaded, RecordState, Store};
+use crate::nat::wish::Wish;
+use crate::nat::{Holder, Key};
+use crate::netlink::nat::{self, Element, Set};
+use crate::netns::{Netns, within};
 use crate::plan::resolve::Numbers;
-use crate::step::{Delegate, Output, Role, Step, StepRef};
+use crate::step::{Delegate, Output, Role, Step, StepRef, Translate};
 use crate::sync::Arc;
 
 const PODS: [&str; 3] = ["a", "b", "c"];
@@ -268,6 +272,52 @@ fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
     assert_eq!(cut.state, RecordState::Attached);
     engine.del(&rig::request("DEL", "b")).unwrap();
     assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned(), "c".to_owned()], [1, 3].into()));
+}
+
+/// Otherwise the next pod with the address receives what is sent to the port, and is masqueraded. Needs root, like the
+/// agent.
+#[test]
+fn a_del_of_a_record_that_was_not_adopted_closes_its_ports_before_its_address_is_free() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = Arc::new(Maps::default());
+    let leading = || {
+        let is_leading = |it: &&Element| matches!(it.set, Set::Ports4 | Set::Mapped4 | Set::Masquerade4);
+        nat::all_elements().unwrap().iter().filter(is_leading).count()
+    };
+    within(&Netns::private().unwrap(), || {
+        let engine = start(directory, &maps);
+        rig::recover(&engine);
+        engine.journal.note_pool(Pool::directory(directory.join("pools"), "net")).unwrap();
+        let asked = json!({
+            "device": "", "bridged": true, "masquerade": [],
+            "ports": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}],
+        });
+        let translate: Translate = serde_json::from_value(asked).unwrap();
+        let mut plan = rig::plan(directory, "a", 1);
+        plan.attachments[0].steps.push(Step::Translate(translate.clone()));
+        let path = record(directory, "a");
+        let mut record = engine.journal.create(rig::key("a"), plan.clone()).unwrap();
+        let Output::Lease { addresses, .. } = rig::lease(&engine, &plan) else { panic!("it is a lease") };
+        let key = Key { container: "a".to_owned(), ifname: "eth0".to_owned() };
+        let wish = Wish::new(&translate, &addresses).unwrap();
+        let of = Holder { key, who: "a".to_owned() };
+        engine.node.nat.as_ref().unwrap().attach(&of, wish).unwrap();
+        maps.enter(1);
+        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+        drop((record, engine));
+        assert_eq!((leading(), whose(directory)), (3, vec!["a".to_owned()]));
+        // It says that the sandbox is attached, but neither its steps nor its addresses.
+        let content = fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = content.split_inclusive('\n').collect();
+        fs::write(&path, lines[..2].concat()).unwrap();
+        let engine = start(directory, &maps);
+        rig::recover(&engine);
+        assert_eq!((leading(), whose(directory)), (3, vec!["a".to_owned()]), "it may be alive");
+        engine.del(&rig::request("DEL", "a")).unwrap();
+        assert_eq!((leading(), whose(directory)), (0, Vec::<String>::new()));
+    })
+    .unwrap();
 }
 
 /// Each repeated DEL would otherwise fail before it has released anything of the others.

@@ -9,6 +9,7 @@ use super::addresses::occupied::AddressError;
 use super::apply::{LinkError, apply};
 use super::check::{check, differences_in_pod};
 use super::device::DeviceError;
+use super::reconcile::departed::Recognised;
 use super::reconcile::enforcement;
 use super::registry::{Attached, Reservation};
 use super::undo::{release_addresses, undo, undo_but_addresses};
@@ -41,6 +42,7 @@ pub struct Engine {
     pub(super) inheritance: Inheritance,
     pub(super) repeated: RepeatedAdd,
     pub(super) own: NetnsId,
+    pub(super) recognised: Recognised,
 }
 
 /// The message for a pod that can send past programs, or may, through a device that it has created: the kind, because
@@ -62,7 +64,8 @@ impl Engine {
         repeated: RepeatedAdd,
     ) -> Result<Self, NetnsError> {
         let own = Netns::current()?.id();
-        Ok(Self { node, journal, registry: Registry::new(limit), options, inheritance, repeated, own })
+        let (registry, recognised) = (Registry::new(limit), Recognised::default());
+        Ok(Self { node, journal, registry, options, inheritance, repeated, own, recognised })
     }
 
     /// Returns the attached sandboxes.

@@ -103,6 +103,19 @@ impl Leases {
         }
     }
 
+    /// Returns the addresses that an owner has by its configuration or from a server, for a record that may have lost
+    /// them. Those of a pool are found in the pool: [`Leases::holders`].
+    pub fn given(&self, config: &Config, owner: &Owner) -> Vec<IpAddr> {
+        match config {
+            Config::HostLocal(_) => Vec::new(),
+            Config::Static(config) => config.lease().addresses.iter().map(|it| it.address.addr()).collect(),
+            Config::Dhcp(_) => {
+                let address = self.dhcp.as_ref().and_then(|dhcp| dhcp.address(owner));
+                address.map(IpAddr::from).into_iter().collect()
+            }
+        }
+    }
+
     /// Returns an address from a DHCP server that a container holds for any interface except those in `keep`.
     pub fn held_by_server(&self, container_id: &str, keep: &[String]) -> Option<IpAddr> {
         self.dhcp.as_ref()?.held_by(container_id, keep).map(IpAddr::from)

@@ -31,8 +31,9 @@
 //! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`] starts
 //! a sync while links are being created; [`Record::wait_durable`] waits for it, or syncs itself if no thread could be
 //! started). A plan whose only lasting effects are leases is not synced: its file exists before its leases do, which
-//! a journalling filesystem keeps in that order, and even an empty file still identifies their owner. Each pool that
-//! may contain such leases is noted once ([`Store::note_pool`]), so a slow sync does not delay pods.
+//! a journalling filesystem keeps in that order if both are on it, and even an empty file still identifies their
+//! owner. Each pool that may contain such leases is noted once ([`Store::note_pool`]), so a slow sync does not delay
+//! pods.
 //!
 //! `pools` stores the noted pools. Finding a noted pool does not wait for an operation that notes another one.
 //!

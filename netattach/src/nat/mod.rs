@@ -42,7 +42,7 @@ use exceptions::{Changes, Exceptions};
 use forgetting::{Forgetting, Stale, Which};
 use ports::Ports;
 use table::{Repaired, Table};
-use wish::{HostPort, Wish};
+use wish::{HostPort, Left, Wish};
 
 pub use error::{NatError, Taken};
 pub use ports::{Reserved, ReservedFor};
@@ -188,6 +188,30 @@ impl Nat {
         Ok(())
     }
 
+    /// Whether the table may have elements of an attachment that [`Nat::detach`] does not know: its record was not
+    /// adopted, and no table was begun since without such elements. Then [`Nat::sweep`] comes before.
+    pub fn may_have_left(&self, key: &Key) -> bool {
+        let state = self.lock();
+        state.wishes.get(key).is_none_or(Wish::is_guard) && state.table.may_have_strangers()
+    }
+
+    /// Removes what the table has of an attachment that was not taken over, except what others want. Idempotent.
+    ///
+    /// # Errors
+    /// The kernel refuses. In that case nothing has changed.
+    pub fn sweep(&self, left: &Left<'_>) -> Result<(), NatError> {
+        let mut state = self.lock();
+        let State { users, table, .. } = &mut *state;
+        let swept = table.sweep(users, left);
+        if !matches!(&swept, Ok(gone) if gone.is_empty()) {
+            state.note(&swept);
+        }
+        drop(state);
+        let ports: Vec<HostPort> = swept?.iter().filter_map(HostPort::of).collect();
+        self.forget_led(&ports);
+        Ok(())
+    }
+
     /// Removes the elements of an attachment. Idempotent.
     ///
     /// # Errors
@@ -198,12 +222,16 @@ impl Nat {
         let removed = state.remove(key);
         drop(state);
         removed?;
-        if let Some(walk) = self.forgetting.ask(Which::Led, &wish.ports) {
-            // The pod's address is free after this call: no sender may reach the address's next holder by a
-            // port that the next holder does not have.
+        self.forget_led(&wish.ports);
+        Ok(())
+    }
+
+    /// Waits until connections by ports that do not lead to their pod any more are forgotten: its address is free
+    /// then, and no sender may reach the address's next holder by a port that the next holder does not have.
+    fn forget_led(&self, ports: &[HostPort]) {
+        if let Some(walk) = self.forgetting.ask(Which::Led, ports) {
             self.forgetting.wait(walk);
         }
-        Ok(())
     }
 
     /// Sets the exceptions of the node for all attachments that follow them, including those that already

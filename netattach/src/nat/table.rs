@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use rustix::io::Errno;
 
+use super::wish::Left;
 use super::{NatError, exceptions};
 use crate::netlink::nat::{self, Element, Set, Shape};
 use crate::netlink::{Error, filter_generation};
@@ -135,6 +136,26 @@ impl Table {
             Err(error) if error.not_found() || is_occupied(&error) => self.make(users, gone),
             other => self.known(other),
         }
+    }
+
+    /// Whether the kernel's table may have elements that no known attachment wants.
+    pub(super) fn may_have_strangers(&self) -> bool {
+        self.has_strangers || self.pending.is_some()
+    }
+
+    /// Removes and returns those elements of an attachment that was not taken over which no known attachment wants.
+    pub(super) fn sweep(&mut self, users: &Users, left: &Left<'_>) -> Result<Vec<Element>, NatError> {
+        // Another agent's table has nothing of the attachment, and without nftables there is no table.
+        if nat::shape()?.is_empty() || nat::comment_of_another(&self.owner)?.is_some() {
+            return Ok(Vec::new());
+        }
+        let mut found = nat::all_elements()?;
+        found.retain(|element| !users.contains_key(element));
+        let gone = left.among(&found);
+        if !gone.is_empty() {
+            self.change(users, &gone, &[])?;
+        }
+        Ok(gone)
     }
 
     /// Puts back what is missing. `allowed` says whether elements that other programs removed may be put back
@@ -295,6 +316,67 @@ mod tests {
             let gone: Vec<Element> = stranger.keys().filter(|it| !own.contains_key(it)).cloned().collect();
             table.change(&own, &gone, &[]).unwrap();
             assert_eq!((nat::all_elements().unwrap(), table.pending), (elements(&own), None));
+        })
+        .unwrap();
+    }
+
+    /// Its record was damaged, or its DEL had begun under an earlier agent. Needs root, like the agent.
+    #[test]
+    fn what_no_agent_has_taken_over_goes_with_its_del_and_nothing_of_others() {
+        use super::super::wish::{HostPort, translated};
+        use super::super::{Holder, Key, Nat};
+
+        let asked = |port: Option<u16>| -> crate::step::Translate {
+            let port = port.map(|port| json!({"hostPort": port, "containerPort": 80, "protocol": "tcp"}));
+            let ports: Vec<_> = port.into_iter().collect();
+            let asked = json!({"device": "", "bridged": true, "masquerade": [], "ports": ports});
+            serde_json::from_value(asked).unwrap()
+        };
+        let holder = |container: &str| Holder {
+            key: Key { container: container.to_owned(), ifname: "eth0".to_owned() },
+            who: container.to_owned(),
+        };
+        let pods = [("a", Some(1), 2), ("b", Some(2), 3), ("c", Some(3), 4), ("d", None, 5)];
+        let wish = |port: Option<u16>, last: u8| {
+            let address = format!("10.1.0.{last}/24").parse().unwrap();
+            Wish::new(&asked(port), &[LeasedAddress { address, gateway: None }]).unwrap()
+        };
+        // The last byte of each pod's address to which an element leads, or which it translates.
+        let there = || -> Vec<u8> {
+            let of = |it: &Element| HostPort::of(it).map(|port| port.to.ip()).or_else(|| translated(it));
+            let all: BTreeSet<_> = nat::all_elements().unwrap().iter().filter_map(of).collect();
+            let last = |address| match address {
+                std::net::IpAddr::V4(v4) => v4.octets()[3],
+                std::net::IpAddr::V6(_) => 0,
+            };
+            all.into_iter().map(last).collect()
+        };
+        within(&Netns::private().unwrap(), || {
+            let earlier = Nat::new("own");
+            for (container, port, last) in pods {
+                earlier.attach(&holder(container), wish(port, last)).unwrap();
+            }
+            assert_eq!(there(), [2, 3, 4, 5]);
+            let nat = Nat::new("own");
+            nat.adopt(&holder("a"), wish(Some(1), 2));
+            nat.guard(&holder("b"), "br0");
+            nat.begin(false).unwrap();
+            assert_eq!(there(), [2, 3, 4, 5]);
+            let has_left = |of: &str| nat.may_have_left(&holder(of).key);
+            assert_eq!(["a", "b", "c", "d"].map(has_left), [false, true, true, true]);
+            let sweep = |port: Option<u16>, addresses: &[u8]| {
+                let addresses = addresses.iter().map(|last| [10, 1, 0, *last].into()).collect();
+                nat.sweep(&Left { translate: &asked(port), addresses }).unwrap();
+                there()
+            };
+            // The record knows no address of the second; the third has another one than the port leads to.
+            assert_eq!(sweep(Some(2), &[]), [2, 4, 5]);
+            assert_eq!(sweep(Some(3), &[9]), [2, 4, 5]);
+            assert_eq!(sweep(Some(3), &[4]), [2, 5]);
+            assert_eq!(sweep(None, &[5]), [2]);
+            // What an attachment that is known wants stays, whatever the record of another one says.
+            assert_eq!(sweep(Some(1), &[2]), [2]);
+            assert_eq!(nat.difference(&wish(Some(1), 2)).unwrap(), None);
         })
         .unwrap();
     }

@@ -109,6 +109,12 @@ impl Wish {
         Self { elements: [device(name)].into(), opened: Some(name.to_owned()), ..Self::default() }
     }
 
+    /// Whether this wish keeps packets out at most, and the table may have more of its attachment: see
+    /// [`Wish::of_device`].
+    pub(super) fn is_guard(&self) -> bool {
+        self.elements.iter().all(|element| element.set == Set::Devices)
+    }
+
     /// The ports of the node that this attachment holds.
     pub fn ports(&self) -> &[HostPort] {
         &self.ports
@@ -187,6 +193,48 @@ impl Wish {
         name[0] |= OF_DIGEST;
         self.elements.extend(nets.iter().map(|net| prefix(name, *net)));
         name
+    }
+}
+
+/// What the table may have of an attachment that was not taken over: its plan, and its addresses as far as they are
+/// known.
+#[derive(Debug)]
+pub struct Left<'a> {
+    /// What the attachment asked for.
+    pub translate: &'a Translate,
+    /// Its addresses. Of a family without one, those to which its ports lead.
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+impl Left<'_> {
+    /// Returns the elements among `found`, which no known attachment wants, that lead to the attachment or translate
+    /// what it sends. Lists of prefixes and devices are not among them: others may share them, they have no effect
+    /// without an element that names them, and a device in the table only drops packets.
+    pub(super) fn among(&self, found: &BTreeSet<Element>) -> Vec<Element> {
+        let has_family = |of: IpAddr| self.addresses.iter().any(|it| it.is_ipv4() == of.is_ipv4());
+        let ports = found.iter().filter_map(HostPort::of).filter(|port| self.is_planned(port));
+        let led = ports.map(|port| port.to.ip()).filter(|to| !has_family(*to));
+        let own: BTreeSet<IpAddr> = self.addresses.iter().copied().chain(led).collect();
+        let is_its = |element: &&Element| match element.set {
+            Set::Ports4 | Set::Ports6 => HostPort::of(element)
+                .is_some_and(|port| self.is_planned(&port) && own.contains(&port.to.ip())),
+            Set::Mapped4 | Set::Mapped6 => {
+                !self.translate.ports.is_empty() && translated(element).is_some_and(|it| own.contains(&it))
+            }
+            Set::Masquerade4 | Set::Masquerade6 => {
+                self.translate.masquerade.is_some() && translated(element).is_some_and(|it| own.contains(&it))
+            }
+            Set::Prefixes4 | Set::Prefixes6 | Set::Devices => false,
+        };
+        found.iter().filter(is_its).cloned().collect()
+    }
+
+    fn is_planned(&self, open: &HostPort) -> bool {
+        self.translate.ports.iter().any(|port| {
+            (port.protocol, port.host_port, port.container_port)
+                == (open.protocol, open.at.port(), open.to.port())
+                && at(port, open.at.is_ipv4()) == Some(open.at.ip())
+        })
     }
 }
 

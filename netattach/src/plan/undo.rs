@@ -60,7 +60,8 @@ pub enum Inverse<'a> {
         /// table meanwhile.
         after_link: bool,
     },
-    /// Removes the link and routes from the node to the pod on its parent; `None`: nothing was chosen yet.
+    /// Removes the link and routes from the node to the pod on its parent; `None`: nothing was chosen yet, or it is not
+    /// recorded.
     ForgetHostAccess(Option<HostAccess>),
     /// Removes the attachment from libcni's cache.
     Forget,
@@ -94,8 +95,8 @@ pub enum Stage {
     Links,
     /// Devices that pods held, which may have carried links.
     Devices,
-    /// After the links that used them are gone; but routes and rules for an address that another plugin frees
-    /// together with its interface are removed before that plugin runs (`attach::undo`).
+    /// After the links that used them are gone; but routes and rules for an address that is freed while the interface
+    /// exists, by another plugin or by giving a lease back to its server, are removed before (`attach::undo`).
     Holdings,
     /// Last: programs that look for leftovers in the cache find them until everything else is gone.
     Cache,

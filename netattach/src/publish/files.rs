@@ -86,16 +86,21 @@ impl Publish for StatusFiles {
     fn withdraw_others(&self, attached: Option<&BTreeSet<PodRef>>) -> Result<(), PublishError> {
         let Some(attached) = attached else { return Ok(()) };
         let known: BTreeSet<PathBuf> = attached.iter().filter_map(|pod| self.path(pod)).collect();
+        let mut withdrawn = Ok(());
         for namespace in entries_of(&self.directory)? {
-            for file in entries_of(&namespace)? {
-                if !known.contains(&file) {
-                    std::fs::remove_file(&file).map_err(|source| failed(&file, source))?;
+            match entries_of(&namespace) {
+                Ok(files) => {
+                    for file in files.iter().filter(|file| !known.contains(*file)) {
+                        let removed = std::fs::remove_file(file).map_err(|source| failed(file, source));
+                        withdrawn = withdrawn.and(removed);
+                    }
                 }
+                Err(error) => withdrawn = withdrawn.and(Err(error)),
             }
             // Fails while a file is left.
             let _ = std::fs::remove_dir(&namespace);
         }
-        Ok(())
+        withdrawn
     }
 }
 
@@ -160,5 +165,23 @@ mod tests {
         assert_eq!(there(), [true, true]);
         files.withdraw_others(Some(&BTreeSet::from([known.clone()]))).unwrap();
         assert_eq!(there(), [true, false]);
+    }
+
+    #[test]
+    fn what_cannot_be_withdrawn_keeps_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = StatusFiles::new(directory.path());
+        let path = |name: &str| {
+            files.path(&PodRef { name: ObjectName::new("shop", name), uid: None }).unwrap()
+        };
+        // Whatever the order in which they are listed, some come before some others.
+        for number in 0..8 {
+            // No file.
+            std::fs::create_dir_all(path(&format!("no-{number}"))).unwrap();
+            std::fs::write(path(&format!("old-{number}")), "[]").unwrap();
+        }
+        files.withdraw_others(Some(&BTreeSet::new())).unwrap_err();
+        let left = entries_of(&directory.path().join("shop")).unwrap();
+        assert!(left.len() == 8 && left.iter().all(|path| path.is_dir()), "{left:?}");
     }
 }

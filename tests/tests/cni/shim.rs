@@ -337,6 +337,23 @@ fn a_silent_agent_is_given_up_after_the_patience() {
 }
 
 #[test]
+fn a_del_that_a_silent_agent_does_not_answer_is_recorded() {
+    let node = Node::new();
+    let agent = node.serve(vec![fall_silent]);
+    let outcome = node.run("DEL");
+    agent.join().unwrap();
+    let [(record, call)] = <[_; 1]>::try_from(node.pending()).unwrap();
+    assert_eq!(call, node.call("DEL"));
+    let stderr = format!(
+        "netattach: DEL is recorded in {} for the agent, which carries it out when it runs: \
+         the agent at {} did not answer within 200ms\n",
+        record.display(),
+        node.socket().display()
+    );
+    assert_eq!(outcome, Outcome { exit: 0, stdout: String::new(), stderr });
+}
+
+#[test]
 fn an_agent_of_another_protocol_is_named_with_both_versions() {
     let node = Node::new();
     let agent = node.serve(vec![be_newer]);

@@ -51,24 +51,27 @@ impl Statuses {
     /// record may belong to any pod.
     ///
     /// # Errors
-    /// A status cannot be published or withdrawn.
+    /// The first status that cannot be published or withdrawn; all others were tried.
     pub(in crate::agent) fn publish_again(
         &self,
         engine: &Engine,
         recovery: &Recovery,
     ) -> Result<(), PublishError> {
         let attached = engine.registry().all();
+        let mut published = Ok(());
         // A dynamic attachment is reported in the entry of the pod's own record.
         for sandbox in attached.iter().filter(|attached| attached.plan.dynamic.is_none()) {
             if let Some((pod, entries)) =
                 network_status(&engine.registry().with_dynamic(&sandbox.key), self.form)
             {
-                self.publisher.publish(&pod, &entries)?;
+                published = published.and(self.publisher.publish(&pod, &entries));
             }
         }
         let pods: BTreeSet<_> =
             attached.iter().filter_map(|attached| attached.plan.sandbox.pod.clone()).collect();
-        self.publisher.withdraw_others(recovery.left_alone.is_empty().then_some(&pods))
+        // Nothing tries this again before the next start, and readers would go on seeing addresses that other
+        // pods have by then.
+        published.and(self.publisher.withdraw_others(recovery.left_alone.is_empty().then_some(&pods)))
     }
 }
 
@@ -191,8 +194,33 @@ fn status_stays<'a>(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::attach::rig;
+    use crate::journal::Store;
     use crate::objects::{ObjectName, Phase, Powers};
+    use crate::publish::StatusFiles;
+
+    /// Those of gone pods are withdrawn at a start only.
+    #[test]
+    fn a_status_that_cannot_be_written_keeps_no_other_from_being_published_or_withdrawn() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let journal = Store::open(directory.join("journal")).unwrap();
+        let engine = rig::engine(directory, journal, &crate::sync::Arc::default());
+        for name in ["a", "b"] {
+            engine.registry().insert(rig::attached(name, &json!({"namespace": "shop", "name": name})));
+        }
+        let path = |name: &str| directory.join(format!("status/shop/{name}.json"));
+        // The first one's place is taken.
+        std::fs::create_dir_all(path("a")).unwrap();
+        std::fs::write(path("gone"), "[]").unwrap();
+        let files = Arc::new(StatusFiles::new(directory.join("status")));
+        let statuses = Statuses::new(files, Form::default(), false);
+        statuses.publish_again(&engine, &Recovery::default()).unwrap_err();
+        assert_eq!(["a", "b", "gone"].map(|name| path(name).is_file()), [false, true, false]);
+    }
 
     #[test]
     fn the_sandbox_of_an_earlier_pod_of_the_name_keeps_no_status_of_a_later_one() {

@@ -197,6 +197,15 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     for error in &recovery.unenforced {
         tracing::error!(error, "not taken over by the dataplane; it is tried again");
     }
+    let elsewhere = engine.pools_elsewhere();
+    if let Some(first) = elsewhere.first() {
+        let (pools, first) = (elsewhere.len(), first.display());
+        tracing::warn!(
+            pools, %first,
+            "pools are on another file system than the journal: a loss of power may leave addresses taken; \
+             put ipam.dataDir and stateDir on one"
+        );
+    }
     Ok(recovery)
 }
 

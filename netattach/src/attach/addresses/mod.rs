@@ -6,10 +6,12 @@
 //! | `pool_use` | the pools that attachments use, by network |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
 //! | `leases` | DHCP leases, taken and released |
+//! | `own` | the addresses that an attachment still has, if its record does not tell |
 //! | `survey` | the use of address pools, for operators |
 
 mod announce_late;
 mod leases;
 pub(super) mod occupied;
+pub(super) mod own;
 pub(super) mod pool_use;
 pub(super) mod survey;

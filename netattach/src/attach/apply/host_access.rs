@@ -21,16 +21,17 @@ use sha2::{Digest, Sha256};
 
 use super::ensure_if_present;
 use crate::attach::addresses::occupied::{Address, AddressError, Holder};
+use crate::attach::addresses::own;
 use crate::attach::{Node, StepError};
 use crate::cni::code;
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, LinkState, RouteState};
 use crate::netns::Netns;
-use crate::plan::host_access;
 use crate::plan::result::Leased;
 use crate::plan::routing::MAIN_TABLE;
+use crate::plan::{AttachmentPlan, Sandbox, host_access};
 use crate::spec::{self, MacvlanMode, Route};
-use crate::step::{HostAccess, Interface, Reached};
+use crate::step::{Brought, HostAccess, Interface, Output, Reached};
 use crate::sysctl;
 
 /// `rtm_protocol` of the routes, which marks them as routes to pods. 111 is not assigned (`/etc/iproute2/rt_protos`).
@@ -259,10 +260,44 @@ pub(in crate::attach) fn taken_beside(parent: &LinkState, mac: Mac) -> Option<St
 /// # Errors
 /// The kernel refuses.
 pub(in crate::attach) fn forget(node: &Node, chosen: &HostAccess) -> Result<(), StepError> {
-    let _turn = node.host_accesses.turn();
-    let mut host = Handle::open()?;
-    let Some(own) = host.find_link(&chosen.device)?.filter(is_host_link) else { return Ok(()) };
     let pods: Vec<IpAddr> = chosen.reached.iter().map(|it| it.pod).collect();
+    forget_pods(node, &mut Handle::open()?, &chosen.device, &pods)
+}
+
+/// Like [`forget`], for an attachment whose record does not say what was chosen: by the addresses that it still has,
+/// on its parent. Idempotent.
+///
+/// # Errors
+/// The kernel refuses, or the addresses cannot be determined.
+pub(in crate::attach) fn forget_unrecorded(
+    node: &Node,
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    outputs: Brought<'_>,
+) -> Result<(), StepError> {
+    let recorded = outputs.iter().find_map(|output| match output {
+        Output::Link { parent, .. } => parent.as_ref().map(|parent| parent.device.index),
+        _ => None,
+    });
+    let mut host = Handle::open()?;
+    let named = attachment.link().and_then(spec::Link::parent);
+    let parent = match (recorded, named) {
+        (Some(index), _) => Some(index),
+        (None, Some(name)) => host.find_link(name)?.map(|link| link.index),
+        (None, None) => None,
+    };
+    // Without a parent there is no link on it.
+    let Some(device) = parent.map(host_access::device) else { return Ok(()) };
+    if host.find_link(&device)?.is_none() {
+        return Ok(());
+    }
+    let pods: Vec<IpAddr> = own::own(node, (sandbox, attachment), outputs)?.into_iter().collect();
+    forget_pods(node, &mut host, &device, &pods)
+}
+
+/// Removes the routes by the node's link of that name to these addresses, and the link with the last of all routes.
+fn forget_pods(node: &Node, host: &mut Handle, device: &str, pods: &[IpAddr]) -> Result<(), StepError> {
+    let _turn = node.host_accesses.turn();
+    let Some(own) = host.find_link(device)?.filter(is_host_link) else { return Ok(()) };
     let (its, others): (Vec<RouteState>, Vec<RouteState>) = host
         .routes()?
         .into_iter()
@@ -272,7 +307,7 @@ pub(in crate::attach) fn forget(node: &Node, chosen: &HostAccess) -> Result<(), 
         return Ok(host.ensure_link_absent(&own.name)?);
     }
     host.ensure_routes_absent(&its)?;
-    Ok(host.ensure_neighbours_absent(own.index, &pods)?)
+    Ok(host.ensure_neighbours_absent(own.index, pods)?)
 }
 
 /// Whether a link of the node is one that netattach created for `hostAccess`.
@@ -349,5 +384,67 @@ impl HostAccessError {
             Self::NoAddressYet(_) => code::TRY_AGAIN_LATER,
             Self::NoAddress(_) | Self::StrictReversePath(_) => code::INVALID_CONFIG,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::rig;
+    use crate::journal::Store;
+    use crate::netns::within;
+    use crate::spec::{Macvlan, Veth};
+    use crate::step::{Outputs, Step};
+    use crate::sync::Arc;
+
+    /// As of a damaged record. Needs root, like the agent.
+    #[test]
+    fn a_route_of_which_no_record_tells_goes_by_the_address_and_those_of_others_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let [node, far] = [(); 2].map(|()| Netns::private().unwrap());
+        within(&node, || {
+            let journal = Store::open(directory.join("journal")).unwrap();
+            let engine = rig::engine(directory, journal, &Arc::new(rig::Maps::default()));
+            let mut host = Handle::open().unwrap();
+            let (host_name, pod_name) = ("uplink".to_owned(), "peer".to_owned());
+            let veth = Veth { host_name, pod_name, mtu: None, mac: None, group: 0, port: None };
+            host.create_veth(&veth, None, far.as_fd(), &mut Handle::open_in(&far).unwrap()).unwrap();
+            let parent = host.link("uplink").unwrap();
+            host.ensure_up(parent.index).unwrap();
+            let macvlan = spec::Link::Macvlan(Macvlan {
+                pod_name: "eth0".to_owned(),
+                parent: Some("uplink".to_owned()),
+                mode: MacvlanMode::Bridge,
+                mtu: None,
+                mac: None,
+                group: 0,
+                broadcast_queue: None,
+                tap: false,
+                in_pod: false,
+            });
+            let own = create(&mut host, (&macvlan, &parent), &host_access::device(parent.index));
+            let own = own.unwrap().unwrap().index;
+            host.ensure_up(own).unwrap();
+            for last in [2, 9] {
+                let to = IpNet::from(IpAddr::from([10, 1, 0, last]));
+                let route = Route { protocol: Some(PROTOCOL), ..Route::on_link(to) };
+                host.add_route(own, &route).unwrap();
+            }
+            let mut plan = rig::plan(directory, "a", 1);
+            let steps = &mut plan.attachments[0].steps;
+            steps.truncate(1);
+            steps.extend([Step::CreateLink(macvlan), Step::ChooseHostAccess]);
+            rig::lease(&engine, &plan);
+            let outputs = Outputs::default();
+            for _ in 0..2 {
+                let of = (&plan.sandbox, &plan.attachments[0]);
+                forget_unrecorded(&engine.node, of, outputs.of(0)).unwrap();
+                let routes = host.routes().unwrap().into_iter().filter(|route| is_ours(route, own));
+                let left: Vec<IpAddr> = routes.map(|route| route.destination.addr()).collect();
+                assert_eq!(left, [IpAddr::from([10, 1, 0, 9])]);
+            }
+        })
+        .unwrap();
     }
 }

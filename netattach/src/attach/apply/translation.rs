@@ -2,15 +2,16 @@
 
 use std::net::IpAddr;
 
+use crate::attach::addresses::own;
 use crate::attach::{Node, StepError};
 use crate::error_chain::Chain;
 use crate::journal::Record;
-use crate::nat::wish::{NoAddress, Wish};
+use crate::nat::wish::{Left, NoAddress, Wish};
 use crate::nat::without_agent::{self, Plugin, Whose};
 use crate::nat::{Holder, Key, Nat, NatError};
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Sandbox, result};
-use crate::step::{LeasedAddress, Step, Translate};
+use crate::step::{Brought, LeasedAddress, Step, Translate};
 
 /// Returns the attachment in the form of the address translation.
 pub(super) fn holder(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Holder {
@@ -94,16 +95,25 @@ pub(super) fn attach(
     }
 }
 
-/// Removes the node's address translation for an attachment.
+/// Removes the node's address translation for an attachment, whether or not its record was adopted: its addresses are
+/// free afterwards. `outputs`: what is known of its steps.
 pub(in crate::attach) fn detach(
     node: &Node,
-    sandbox: &Sandbox,
-    attachment: &AttachmentPlan,
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    step: &Step,
+    outputs: Brought<'_>,
 ) -> Result<(), StepError> {
-    match &node.nat {
-        Some(nat) => Ok(nat.detach(&holder(sandbox, attachment).key)?),
-        None => Ok(without_agent::detach(&whose(sandbox, attachment))?),
+    let Some(nat) = &node.nat else {
+        return Ok(without_agent::detach(&whose(sandbox, attachment))?);
+    };
+    let key = holder(sandbox, attachment).key;
+    if let Step::Translate(translate) = step
+        && nat.may_have_left(&key)
+    {
+        let addresses = own::own(node, (sandbox, attachment), outputs)?;
+        nat.sweep(&Left { translate, addresses })?;
     }
+    Ok(nat.detach(&key)?)
 }
 
 /// Returns the attachment in the form of the table that processes without an agent share.

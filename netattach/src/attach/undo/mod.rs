@@ -36,10 +36,10 @@ const WITHDRAW: &str = "take back what leads to an address that is lost";
 
 /// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
-/// Other plugins run first, in reverse order, while their interfaces exist; before them, routes and rules of the node
-/// for the addresses that these plugins free are removed. Then all links of the sandbox are deleted at once, because
-/// each separate deletion would cost a grace period. Addresses are released only after the links that had them are
-/// gone.
+/// Other plugins run first, in reverse order, while their interfaces exist, and leases are given back to servers
+/// through the interfaces; before that, routes and rules of the node for the addresses that are free then are removed.
+/// Then all links of the sandbox are deleted at once, because each separate deletion would cost a grace period. Other
+/// addresses are released only after the links that had them are gone.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -115,19 +115,22 @@ fn take_back(
 
     let mut errors = Vec::new();
     errors.extend(retire(node, &inverses).err());
-    let (mut kept, not_withdrawn) = withdraw_from_plugins(&inverses, node, plan, progress.outputs());
+    // A lease that is not given back yet keeps the interface through which it will be.
+    let (led_to, not_withdrawn) = withdraw_first(&inverses, node, plan, progress.outputs());
     errors.extend(not_withdrawn);
-    for begun in of(Stage::Plugins).filter(|begun| !(begun.makes_interface() && kept.contains(&begun.at.0))) {
+    let is_led_to = |begun: &&Begun<'_>| led_to.contains(&begun.at.0);
+    for begun in of(Stage::Plugins).filter(|begun| !(begun.ends_addresses() && is_led_to(begun))) {
         crate::crash_point!("undo", begun.at);
         errors.extend(begun.ask_plugin(node, plan, netns, progress).err());
     }
     crate::crash_point!("undo", "links");
     // A link that may still be in the pod keeps its programs and addresses.
-    let (left, not_deleted) = delete_all_links(plan, netns, progress, of(Stage::Links));
-    kept.extend(left);
+    let links = of(Stage::Links).filter(|begun| !is_led_to(begun));
+    let (left, not_deleted) = delete_all_links(plan, netns, progress, links);
+    let mut kept: BTreeSet<u16> = led_to.iter().copied().chain(left).collect();
     errors.extend(not_deleted);
     crate::crash_point!("undo", "devices");
-    for begun in of(Stage::Devices) {
+    for begun in of(Stage::Devices).filter(|begun| !is_led_to(begun)) {
         if let Err(source) = begun.give_back(node, plan, netns, progress) {
             kept.insert(begun.at.0);
             errors.push(begun.failed(GIVE_BACK, source));
@@ -166,10 +169,11 @@ fn release_devices(node: &Node, plan: &Plan) -> Vec<AttachError> {
     plan.attachments.iter().filter_map(release).collect()
 }
 
-/// Removes routes and rules of the node for the addresses of interfaces that other plugins created: these plugins'
-/// DEL frees the addresses, and the next pod with one of them would receive the former pod's traffic. Returns the
-/// attachments for which that failed, whose interfaces must stay, and the errors.
-fn withdraw_from_plugins(
+/// Removes routes and rules of the node for addresses that are freed while interfaces exist, by the DEL of the plugin
+/// that created the interface or by giving a lease back to its server: the next pod or host with one of them would
+/// receive the former pod's traffic. Returns the attachments for which that failed, whose interfaces and leases must
+/// stay, and the errors.
+fn withdraw_first(
     begun: &[Begun<'_>],
     node: &Node,
     plan: &Plan,
@@ -258,10 +262,17 @@ impl Begun<'_> {
         self.attachment.is_made_at(self.at.1.into())
     }
 
-    /// Whether the step is undone before other plugins run DEL, because one of them frees the addresses that the step
-    /// routes to.
+    /// Whether undoing this step while interfaces exist frees the attachment's addresses.
+    fn ends_addresses(&self) -> bool {
+        self.makes_interface() || self.inverse.frees_addresses()
+    }
+
+    /// Whether the step is undone before other plugins run DEL and leases are given back to servers, because one of
+    /// these frees the addresses that the step routes to.
     fn precedes_plugins(&self) -> bool {
-        self.attachment.made_by() == MadeBy::Plugin && leads_there(self.step)
+        let is_freed_early = self.attachment.made_by() == MadeBy::Plugin
+            || self.attachment.steps.iter().any(Step::asks_the_network);
+        is_freed_early && leads_there(self.step)
     }
 
     fn ask_plugin(
@@ -368,7 +379,10 @@ impl Begun<'_> {
                 let resource = waits::of_lease(self.attachment, config);
                 waits::at_any(resource.as_ref(), || node.leases.release(config, lessee))?;
             }
-            Inverse::Untranslate => translation::detach(node, &plan.sandbox, self.attachment)?,
+            Inverse::Untranslate => {
+                let of = (&plan.sandbox, self.attachment);
+                translation::detach(node, of, self.step, outputs.of(self.at.0))?;
+            }
             Inverse::Dismiss => admit::detach(node, &plan.sandbox, self.attachment)?,
             Inverse::UnrestrictSender => restrict_sender::detach(&plan.sandbox, self.attachment)?,
             Inverse::Unprotect { id } => {
@@ -393,7 +407,10 @@ impl Begun<'_> {
             }
             Inverse::LeaveVrf { .. } => self.leave_vrf(netns)?,
             Inverse::ForgetHostAccess(Some(chosen)) => host_access::forget(node, chosen)?,
-            Inverse::ForgetHostAccess(None) => {}
+            Inverse::ForgetHostAccess(None) => {
+                let of = (&plan.sandbox, self.attachment);
+                host_access::forget_unrecorded(node, of, outputs.of(self.at.0))?;
+            }
             Inverse::ForgetTables(rules) => {
                 if let (Some(netns), false) = (netns, rules.is_empty()) {
                     Handle::open_in(netns)?.ensure_source_rules_absent(rules)?;
@@ -468,11 +485,12 @@ mod tests {
     use super::super::rig::{self, Maps};
     use super::*;
     use crate::error_chain::Chain;
+    use crate::ipam::{self, Owner, dhcp};
     use crate::journal::Store;
     use crate::netns::{NetnsError, within};
     use crate::plan::fixtures;
     use crate::spec::{Link, Veth};
-    use crate::step::{Admit, Delegate, Ingress, Interface, Output, Role, Translate};
+    use crate::step::{Admit, Delegate, HostAccess, Ingress, Interface, Output, Role, Translate};
     use crate::sync::Arc;
 
     /// Attaches `a` to the network `net` twice, by `eth0` with the number 1 and by `net1` with 2. `edit`: what the plan has besides.
@@ -491,6 +509,10 @@ mod tests {
                 Step::CreateLink(_) => {
                     let end = |index| Interface { name: "x".to_owned(), index, mac: None, mtu: 1500 };
                     Output::Link { host: Some(end(8)), pod: end(9), parent: None }
+                }
+                // The kernel knows no name of this length.
+                Step::ChooseHostAccess => {
+                    Output::HostAccess(HostAccess { device: "x".repeat(20), reached: Vec::new() })
                 }
                 _ => Output::Nothing,
             };
@@ -534,6 +556,39 @@ mod tests {
         host.rename(lo, "other").unwrap();
         del().unwrap();
         assert_eq!(held(directory, &maps), of_a(&[], &[]));
+    }
+
+    fn lease_by_dhcp() -> Step {
+        let config = json!({"network": "lan", "wanted": [1]});
+        Step::Lease(ipam::Config::Dhcp(serde_json::from_value(config).unwrap()))
+    }
+
+    /// Otherwise the server gives the address to another host, to which the node still leads.
+    #[test]
+    fn an_address_goes_back_to_its_server_once_nothing_on_the_node_leads_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let mut engine = attach(directory, &maps, |plan| {
+            plan.attachments[0].steps.extend([lease_by_dhcp(), Step::ChooseHostAccess]);
+        });
+        let leases = directory.join("dhcp");
+        std::fs::create_dir(&leases).unwrap();
+        let owner = Owner { container_id: "a".to_owned(), ifname: "eth0".to_owned() };
+        let lease = json!({
+            "version": 1, "container_id": "a", "ifname": "eth0", "config": {"network": "lan", "wanted": [1]},
+            "mac": "02:00:00:00:00:07", "index": 3, "netns": "/nonexistent",
+            "netns_id": {"device": 4, "inode": 5}, "boot": "00000000-0000-0000-0000-000000000000",
+            "address": "10.1.0.7", "server": {"address": "10.1.0.1", "mac": "02:00:00:00:00:01"},
+        });
+        let file = dhcp::Leases::open(&leases).unwrap().file(&owner);
+        std::fs::write(&file, lease.to_string()).unwrap();
+        engine.node.leases = ipam::Leases::renewing(dhcp::Leases::open(&leases).unwrap());
+        for _ in 0..2 {
+            let failed = Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string();
+            assert!(failed.contains(RELEASE), "{failed}");
+            assert!(engine.node.leases.dhcp().unwrap().is_known(&owner) && file.exists());
+            assert_eq!(held(directory, &maps), of_a(&["10.1.0.2"], &[1]));
+        }
     }
 
     /// As where no descriptor is left. A socket is no file that can be opened.
@@ -644,18 +699,23 @@ mod tests {
             }))
         };
         let admit = |ingress| Step::Admit(Admit { ingress, ..Admit::default() });
-        let chain = |first: Step| {
+        let chain = |first: Step, last: Step| {
             let rest =
                 [Step::Translate(Translate::default()), admit(Ingress::Open), admit(Ingress::Isolated)];
-            let steps = std::iter::once(first).chain(rest).chain([Step::Delegate(plugin())]);
+            let steps = std::iter::once(first).chain(rest).chain([last]);
             fixtures::attachment("other", steps.collect())
         };
+        let of_server =
+            Delegate { plugin: "dhcp".to_owned(), config: serde_json::Map::new(), role: Role::Ipam };
+        let (all, leading) = ([false; 5], [false, true, true, false, false]);
         let sandbox = fixtures::sandbox("a");
-        for (first, preceding, makes) in [
-            (Step::Delegate(plugin()), [false, true, true, false, false], [true, false, false, false, false]),
-            (link(), [false; 5], [true, false, false, false, false]),
+        for (first, last, preceding, ending) in [
+            (Step::Delegate(plugin()), Step::Delegate(plugin()), leading, [true, false, false, false, false]),
+            (link(), Step::Delegate(plugin()), all, [true, false, false, false, false]),
+            (link(), lease_by_dhcp(), leading, [true, false, false, false, true]),
+            (link(), Step::Delegate(of_server), leading, [true, false, false, false, true]),
         ] {
-            let attachment = chain(first);
+            let attachment = chain(first, last);
             let begun: Vec<Begun<'_>> = (0_u16..)
                 .zip(&attachment.steps)
                 .map(|(number, step)| {
@@ -664,7 +724,7 @@ mod tests {
                 })
                 .collect();
             assert_eq!(begun.iter().map(Begun::precedes_plugins).collect::<Vec<_>>(), preceding);
-            assert_eq!(begun.iter().map(Begun::makes_interface).collect::<Vec<_>>(), makes);
+            assert_eq!(begun.iter().map(Begun::ends_addresses).collect::<Vec<_>>(), ending);
         }
     }
 }

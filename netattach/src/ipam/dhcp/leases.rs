@@ -254,6 +254,11 @@ impl Leases {
         }
     }
 
+    /// Returns the address of the owner's lease, in force or lost.
+    pub(in super::super) fn address(&self, owner: &Owner) -> Option<Ipv4Addr> {
+        locked(&self.shared.state).held.get(owner).map(|held| held.record.address)
+    }
+
     /// Returns an address that a container has leased for any interface except those in `keep`.
     pub(in super::super) fn held_by(&self, container: &str, keep: &[String]) -> Option<Ipv4Addr> {
         let state = locked(&self.shared.state);
@@ -276,7 +281,8 @@ impl Leases {
         failed.into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// Releases the owner's lease. If the pod's interface is gone, the server is not told, and the lease expires.
+    /// Releases the owner's lease. If the pod's interface is gone, as after a reboot, the server is not told, and the
+    /// lease expires.
     pub(in super::super) fn release(&self, owner: &Owner) -> Result<(), Error> {
         let taken = locked(&self.shared.state).held.get_mut(owner).map(|held| {
             held.is_busy = true;
@@ -287,8 +293,9 @@ impl Leases {
         // A file that could not be read may exist.
         let Some((record, turn)) = taken else { return self.shared.directory.remove(owner) };
         // A client must not release a lost lease. Otherwise, the pod must stop using the address before the server is
-        // told.
+        // told. A pod of an earlier boot is gone, and what has its path and its number now is another one's.
         if record.lost.is_none()
+            && record.boot == self.shared.boot
             && let Err(error) = writer::take_away(&record).and_then(|()| self.shared.send_back(&record))
         {
             tracing::warn!(
@@ -529,7 +536,8 @@ impl Shared {
 /// [`Error::NoNamespace`] if the namespace is gone or another one is at its path; another error if that cannot be
 /// determined.
 pub(super) fn open_namespace(record: &Record) -> Result<Netns, Error> {
-    let netns = Netns::of(&record.netns, record.netns_id, None).map_err(|error| Error::Open(error.into()))?;
+    let netns = Netns::of(&record.netns, record.netns_id, record.netns_cookie);
+    let netns = netns.map_err(|error| Error::Open(error.into()))?;
     netns.ok_or(Error::NoNamespace)
 }
 

@@ -1,6 +1,7 @@
 //! Leases with a disk that hangs, and with files that cannot be read.
 
 use std::fs;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::mpsc;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
@@ -10,6 +11,7 @@ use super::super::record::Interface;
 use super::super::terms::Server;
 use super::*;
 use crate::mac::Mac;
+use crate::netlink::Handle;
 use crate::netns::NetnsId;
 
 /// Time limit for an action that does not wait.
@@ -27,7 +29,8 @@ fn record(name: &str) -> Record {
 fn record_of(owner: &Owner) -> Record {
     let config = serde_json::from_value(json!({"network": "lan", "wanted": [1]})).unwrap();
     let netns_id = NetnsId { device: 4, inode: 5 };
-    let interface = Interface { mac: Mac([2; 6]), index: 3, netns: "/nonexistent".into(), netns_id };
+    let (netns, netns_cookie) = ("/nonexistent".into(), None);
+    let interface = Interface { mac: Mac([2; 6]), index: 3, netns, netns_id, netns_cookie };
     let server = Server { address: [10, 1, 0, 1].into(), mac: Mac([2, 0, 0, 0, 0, 1]) };
     let address = [10, 1, 0, 7].into();
     let boot = moment::boot_id().unwrap();
@@ -226,6 +229,47 @@ fn what_a_container_has_is_found_and_given_back_but_for_the_interfaces_that_are_
     leases.release_container("a", &[]).unwrap();
     assert_eq!(held(), [owner("aa"), owner("b")]);
     assert!(!leases.file(&second).exists());
+}
+
+/// A pod's namespace, whose loopback has the address of the lease, and the lease.
+fn of_live_pod() -> (Netns, Record) {
+    let netns = Netns::private().unwrap();
+    let mut record = record("a");
+    record.netns = format!("/proc/self/fd/{}", netns.as_fd().as_raw_fd()).into();
+    record.netns_id = netns.id();
+    record.netns_cookie = netns.cookie().unwrap();
+    record.index = 1;
+    Handle::open_in(&netns).unwrap().ensure_address(1, "10.1.0.7/24".parse().unwrap()).unwrap();
+    (netns, record)
+}
+
+/// The kernel gives the next namespace the lowest free number. Needs root, like the agent.
+#[test]
+fn another_namespace_at_the_pods_path_is_not_the_pods_though_it_has_its_number() {
+    let (_netns, mut record) = of_live_pod();
+    assert!(open_namespace(&record).is_ok());
+    // Before Linux 5.14 a namespace has none, nor has a record of earlier versions.
+    let cookie = record.netns_cookie.take();
+    assert!(open_namespace(&record).is_ok());
+    let Some(cookie) = cookie else { return };
+    record.netns_cookie = Some(cookie + 1);
+    assert!(matches!(open_namespace(&record), Err(Error::NoNamespace)));
+}
+
+/// What has the path, the number and the index now is another pod's. Needs root, like the agent.
+#[test]
+fn a_lease_of_an_earlier_boot_is_forgotten_and_nothing_is_done_in_any_pod() {
+    for (boot, left) in [(moment::boot_id().unwrap(), 0), ("earlier".to_owned(), 1)] {
+        let (netns, mut record) = of_live_pod();
+        record.boot = boot;
+        let root = tempfile::tempdir().unwrap();
+        let leases = Leases::open(root.path()).unwrap();
+        leases.shared.begin(record).unwrap();
+        leases.release(&owner("a")).unwrap();
+        let addresses = Handle::open_in(&netns).unwrap().addresses(1).unwrap();
+        assert_eq!(addresses.len(), left, "{addresses:?}");
+        assert!(!leases.is_known(&owner("a")));
+    }
 }
 
 /// The next agent continues with that server, and a DEL releases the lease there.

@@ -42,6 +42,10 @@ pub(super) struct Record {
     /// The pod's namespace, by path and id.
     pub(super) netns: PathBuf,
     pub(super) netns_id: NetnsId,
+    /// The cookie of that namespace, which no other one has in this boot; absent if the kernel has none, and in
+    /// records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) netns_cookie: Option<u64>,
     /// The boot of the node from which the times of [`Terms`] count.
     pub(super) boot: String,
     /// The address, and the server that was asked for it.
@@ -64,6 +68,7 @@ pub(super) struct Interface {
     pub(super) index: u32,
     pub(super) netns: PathBuf,
     pub(super) netns_id: NetnsId,
+    pub(super) netns_cookie: Option<u64>,
 }
 
 impl Record {
@@ -75,7 +80,7 @@ impl Record {
         boot: &str,
         (address, server): (Ipv4Addr, Server),
     ) -> Self {
-        let Interface { mac, index, netns, netns_id } = interface;
+        let Interface { mac, index, netns, netns_id, netns_cookie } = interface;
         Self {
             version: VERSION,
             container_id: owner.container_id.clone(),
@@ -85,6 +90,7 @@ impl Record {
             index: *index,
             netns: netns.clone(),
             netns_id: *netns_id,
+            netns_cookie: *netns_cookie,
             boot: boot.to_owned(),
             address,
             server,
@@ -231,6 +237,7 @@ mod tests {
             index: 3,
             netns: "/run/netns/pod".into(),
             netns_id: NetnsId { device: 4, inode: 5 },
+            netns_cookie: Some(7),
         };
         let server = Server { address: [10, 1, 0, 1].into(), mac: Mac([2, 0, 0, 0, 0, 1]) };
         Record::new(&owner, &config, &interface, "boot", ([10, 1, 0, 7].into(), server))

@@ -40,12 +40,13 @@ pub(super) fn raise(netns: &Netns, ifname: &str) -> Result<Interface, Error> {
         let link = pod.link(ifname)?;
         pod.ensure_up(link.index)?;
         pod.await_carrier(link.index)?;
-        Ok(link)
+        // 0: the kernel has no cookies.
+        Ok((link, Some(pod.netns_cookie()).filter(|cookie| *cookie != 0)))
     };
-    let link = raise()?;
+    let (link, netns_cookie) = raise()?;
     let mac = link.mac.ok_or_else(|| Error::NotEthernet(ifname.to_owned()))?;
-    let netns_id = netns.id();
-    Ok(Interface { mac, index: link.index, netns: netns.path().to_owned(), netns_id })
+    let (netns_id, netns) = (netns.id(), netns.path().to_owned());
+    Ok(Interface { mac, index: link.index, netns, netns_id, netns_cookie })
 }
 
 impl Socket {

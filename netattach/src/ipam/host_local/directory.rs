@@ -128,6 +128,9 @@ impl Drop for Locked<'_> {
 
 impl Locked<'_> {
     /// Reads every reservation.
+    ///
+    /// # Errors
+    /// The directory or one of its files cannot be read now. What was read of it must not be used.
     pub(super) fn read(&self) -> Result<Contents, Error> {
         let failed = |error: Errno| Error::Read { path: self.0.path.clone(), source: error.into() };
         let mut contents = Contents::default();
@@ -136,8 +139,10 @@ impl Locked<'_> {
             let Ok(name) = entry.file_name().to_str() else { continue };
             if name == TEMPORARY || is_spare(name) {
                 self.remove_name(name).map_err(failed)?;
-            } else if let Some(address) = address_of(name) {
-                contents.files.insert(address, self.read_reservation(name));
+            } else if let Some(address) = address_of(name)
+                && let Some(file) = self.read_reservation(name)?
+            {
+                contents.files.insert(address, file);
             }
         }
         Ok(contents)
@@ -331,15 +336,23 @@ impl Locked<'_> {
         }
     }
 
-    fn read_reservation(&self, name: &str) -> File {
-        let Ok(content) = self.open_file(name).and_then(|file| read_to_end(&file)) else {
-            return File::Unreadable;
+    /// Reads a reservation; `None`: a program without the lock has removed it meanwhile.
+    ///
+    /// # Errors
+    /// The file cannot be read for the moment, for example without a free descriptor. Its address must not count as
+    /// nobody's then: a DEL would succeed without releasing it.
+    fn read_reservation(&self, name: &str) -> Result<Option<File>, Error> {
+        let content = match self.open_file(name).and_then(|file| read_to_end(&file)) {
+            Ok(content) => content,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(error) if is_no_reservation(error) => return Ok(Some(File::Unreadable)),
+            Err(error) => return Err(Error::Read { path: self.0.path.join(name), source: error.into() }),
         };
         // Blocks that were allocated but not written before a power loss read as zeros.
         if content.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
-            return File::Abandoned;
+            return Ok(Some(File::Abandoned));
         }
-        File::Held(content.trim_ascii().into())
+        Ok(Some(File::Held(content.trim_ascii().into())))
     }
 }
 
@@ -442,6 +455,20 @@ fn is_spare(name: &str) -> bool {
 
 fn cursor_name(set: usize) -> String {
     format!("last_reserved_ip.{set}")
+}
+
+/// Whether the error says what the file is, not what the system lacks: not a regular file, longer than any reservation,
+/// or not to be read by anybody. The same file gives the same error again, so its address is merely not handed out.
+fn is_no_reservation(error: Errno) -> bool {
+    matches!(
+        error,
+        // Of `open_file`: another kind of file, a symlink, a socket, a device.
+        Errno::INVAL | Errno::LOOP | Errno::NXIO | Errno::NODEV
+        // Of `read_to_end`: too long.
+        | Errno::FBIG
+        | Errno::ACCESS
+        | Errno::PERM
+    )
 }
 
 /// Empties a reservation's file, if it has no other hard link and has the properties of a new one.

@@ -113,10 +113,10 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
-    /// The directory cannot be read.
+    /// The directory, or a reservation in it, cannot be read now.
     #[error("read {path}")]
     Read {
-        /// The directory.
+        /// The directory or the reservation.
         path: PathBuf,
         /// The reason.
         source: io::Error,
@@ -673,6 +673,43 @@ mod tests {
 
     fn allocate(config: &Config, owner: &Owner) -> Lease {
         Leases::default().allocate(config, owner).unwrap()
+    }
+
+    /// Otherwise a DEL would succeed and leave the address taken for ever, and so would the next ones: the directory was
+    /// remembered as one of files that nobody can read.
+    #[test]
+    fn a_reservation_that_cannot_be_opened_for_the_moment_is_not_nobodys() {
+        const ALONE: &str = "NETATTACH_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            // The limit of open files is that of the process.
+            let (_, module) = module_path!().split_once("::").unwrap();
+            let name = format!("{module}::a_reservation_that_cannot_be_opened_for_the_moment_is_not_nobodys");
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            let output = alone.args(["--exact", &name, "--nocapture"]).env(ALONE, "1").output().unwrap();
+            let [out, err] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+            assert!(out.contains("1 passed"), "{out}{err}");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
+        let a = owner("a", "eth0");
+        allocate(&config, &a);
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let few = rustix::process::Rlimit { current: Some(64), ..limit };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let mut taken: Vec<fs::File> = std::iter::from_fn(|| fs::File::open("/dev/null").ok()).collect();
+        // There is none for the directory, then none for its lock, to list it, and for the reservation.
+        for unread in ["net", "lock", "net", "10.0.0.2"] {
+            let leases = Leases::default();
+            let release = || leases.release(dir.path(), "net", &a);
+            let error = release().unwrap_err();
+            assert!(error.failure() == Failure::Io && error.to_string().ends_with(unread), "{error}");
+            if unread == "10.0.0.2" {
+                taken.clear();
+                assert_eq!(release().unwrap(), 1);
+            }
+            taken.pop();
+        }
     }
 
     #[test]
