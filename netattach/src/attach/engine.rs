@@ -192,6 +192,7 @@ impl Engine {
         needs.extend(notes.then_some(Resource::Sync));
         waits::admit(&needs)?;
         numbers.claim_pools(&plan)?;
+        numbers.claim_addresses(&plan)?;
         // Until the registry, or the leases in the pools, show which pools are needed.
         let _noted = self.note_pools(&plan)?;
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
@@ -296,6 +297,8 @@ impl Engine {
     ) -> Result<Value, AttachError> {
         let plan = Arc::clone(&record.plan);
         apply(&self.node, &plan, netns, record)?;
+        // Only now it is known how many addresses executed plugins have given.
+        self.registry.count_addresses(&plan, &record.outputs)?;
         let versions = [version, cni::Version::LATEST];
         // A version that cannot express the result fails here, while everything can still be rolled back.
         let [reply, kept] = match plan.attachments.first() {

@@ -4,12 +4,14 @@
 //! |---|---|
 //! | `occupied` | keeps track of address holders: no address is used twice on a segment |
 //! | `pool_use` | the pools that attachments use, by network |
+//! | `map_room` | the entries of attachments in the maps of allowed addresses |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
 //! | `leases` | DHCP leases, taken and released |
 //! | `survey` | the use of address pools, for operators |
 
 mod announce_late;
 mod leases;
+pub(super) mod map_room;
 pub(super) mod occupied;
 pub(super) mod pool_use;
 pub(super) mod survey;
