@@ -44,6 +44,9 @@ pub const SELECTIONS: Budget = of("networks of a pod", 64, "networks", POD);
 /// All attachments of a pod on one node, including those attached while it is running; and never more than half of the
 /// node's numbers.
 pub const ATTACHMENTS: Budget = of("attachments of a pod", 65, "attachments", POD);
+/// Entries of all attachments of a pod in `na_addr4` and `na_addr6`: their addresses and `allowedAddresses`. A few
+/// pods cannot fill the maps (32,768 entries each); the rest is in `attach::addresses::map_room`.
+pub const ADDRESSES_OF_POD: Budget = of("addresses of a pod's attachments", 1024, "addresses", POD);
 /// `ips` of a selection, `args.cni.ips`, `runtimeConfig.ips`.
 pub const IPS: Budget = of("addresses asked for", 32, "addresses", POD);
 /// `default-route` of a selection.
@@ -220,10 +223,11 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 63] = [
+pub const TABLE: [&Budget; 64] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
+    &ADDRESSES_OF_POD,
     &NAME,
     &POD_TEXT,
     &POD_VALUES,

@@ -195,6 +195,7 @@ impl Engine {
         needs.extend(notes.then_some(Resource::Sync));
         waits::admit(&needs)?;
         numbers.claim_pools(&plan)?;
+        numbers.claim_addresses(&plan)?;
         // Until the registry, or the leases in the pools, show which pools are needed.
         let _noted = self.note_pools(&plan)?;
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
@@ -213,13 +214,14 @@ impl Engine {
             }
             Err(error) => {
                 let container = record.key.container_id.clone();
+                let asking = record.plan.sandbox.pod.clone();
                 // The error is returned, and logged there.
                 tracing::debug!(container, error = %Chain(&error), "ADD failed; rolling it back");
                 match self.roll_back(record) {
                     Ok(()) => {
                         waits::put_off(|leaving| self.holder(&error, leaving));
-                        if let Some(container) = holder_named(&error) {
-                            waits::held_by(container.to_owned());
+                        if let Some(holder) = holder_named(&error) {
+                            self.tell_holder(holder, asking.as_ref());
                         }
                     }
                     Err(undo) => {
@@ -266,14 +268,28 @@ impl Engine {
 
     /// Describes a container, with its pod if known.
     pub fn describe(&self, container: &str) -> String {
-        let attached = self.registry.of_container(container).into_iter().next();
-        let pod = attached.and_then(|it| it.plan.sandbox.pod.clone());
-        let pod =
-            pod.or_else(|| self.records_of(container).find_map(|record| record.plan.sandbox.pod.clone()));
-        pod.map_or_else(
+        self.pod_of(container).map_or_else(
             || format!("container {container}"),
             |pod| format!("pod {pod} (container {container})"),
         )
+    }
+
+    fn pod_of(&self, container: &str) -> Option<PodRef> {
+        let attached = self.registry.of_container(container).into_iter().next();
+        let pod = attached.and_then(|it| it.plan.sandbox.pod.clone());
+        pod.or_else(|| self.records_of(container).find_map(|record| record.plan.sandbox.pod.clone()))
+    }
+
+    /// Notes the container that holds a resource, for the error of the pod that asks for it. The author of a pod is
+    /// told of pods of its namespace alone; the log has all others.
+    fn tell_holder(&self, container: &str, asking: Option<&PodRef>) {
+        let is_of_namespace = |asking: &PodRef| {
+            self.pod_of(container).is_some_and(|pod| pod.name.namespace == asking.name.namespace)
+        };
+        match asking.is_none_or(is_of_namespace) {
+            true => waits::held_by(container.to_owned()),
+            false => tracing::info!(holder = self.describe(container), "refused for what another container holds"),
+        }
     }
 
     /// Whether a DEL or a roll-back of the container has begun and is not complete.
@@ -299,6 +315,8 @@ impl Engine {
     ) -> Result<Value, AttachError> {
         let plan = Arc::clone(&record.plan);
         apply(&self.node, &plan, netns, record)?;
+        // Only now it is known how many addresses executed plugins have given.
+        self.registry.count_addresses(&plan, &record.outputs)?;
         let versions = [version, cni::Version::LATEST];
         // A version that cannot express the result fails here, while everything can still be rolled back.
         let [reply, kept] = match plan.attachments.first() {

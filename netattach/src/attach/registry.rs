@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::addresses::map_room::MapRoom;
 use super::addresses::pool_use::{self, PoolUse};
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
@@ -82,18 +83,22 @@ struct Inner {
     /// The number of each network, and its count of users.
     networks: BTreeMap<NetworkName, (u32, u32)>,
     pools: PoolUse,
+    room: MapRoom,
 }
 
 impl Registry {
     /// An empty registry for attachment numbers 1 to `limit` - 1.
     pub fn new(limit: u32) -> Self {
-        Self { inner: Mutex::default(), limit }
+        let inner = Inner { room: MapRoom::new(limit), ..Inner::default() };
+        Self { inner: Mutex::new(inner), limit }
     }
 
     /// Adds or replaces a sandbox and marks its numbers as used.
     pub fn insert(&self, attached: Arc<Attached>) {
         let mut inner = self.lock();
         inner.hold(&attached.plan);
+        // What an earlier agent has attached stays, whether or not there is room for it.
+        let _ = inner.room.settle(&attached.plan, &attached.outputs);
         inner.leaving.remove(&attached.key);
         inner.sandboxes.insert(attached.key.clone(), attached);
         inner.revision += 1;
@@ -103,6 +108,14 @@ impl Registry {
     /// will use them again.
     pub fn hold(&self, plan: &Plan) {
         self.lock().hold(plan);
+    }
+
+    /// Counts the addresses that a plan has in fact, after its steps.
+    ///
+    /// # Errors
+    /// Code 7 or 11: they are more than the pod may have, or than there is room for. The plan is to be rolled back.
+    pub(super) fn count_addresses(&self, plan: &Plan, outputs: &Outputs) -> Result<(), CniError> {
+        self.lock().room.settle(plan, outputs)
     }
 
     /// Marks the attachment numbers of an unreadable plan as used.
@@ -123,6 +136,7 @@ impl Registry {
         inner.sandboxes.remove(key);
         inner.revision += 1;
         inner.pools.free(key);
+        inner.room.free(key);
         for (network, protect) in protected(plan) {
             inner.free(network, protect.id);
         }
@@ -196,7 +210,8 @@ impl Registry {
 
     /// Reserves numbers for a pod that holds `held` attachment numbers already.
     pub fn reserve_more(&self, held: usize) -> Reservation<'_> {
-        Reservation { registry: self, taken: Vec::new(), pending: None, claimed: None, held }
+        let (taken, pending) = (Vec::new(), None);
+        Reservation { registry: self, taken, pending, claimed: None, counted: None, held }
     }
 
     /// Returns the pools of attachments of these networks, including those that are being made.
@@ -228,6 +243,7 @@ impl Inner {
 
     fn hold(&mut self, plan: &Plan) {
         self.pools.hold(plan);
+        self.room.hold(plan);
         for (network, protect) in protected(plan) {
             if self.attachments.insert(protect.id) {
                 self.networks.entry(network.clone()).or_insert((protect.zone, 0)).1 += 1;
@@ -256,6 +272,8 @@ pub struct Reservation<'a> {
     pending: Option<u32>,
     /// The plan whose pools are claimed.
     claimed: Option<JournalKey>,
+    /// The plan whose addresses are counted.
+    counted: Option<JournalKey>,
     /// How many numbers the pod already has.
     held: usize,
 }
@@ -276,9 +294,20 @@ impl Reservation<'_> {
         Ok(())
     }
 
-    /// Assigns the numbers and pools to the plan; [`Registry::remove`] frees them.
+    /// Counts the addresses of the plan.
+    ///
+    /// # Errors
+    /// Code 7: the pod would have too many. Code 11: the other pods of the node leave too few.
+    pub fn claim_addresses(&mut self, plan: &Plan) -> Result<(), CniError> {
+        self.registry.lock().room.claim(plan)?;
+        self.counted = Some(pool_use::key(plan));
+        Ok(())
+    }
+
+    /// Assigns the numbers, pools and addresses to the plan; [`Registry::remove`] frees them.
     pub fn keep(mut self) {
         self.claimed = None;
+        self.counted = None;
         self.taken.clear();
     }
 }
@@ -326,6 +355,9 @@ impl Drop for Reservation<'_> {
         }
         if let Some(key) = self.claimed.take() {
             inner.pools.free(&key);
+        }
+        if let Some(key) = self.counted.take() {
+            inner.room.free(&key);
         }
     }
 }
@@ -386,6 +418,40 @@ mod tests {
         second.keep();
         let mut third = registry.reserve();
         assert_eq!((third.attachment(), third.network(&"a/y".into())), (Ok(1), 2));
+    }
+
+    #[test]
+    fn the_addresses_of_a_plan_are_counted_until_it_is_removed_or_was_not_carried_out() {
+        let registry = Registry::new(100);
+        let of = |container: &str, allowed: usize| {
+            let mut plan = crate::attach::rig::plan(std::path::Path::new("/nonexistent"), container, 1);
+            for step in &mut plan.attachments[0].steps {
+                if let Step::Protect(protect) = step {
+                    let one = |number: u32| std::net::IpAddr::from(std::net::Ipv4Addr::from(number));
+                    protect.allowed = (0..allowed as u32).map(one).collect();
+                }
+            }
+            plan
+        };
+        let refused = |plan: &Plan| registry.reserve().claim_addresses(plan).err().map(|error| error.code);
+        let most = budget::ADDRESSES_OF_POD.most;
+        assert_eq!(refused(&of("a", most)), Some(code::INVALID_CONFIG));
+        assert_eq!(refused(&of("a", most - 1)), None);
+        let mut full = None;
+        for number in 0..40 {
+            let plan = of(&format!("greedy-{number}"), most - 1);
+            let mut numbers = registry.reserve();
+            match numbers.claim_addresses(&plan) {
+                Ok(()) => numbers.keep(),
+                Err(error) => full = full.or(Some(error.code)),
+            }
+        }
+        assert_eq!(full, Some(code::TRY_AGAIN_LATER));
+        assert_eq!(refused(&of("a", most - 1)), Some(code::TRY_AGAIN_LATER));
+        assert_eq!(refused(&of("a", 0)), None, "its own address on the default network");
+        let gone = of("greedy-0", most - 1);
+        registry.remove(&pool_use::key(&gone), &gone);
+        assert_eq!(refused(&of("a", most - 1)), None);
     }
 
     #[test]

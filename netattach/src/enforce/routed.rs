@@ -192,7 +192,8 @@ impl Routed {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         self.guard_if(attachment, restrictions, host, |address, holder| {
-            Err(EnforceError::AddressGuarded { address, own: attachment.label.clone(), holder })
+            let (own, holder) = (attachment.label.clone(), told_to(&attachment.label, holder, address));
+            Err(EnforceError::AddressGuarded { address, own, holder })
         })
     }
 
@@ -462,6 +463,24 @@ impl State {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the holder of an address in words for the author of another pod, by name only if it is of the same
+/// namespace. The log names each.
+fn told_to(own: &str, holder: String, address: IpAddr) -> String {
+    let namespace = |label: &str| {
+        let (namespace, _) = label.split(' ').next()?.split_once('/')?;
+        Some(namespace.to_owned())
+    };
+    // A container that is no pod has no namespace, and its runtime may know everything.
+    if namespace(own).is_none_or(|own| Some(own) == namespace(&holder)) {
+        return holder;
+    }
+    tracing::info!(
+        attachment = own, %address, holder,
+        "address refused: the node routes it to another attachment"
+    );
+    "an attachment of another namespace".to_owned()
 }
 
 /// Returns the reason if another program removes the table repeatedly.
@@ -770,5 +789,14 @@ mod tests {
         assert_eq!(routed.missing(), Some(fought_over(5)));
         routed.lock().gateways.clear();
         assert_eq!([keep().unwrap(), keep().unwrap()], [true, false]);
+    }
+
+    #[test]
+    fn who_has_an_address_is_told_to_pods_of_the_same_namespace_alone() {
+        let holder = "shop/db eth0 on pods";
+        let told = |own: &str| told_to(own, holder.to_owned(), IpAddr::from([10, 0, 0, 7]));
+        assert_eq!(told("shop/web eth0 on pods"), holder);
+        assert_eq!(told("evil/web eth0 on shop/pods"), "an attachment of another namespace");
+        assert_eq!(told("0123 eth0 on evil/pods"), holder);
     }
 }

@@ -208,6 +208,11 @@ pub fn link_gateway(address: IpAddr) -> IpAddr {
     }
 }
 
+/// Whether every routed veth has this gateway in the pod, whatever its addresses.
+pub fn is_link_gateway(address: IpAddr) -> bool {
+    address == link_gateway(address)
+}
+
 fn subnet(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
     let gateways = leased.iter().filter_map(|leased| leased.gateway);
     let has_v4 = leased.iter().any(|leased| leased.address.addr().is_ipv4());

@@ -5,6 +5,7 @@ use std::thread::spawn;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::snapshot::Network;
 use netattach_tests::{Node, Pod};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -111,4 +112,66 @@ fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_el
     for pod in [&chooser, &next] {
         node.del(pod).success();
     }
+}
+
+/// A definition's author cannot take the address of another pod by a pool or as a gateway.
+#[test]
+fn an_address_of_a_pool_is_given_by_no_other_pool_of_the_bridge_and_to_the_node_by_no_gateway() {
+    let mut node = Node::new(&[]).unwrap();
+    let bridge = |name: &str, ipam: &Value| {
+        let common = json!({"cniVersion": "1.0.0", "type": "bridge", "isGateway": true});
+        let mut config = common.as_object().unwrap().clone();
+        config.extend([("bridge".to_owned(), json!(name)), ("ipam".to_owned(), ipam.clone())]);
+        Value::Object(config)
+    };
+    let leases = node.path("leases");
+    let pool = |range: Value| json!({"type": "host-local", "dataDir": leases, "ranges": [[range]]});
+    let wide = pool(json!({"subnet": "10.71.0.0/24"}));
+    let narrow = json!({"subnet": "10.71.0.0/24", "rangeStart": "10.71.0.2", "rangeEnd": "10.71.0.2"});
+    let gateway = json!({"subnet": "10.71.0.0/24", "gateway": "10.71.0.2", "rangeStart": "10.71.0.100"});
+    for (name, config) in [
+        ("first", bridge("br1", &wide)),
+        ("second", bridge("br1", &wide)),
+        ("narrow", bridge("br1", &pool(narrow))),
+        ("gateway", bridge("x0", &pool(gateway))),
+    ] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let [first, second, narrow, gateway] =
+        ["first", "second", "narrow", "gateway"].map(|name| Pod::new(name).unwrap());
+    node.add(&first).success();
+    let addresses = |node: &Node, pod: &str| {
+        let rows = node.ctl(&["attachments", "--pod", pod]).unwrap();
+        let row = rows.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap();
+        row["addresses"].clone()
+    };
+    assert_eq!(addresses(&node, "shop/first"), json!(["10.71.0.2/24"]));
+    let refused = |node: &Node, pod: &Pod| {
+        let (code, message) = node.add(pod).failure();
+        let holder = "address 10.71.0.2 is taken: pod shop/first, container c-first, interface net1 has it";
+        assert!(code == 11 && message.contains(holder), "{code} {message}");
+    };
+    // A later agent knows it too.
+    for _ in 0..2 {
+        refused(&node, &narrow);
+        refused(&node, &gateway);
+        let links = Network::of(&node.namespace).unwrap().links;
+        assert!(!format!("{links:?}").contains("10.71.0.2/24"), "{links:?}");
+        node.stop().unwrap();
+        node.start().unwrap();
+    }
+    node.add(&second).success();
+    assert_eq!(addresses(&node, "shop/second"), json!(["10.71.0.3/24"]));
+    node.del(&second).success();
+    node.del(&first).success();
+    node.add(&narrow).success();
+    node.del(&narrow).success();
+    // Now the node may have it, and from then on the pool passes over it, although no pod is there.
+    node.add(&gateway).success();
+    node.del(&gateway).success();
+    let (code, message) = node.add(&narrow).failure();
+    let of_node = "address 10.71.0.2 of the pool is an address of the node";
+    assert!(code == 11 && message.contains(of_node), "{code} {message}");
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `occupied` | keeps track of address holders: no address is used twice on a segment |
 //! | `pool_use` | the pools that attachments use, by network |
+//! | `map_room` | the entries of attachments in the maps of allowed addresses |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
 //! | `leases` | DHCP leases, taken and released |
 //! | `own` | the addresses that an attachment still has, if its record does not tell |
@@ -11,6 +12,7 @@
 
 mod announce_late;
 mod leases;
+pub(super) mod map_room;
 pub(super) mod occupied;
 pub(super) mod own;
 pub(super) mod pool_use;

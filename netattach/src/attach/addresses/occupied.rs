@@ -3,7 +3,6 @@
 //! This module stores the addresses of attachments, because the kernel forgets a pod that is silent; for other
 //! holders it asks the kernel.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::IpAddr;
@@ -16,11 +15,11 @@ use crate::attach::device::take_device::asked_mac;
 use crate::attach::{Attached, StepError};
 use crate::cni::code;
 use crate::error_chain::Chain;
-use crate::ipam::Owner;
+use crate::ipam::{Owner, Pool};
 use crate::mac::Mac;
 use crate::netlink::{Handle, RouteState, Station};
-use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
-use crate::spec::{Link, Tie, VirtualFunction};
+use crate::plan::{AttachmentPlan, Plan, PodRef, Sandbox, result};
+use crate::spec::{Link, PortVlans, Tie, VirtualFunction};
 use crate::step::{Brought, Output, Step};
 
 /// An address that may have only one holder on a segment.
@@ -46,9 +45,11 @@ pub enum Holder {
     Attachment {
         /// Its container.
         container: String,
-        /// The holder as text for messages.
+        /// The holder as text for messages, by name only if the pod that is refused is of its namespace.
         who: String,
     },
+    /// The bridge or the node's end of a link with this name, as its gateway address.
+    Gateway(String),
     /// A device of the node, by its name.
     Node(String),
     /// A VF of a card, whatever its user.
@@ -77,6 +78,7 @@ impl Holder {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Attachment { .. }
+            | Self::Gateway(_)
             | Self::Function(_)
             | Self::Sibling(_)
             | Self::Route(_)
@@ -99,6 +101,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Attachment { who, .. } => write!(f, "{who} has it"),
+            Self::Gateway(device) => write!(f, "{device} is getting it as the gateway's address"),
             Self::Node(device) => write!(f, "the node's device {device} has it"),
             Self::Function(VirtualFunction { physical, number }) => {
                 write!(f, "VF {number} of {physical} has it")
@@ -124,7 +127,11 @@ pub struct Occupied {
 
 #[derive(Debug, Default)]
 struct Inner {
-    held: BTreeMap<(Segment, Address), Held>,
+    /// The holders of each address: several only where pools lease it on different links or out of one directory, or
+    /// where an earlier version has let several have it.
+    held: BTreeMap<(Segment, Address), Vec<Held>>,
+    /// The gateway addresses that the node is getting.
+    gateways: BTreeMap<IpAddr, Vec<Gateway>>,
     parents: BTreeMap<Segment, Shared>,
     /// The claims of each owner, so that a release does not search the claims of all others.
     of: HashMap<Owner, Claims>,
@@ -143,16 +150,116 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Claims {
     addresses: Vec<(Segment, Address)>,
+    gateways: Vec<IpAddr>,
     parents: Vec<Segment>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Held {
     owner: Owner,
-    /// The owner as text for messages.
-    who: String,
-    /// Whether a pool leased the address, as opposed to an address that the pod or the network's author chose.
-    is_of_pool: bool,
+    /// The pod, if the owner is a known pod's.
+    pod: Option<PodRef>,
+    /// The pool that leased the address; `None`: the pod, the network's author or a server chose it.
+    pool: Option<Pool>,
+    /// The VLANs of the owner's port on a bridge.
+    vlans: Option<PortVlans>,
+    /// Whether the node's own routes lead to the address by the attachment.
+    is_routed: bool,
+}
+
+/// A gateway address that the node is getting.
+#[derive(Debug)]
+struct Gateway {
+    /// The attachment that gives it to the node.
+    owner: Owner,
+    /// See [`NodeLink`].
+    link: NodeLink,
+}
+
+/// The link on which the node gets a gateway address.
+#[derive(Debug, Clone)]
+pub(in crate::attach) struct NodeLink {
+    /// Name of the bridge, or of the node's end of a routed link.
+    pub(in crate::attach) name: String,
+    /// The bridge's index; [`ROUTED`] for a routed link.
+    pub(in crate::attach) segment: Segment,
+    /// The VLAN of the bridge.
+    pub(in crate::attach) vlan: Option<u16>,
+}
+
+impl NodeLink {
+    fn vlans(&self) -> Option<PortVlans> {
+        self.vlan.map(|vlan| PortVlans { native: Some(vlan), ..PortVlans::default() })
+    }
+}
+
+impl Held {
+    fn of(segment: Segment, address: Address, (sandbox, attachment): (&Sandbox, &AttachmentPlan)) -> Self {
+        let port = attachment.link().and_then(Link::port);
+        Self {
+            owner: owner(sandbox, attachment),
+            pod: sandbox.pod.clone(),
+            pool: matches!(address, Address::Ip(_)).then(|| pool(attachment)).flatten(),
+            vlans: port.and_then(|port| port.vlans.clone()),
+            is_routed: segment == ROUTED || attachment.steps.iter().any(leads_to_pod),
+        }
+    }
+
+    /// Whether two owners may not have one address on one segment. A pool avoids conflicts within itself.
+    fn excludes(&self, other: &Self) -> bool {
+        match (&self.pool, &other.pool) {
+            _ if self.owner == other.owner => false,
+            (Some(own), Some(others)) if own == others => false,
+            (Some(_), Some(_)) => have_common_link(self.vlans.as_ref(), other.vlans.as_ref()),
+            _ => true,
+        }
+    }
+
+    /// Whether the node may not have the address as a gateway's: traffic for the attachment would end at the node.
+    /// `leads`: the device on whose link the node reaches the address now.
+    fn excludes_gateway(&self, segment: Segment, link: &NodeLink, leads: Option<Segment>) -> bool {
+        let is_on_link =
+            segment == link.segment && have_common_link(self.vlans.as_ref(), link.vlans().as_ref());
+        is_on_link || self.is_routed || leads == Some(segment)
+    }
+
+    /// The owner as text for operators.
+    fn who(&self) -> String {
+        let Owner { container_id, ifname } = &self.owner;
+        let pod = self.pod.as_ref().map(|pod| format!("pod {pod}, ")).unwrap_or_default();
+        format!("{pod}container {container_id}, interface {ifname}")
+    }
+
+    /// The owner as text for the author of another pod: who may not see the pods of a namespace is not told their
+    /// names, and nothing is hidden from a runtime that names no pod.
+    fn told_to(&self, sandbox: &Sandbox) -> String {
+        let Some(asking) = &sandbox.pod else { return self.who() };
+        match &self.pod {
+            Some(pod) if pod.name.namespace == asking.name.namespace => self.who(),
+            Some(_) => "a pod of another namespace".to_owned(),
+            None => "another container of the node".to_owned(),
+        }
+    }
+}
+
+/// Whether the node gets routes to the attachment's addresses by this step.
+fn leads_to_pod(step: &Step) -> bool {
+    matches!(step, Step::Gateway { .. } | Step::RouteToPod | Step::ChooseHostAccess)
+}
+
+/// Whether two ports of one bridge may be on one link. Without settings of its own a port is in the bridge's default
+/// VLAN, usually 1.
+fn have_common_link(one: Option<&PortVlans>, other: Option<&PortVlans>) -> bool {
+    let (one, other) = (links(one), links(other));
+    one.iter().any(|(first, last)| other.iter().any(|(low, high)| first <= high && low <= last))
+}
+
+/// First and last VLAN of each range in which a port is.
+fn links(port: Option<&PortVlans>) -> Vec<(u16, u16)> {
+    const DEFAULT: (u16, u16) = (1, 1);
+    let Some(PortVlans { native, tagged, keeps_default }) = port else { return vec![DEFAULT] };
+    let native = native.map(|vlan| (vlan, vlan));
+    tagged.iter().copied().chain(native).chain(keeps_default.then_some(DEFAULT)).collect()
 }
 
 impl Shared {
@@ -194,12 +301,12 @@ impl Occupied {
         self.lock().parents.contains_key(&index)
     }
 
-    /// Claims the address for the attachment until [`Occupied::release`]. Two pools may lease the same address: each
-    /// avoids conflicts within itself, and networks that share a link may have the same ranges. The first claim
-    /// stays.
+    /// Claims the address for the attachment until [`Occupied::release`]. Two attachments have one address only if one
+    /// pool has leased it to both, or different pools in different VLANs of a bridge.
     ///
     /// # Errors
-    /// The address has another holder.
+    /// The address has another holder, or the node is getting it. The error names a holder only to pods of its
+    /// namespace; the log names each.
     pub fn claim(
         &self,
         segment: Segment,
@@ -207,42 +314,61 @@ impl Occupied {
         sandbox: &Sandbox,
         attachment: &AttachmentPlan,
     ) -> Result<(), StepError> {
-        let owner = owner(sandbox, attachment);
-        let is_of_pool = matches!(address, Address::Ip(_)) && is_of_pool(attachment);
+        let held = Held::of(segment, address, (sandbox, attachment));
         let mut inner = self.lock();
-        match inner.held.entry((segment, address)) {
-            Entry::Occupied(held) if held.get().owner == owner => Ok(()),
-            Entry::Occupied(held) if held.get().is_of_pool && is_of_pool => Ok(()),
-            Entry::Occupied(held) => {
-                let Held { owner, who, .. } = held.get().clone();
-                let holder = Holder::Attachment { container: owner.container_id, who };
-                Err(AddressError::Taken { address, holder }.into())
-            }
-            Entry::Vacant(free) => {
-                let container = &sandbox.container_id;
-                let pod = sandbox.pod.as_ref().map(|pod| format!("pod {pod}, "));
-                let who = format!(
-                    "{}container {container}, interface {}",
-                    pod.unwrap_or_default(),
-                    attachment.ifname
-                );
-                free.insert(Held { owner: owner.clone(), who, is_of_pool });
-                inner.of.entry(owner).or_default().addresses.push((segment, address));
-                Ok(())
-            }
+        let mut holders = inner.held.get(&(segment, address)).into_iter().flatten();
+        let holder = holders.find(|holder| holder.excludes(&held));
+        if let Some(holder) = holder {
+            return Err(taken(address, holder, (sandbox, attachment)).into());
         }
+        if let Some(gateway) = inner.gateway_excluding(segment, address, &held) {
+            let holder = Holder::Gateway(gateway.link.name.clone());
+            return Err(AddressError::Taken { address, holder }.into());
+        }
+        inner.add(segment, address, held);
+        Ok(())
     }
 
-    /// Whether an owner other than this one has claimed the address as a chosen one, not leased by a pool.
-    pub(in crate::attach) fn is_chosen_by_another(
+    /// Releases one address of an attachment, which its pool takes back.
+    pub(in crate::attach) fn release_address(&self, segment: Segment, ip: IpAddr, owner: &Owner) {
+        let (mut inner, key) = (self.lock(), (segment, Address::Ip(ip)));
+        if let Some(claims) = inner.of.get_mut(owner) {
+            claims.addresses.retain(|claimed| *claimed != key);
+        }
+        inner.remove(&key, owner);
+    }
+
+    /// Claims an address that the node is about to get as a gateway's, until [`Occupied::release_gateways`]: from then
+    /// on the node has it. `leads`: the device on whose link the node reaches the address now.
+    ///
+    /// # Errors
+    /// An attachment on that link has the address, or one that the node reaches by it.
+    pub(in crate::attach) fn claim_gateway(
         &self,
-        segment: Segment,
         ip: IpAddr,
-        owner: &Owner,
-    ) -> bool {
-        let inner = self.lock();
-        let held = inner.held.get(&(segment, Address::Ip(ip)));
-        held.is_some_and(|held| !held.is_of_pool && held.owner != *owner)
+        link: &NodeLink,
+        leads: Option<Segment>,
+        (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    ) -> Result<(), StepError> {
+        let (owner, address) = (owner(sandbox, attachment), Address::Ip(ip));
+        let mut inner = self.lock();
+        // Rare: a bridge gets its gateway's address once.
+        for ((segment, _), holders) in inner.held.iter().filter(|((_, held), _)| *held == address) {
+            let excludes = |held: &&Held| held.owner != owner && held.excludes_gateway(*segment, link, leads);
+            if let Some(holder) = holders.iter().find(excludes) {
+                return Err(taken(address, holder, (sandbox, attachment)).into());
+            }
+        }
+        inner.gateways.entry(ip).or_default().push(Gateway { owner: owner.clone(), link: link.clone() });
+        inner.of.entry(owner).or_default().gateways.push(ip);
+        Ok(())
+    }
+
+    /// Ends the claims of an attachment's gateway addresses.
+    pub(in crate::attach) fn release_gateways(&self, owner: &Owner) {
+        let mut inner = self.lock();
+        let gateways = inner.of.get_mut(owner).map(|claims| std::mem::take(&mut claims.gateways));
+        inner.remove_gateways(gateways.unwrap_or_default(), owner);
     }
 
     /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]; `None`:
@@ -272,8 +398,8 @@ impl Occupied {
         Ok(())
     }
 
-    /// Claims the addresses of an attached sandbox. Two sandboxes from before this check existed may have the same
-    /// address; one of them is kept as its holder.
+    /// Notes the addresses of an attached sandbox. Sandboxes that an earlier version has attached may have the same
+    /// address: each of them holds it.
     pub fn adopt(&self, attached: &Attached) {
         let Attached { plan, outputs, .. } = attached;
         for (number, attachment) in plan.attachments.iter().enumerate() {
@@ -288,8 +414,7 @@ impl Occupied {
             let segment = segment(attachment, outputs);
             if let (Some(segment), Some(mac)) = (segment.or_else(|| card(outputs)), mac(attachment, outputs))
             {
-                // The first claim stays.
-                let _ = self.claim(segment, Address::Mac(mac), &plan.sandbox, attachment);
+                self.hold(segment, Address::Mac(mac), (&plan.sandbox, attachment));
             }
             let Some(segment) = segment else { continue };
             let leased = match result::leased(attachment, outputs) {
@@ -304,9 +429,15 @@ impl Occupied {
                 }
             };
             for address in leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr())) {
-                let _ = self.claim(segment, address, &plan.sandbox, attachment);
+                self.hold(segment, address, (&plan.sandbox, attachment));
             }
         }
+    }
+
+    /// Notes that an attachment has an address, whether or not another one has it.
+    fn hold(&self, segment: Segment, address: Address, of: (&Sandbox, &AttachmentPlan)) {
+        let held = Held::of(segment, address, of);
+        self.lock().add(segment, address, held);
     }
 
     /// Releases everything that the attachments of a plan hold.
@@ -314,10 +445,11 @@ impl Occupied {
         let mut inner = self.lock();
         for attachment in &plan.attachments {
             let owner = owner(&plan.sandbox, attachment);
-            let Claims { addresses, parents } = inner.of.remove(&owner).unwrap_or_default();
-            for address in addresses {
-                inner.held.remove(&address);
+            let Claims { addresses, gateways, parents } = inner.of.remove(&owner).unwrap_or_default();
+            for key in addresses {
+                inner.remove(&key, &owner);
             }
+            inner.remove_gateways(gateways, &owner);
             for parent in parents {
                 if let Some(shared) = inner.parents.get_mut(&parent) {
                     shared.take(&owner);
@@ -335,9 +467,59 @@ impl Occupied {
     }
 }
 
-/// Whether the attachment's IP addresses are leased by a pool instead of being chosen.
-fn is_of_pool(attachment: &AttachmentPlan) -> bool {
-    attachment.steps.iter().any(|step| matches!(step, Step::Lease(config) if !config.is_chosen()))
+impl Inner {
+    fn add(&mut self, segment: Segment, address: Address, held: Held) {
+        let holders = self.held.entry((segment, address)).or_default();
+        if holders.iter().any(|holder| holder.owner == held.owner) {
+            return;
+        }
+        self.of.entry(held.owner.clone()).or_default().addresses.push((segment, address));
+        holders.push(held);
+    }
+
+    fn remove(&mut self, key: &(Segment, Address), owner: &Owner) {
+        let Some(holders) = self.held.get_mut(key) else { return };
+        holders.retain(|held| held.owner != *owner);
+        if holders.is_empty() {
+            self.held.remove(key);
+        }
+    }
+
+    fn remove_gateways(&mut self, gateways: Vec<IpAddr>, owner: &Owner) {
+        for ip in gateways {
+            let Some(all) = self.gateways.get_mut(&ip) else { continue };
+            all.retain(|gateway| gateway.owner != *owner);
+            if all.is_empty() {
+                self.gateways.remove(&ip);
+            }
+        }
+    }
+
+    /// The gateway address that the node is getting, if the attachment may not have it.
+    fn gateway_excluding(&self, segment: Segment, address: Address, held: &Held) -> Option<&Gateway> {
+        let Address::Ip(ip) = address else { return None };
+        let mut all = self.gateways.get(&ip)?.iter().filter(|gateway| gateway.owner != held.owner);
+        all.find(|gateway| held.excludes_gateway(segment, &gateway.link, None))
+    }
+}
+
+/// The error for an address that another attachment has. The log names the holder.
+fn taken(address: Address, held: &Held, (sandbox, attachment): (&Sandbox, &AttachmentPlan)) -> AddressError {
+    let who = held.told_to(sandbox);
+    tracing::info!(
+        container = sandbox.container_id, ifname = attachment.ifname, %address, holder = held.who(),
+        "address refused: another attachment has it"
+    );
+    let holder = Holder::Attachment { container: held.owner.container_id.clone(), who };
+    AddressError::Taken { address, holder }
+}
+
+/// Returns the pool that leases the attachment's IP addresses; `None`: they are chosen.
+fn pool(attachment: &AttachmentPlan) -> Option<Pool> {
+    attachment.steps.iter().find_map(|step| match step {
+        Step::Lease(config) if !config.is_chosen() => config.pool(),
+        _ => None,
+    })
 }
 
 /// Returns the segment of an attachment's addresses, as far as the outputs of its steps determine it.
@@ -472,6 +654,12 @@ pub enum AddressError {
         /// Its holder.
         holder: Holder,
     },
+    /// A pool has leased an address that the node has.
+    #[error(
+        "address {0} of the pool is an address of the node, or of all stations on one of its links: leave it out of the \
+         network's ranges (ipam.exclude)"
+    )]
+    OfNode(IpAddr),
     /// Another host on the link has the address.
     #[error("address {0} is taken: another host on the link has answered for it")]
     Duplicate(IpAddr),
@@ -483,7 +671,8 @@ impl AddressError {
         match self {
             Self::Taken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
             Self::Taken { .. } => code::INVALID_CONFIG,
-            Self::Duplicate(_) => code::TRY_AGAIN_LATER,
+            // The pool leases others after it.
+            Self::OfNode(_) | Self::Duplicate(_) => code::TRY_AGAIN_LATER,
         }
     }
 }
@@ -497,7 +686,7 @@ mod tests {
     use crate::cni::CniArgs;
     use crate::ipam;
     use crate::objects::ObjectName;
-    use crate::plan::{PodRef, fixtures};
+    use crate::plan::fixtures;
     use crate::spec;
     use crate::step::{Claim, Interface, SetDevice, StepRef};
 
@@ -574,14 +763,7 @@ mod tests {
     #[test]
     fn an_address_that_somebody_has_chosen_is_given_to_nobody_else_by_a_pool() {
         let occupied = Occupied::default();
-        let of_pool = |container: &str| {
-            let config = json!({"name": "net", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24"}]]}});
-            let pool = ipam::Kind::HostLocal.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
-            let mut plan = plan(container);
-            plan.attachments[0].steps.push(Step::Lease(pool));
-            plan
-        };
-        let (chosen, [a, b]) = (plan("chosen"), ["a", "b"].map(of_pool));
+        let (chosen, [a, b]) = (plan("chosen"), ["a", "b"].map(|container| of_pool(container, "net", None)));
         let ip = |last| Address::Ip([10, 0, 0, last].into());
         let claim = |last, plan: &Plan| {
             occupied
@@ -595,17 +777,147 @@ mod tests {
         };
         assert_eq!(claim(7, &chosen), Ok(()));
         assert_eq!(claim(7, &a), taken(7, "chosen"));
-        let passed_over = |last, plan: &Plan| {
-            let owner = owner(&plan.sandbox, &plan.attachments[0]);
-            occupied.is_chosen_by_another(ROUTED, [10, 0, 0, last].into(), &owner)
-        };
-        assert_eq!([passed_over(7, &a), passed_over(7, &chosen), passed_over(8, &a)], [true, false, false]);
-        // Two pools with the same range: each answers for what it gives.
+        // One pool that leases it again: it answers for what it gives.
         assert_eq!([claim(8, &a), claim(8, &b)], [Ok(()), Ok(())]);
         assert_eq!(claim(8, &chosen), taken(8, "a"));
-        assert!(!passed_over(8, &b));
+        occupied.release(&a);
+        assert_eq!(claim(8, &chosen), taken(8, "b"), "who has it still");
         occupied.release(&chosen);
         assert_eq!(claim(7, &a), Ok(()));
+        // What is given back is another's, and what else the owner has stays.
+        assert_eq!(claim(9, &a), Ok(()));
+        occupied.release_address(ROUTED, [10, 0, 0, 7].into(), &owner(&a.sandbox, &a.attachments[0]));
+        assert_eq!([claim(7, &chosen), claim(9, &chosen)], [Ok(()), taken(9, "a")]);
+    }
+
+    /// An attachment with an address from the pool of that name, by a port of a bridge with these VLANs.
+    fn of_pool(container: &str, pool: &str, vlans: Option<PortVlans>) -> Plan {
+        let ranges = json!([[{"subnet": "10.0.0.0/24"}]]);
+        let config = json!({"name": pool, "ipam": {"type": "host-local", "ranges": ranges}});
+        let lease = ipam::Kind::HostLocal.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
+        let port = spec::BridgePort { bridge: "br0".to_owned(), vlans, ..spec::BridgePort::default() };
+        let veth = spec::Veth {
+            host_name: format!("veth-{container}"),
+            pod_name: "net1".to_owned(),
+            mtu: None,
+            mac: None,
+            group: 1,
+            port: Some(port),
+        };
+        let mut plan = plan(container);
+        plan.attachments[0].steps = vec![Step::CreateLink(Link::Veth(veth)), Step::Lease(lease)];
+        plan
+    }
+
+    fn tagged(native: Option<u16>, tagged: &[(u16, u16)]) -> Option<PortVlans> {
+        Some(PortVlans { native, tagged: tagged.to_vec(), keeps_default: false })
+    }
+
+    #[test]
+    fn two_pools_give_no_address_twice_on_one_link() {
+        let is_refused = |first: &Plan, second: &Plan, segments: [Segment; 2]| {
+            let occupied = Occupied::default();
+            let ip = Address::Ip([10, 0, 0, 7].into());
+            let claim = |plan: &Plan, at| occupied.claim(at, ip, &plan.sandbox, &plan.attachments[0]);
+            claim(first, segments[0]).unwrap();
+            let second = claim(second, segments[1]);
+            let code = second.err().map(|error| match error {
+                StepError::Address(error) => error.code(),
+                other => panic!("{other}"),
+            });
+            assert!(code.is_none_or(|code| code == code::TRY_AGAIN_LATER));
+            code.is_some()
+        };
+        let victim = of_pool("a", "lan", None);
+        assert!(is_refused(&victim, &of_pool("b", "other", None), [7, 7]));
+        assert!(is_refused(&victim, &of_pool("b", "other", None), [ROUTED, ROUTED]));
+        // The definitions name one pool, or the bridges or their VLANs are others.
+        assert!(!is_refused(&victim, &of_pool("b", "lan", None), [7, 7]));
+        assert!(!is_refused(&victim, &of_pool("b", "other", None), [7, 8]));
+        let by_vlans = |first: Option<PortVlans>, second: Option<PortVlans>| {
+            is_refused(&of_pool("a", "lan", first), &of_pool("b", "other", second), [7, 7])
+        };
+        assert!(by_vlans(tagged(Some(5), &[]), tagged(Some(5), &[])));
+        assert!(!by_vlans(tagged(Some(5), &[]), tagged(Some(6), &[])));
+        assert!(!by_vlans(tagged(Some(5), &[]), None));
+        assert!(by_vlans(tagged(Some(1), &[]), None));
+        assert!(by_vlans(tagged(Some(5), &[]), tagged(None, &[(2, 9)])), "by a trunk");
+        let keeps = Some(PortVlans { native: Some(6), tagged: Vec::new(), keeps_default: true });
+        assert!(by_vlans(keeps, None));
+    }
+
+    /// An earlier version let two pools give it.
+    #[test]
+    fn an_address_that_several_attachments_have_already_stays_taken_until_the_last_is_gone() {
+        let occupied = Occupied::default();
+        let ip = Address::Ip([10, 0, 0, 7].into());
+        let [a, b] = [("a", "lan"), ("b", "other")].map(|(container, pool)| of_pool(container, pool, None));
+        for plan in [&a, &b] {
+            occupied.hold(7, ip, (&plan.sandbox, &plan.attachments[0]));
+        }
+        let another = of_pool("c", "third", None);
+        let claim = || occupied.claim(7, ip, &another.sandbox, &another.attachments[0]).is_ok();
+        assert!(!claim());
+        occupied.release(&a);
+        assert!(!claim());
+        occupied.release(&b);
+        assert!(claim());
+    }
+
+    #[test]
+    fn the_node_gets_no_gateway_that_an_attachment_has_on_that_link_or_by_routing() {
+        let (ip, bridge) = (IpAddr::from([10, 0, 0, 7]), 7);
+        let link = |vlan| NodeLink { name: "x0".to_owned(), segment: bridge, vlan };
+        let evil = plan("evil");
+        let gateway = |victim: &Plan, at: Segment, vlan: Option<u16>, leads: Option<Segment>| {
+            let occupied = Occupied::default();
+            occupied.claim(at, Address::Ip(ip), &victim.sandbox, &victim.attachments[0]).unwrap();
+            occupied.claim_gateway(ip, &link(vlan), leads, (&evil.sandbox, &evil.attachments[0])).is_ok()
+        };
+        let quiet = of_pool("a", "lan", None);
+        let mut behind_gateway = of_pool("a", "lan", None);
+        let step = Step::Gateway { bridge: "br0".to_owned(), force: false, beside: false, vlan: None };
+        behind_gateway.attachments[0].steps.push(step);
+        assert!(!gateway(&quiet, bridge, None, None));
+        assert!(!gateway(&quiet, ROUTED, None, None));
+        assert!(!gateway(&behind_gateway, 8, None, None), "the node routes there by another bridge");
+        assert!(!gateway(&quiet, 8, None, Some(8)), "by an address that somebody has given that bridge");
+        assert!(gateway(&quiet, 8, None, None), "a network of layer 2 alone is its own world");
+        assert!(gateway(&quiet, bridge, Some(5), None), "another VLAN");
+        // Until the kernel has it, nobody else gets it.
+        let occupied = Occupied::default();
+        let of_evil = (&evil.sandbox, &evil.attachments[0]);
+        occupied.claim_gateway(ip, &link(None), None, of_evil).unwrap();
+        let claim = |plan: &Plan, at| {
+            let claimed = occupied.claim(at, Address::Ip(ip), &plan.sandbox, &plan.attachments[0]);
+            claimed.map_err(|error| error.to_string())
+        };
+        let told = "address 10.0.0.7 is taken: x0 is getting it as the gateway's address".to_owned();
+        assert_eq!(claim(&quiet, bridge), Err(told.clone()));
+        assert_eq!(claim(&behind_gateway, 8), Err(told));
+        assert_eq!(claim(&quiet, 9), Ok(()));
+        occupied.release_gateways(&owner(of_evil.0, of_evil.1));
+        assert_eq!(claim(&quiet, bridge), Ok(()));
+    }
+
+    #[test]
+    fn who_has_an_address_is_told_to_pods_of_the_same_namespace_alone() {
+        let occupied = Occupied::default();
+        let mac = Address::Mac(Mac([2, 0, 0, 0, 0, 1]));
+        let victim = plan("victim");
+        occupied.claim(7, mac, &victim.sandbox, &victim.attachments[0]).unwrap();
+        let mut asking = plan("asking");
+        let told = |asking: &Plan| {
+            let refused = occupied.claim(7, mac, &asking.sandbox, &asking.attachments[0]).unwrap_err();
+            refused.to_string()
+        };
+        let taken = |by: &str| format!("MAC address 02:00:00:00:00:01 is taken: {by} has it");
+        let named = taken("pod shop/victim, container victim, interface net1");
+        assert_eq!(told(&asking), named);
+        asking.sandbox.pod = Some(PodRef { name: ObjectName::new("evil", "asking"), uid: None });
+        assert_eq!(told(&asking), taken("a pod of another namespace"));
+        asking.sandbox.pod = None;
+        assert_eq!(told(&asking), named, "a runtime that names no pod");
     }
 
     /// A later agent knows it by the record. A macvlan of the card has the index of the card's interface for its segment.

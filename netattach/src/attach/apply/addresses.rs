@@ -5,14 +5,16 @@ use std::net::IpAddr;
 
 use super::{Executor, owner};
 use crate::attach::StepError;
-use crate::attach::addresses::occupied::{Address, ROUTED, Routed, check_ip_is_free, segment};
-use crate::ipam::{self, Asked, Lease, Lessee, Owner};
+use crate::attach::addresses::occupied::{
+    Address, AddressError, NodeLink, ROUTED, Routed, check_ip_is_free, segment,
+};
+use crate::ipam::{self, Asked, Lease, Lessee};
 use crate::plan::{AttachmentPlan, result};
 use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::waits::{self, Resource};
 
-/// How many addresses of a pool one ADD skips because another attachment has chosen them on another network. A pool
-/// leases its addresses in turn, so the next ADD begins after the skipped ones.
+/// How many addresses of a pool one ADD skips because another attachment has chosen them or has them from another pool,
+/// or because the node has them. A pool leases its addresses in turn, so the next ADD begins after the skipped ones.
 const PASSED_OVER: usize = 8;
 
 impl Executor<'_> {
@@ -31,23 +33,24 @@ impl Executor<'_> {
         let owner = owner(self.sandbox, attachment);
         let lessee = Lessee { owner: &owner, netns: Some(self.netns) };
         let resource = waits::of_lease(attachment, config);
-        let mut output = self.lease_once(at, attachment, config, lessee)?;
-        for _ in 0..PASSED_OVER {
-            if config.is_chosen() || !self.is_chosen_elsewhere(at, attachment, &owner, &output) {
-                break;
+        let asked = config.is_chosen().then(|| config.asked_elsewhere());
+        let mut left = if asked.is_none() { PASSED_OVER } else { 0 };
+        loop {
+            let output = self.lease_once(at, attachment, config, lessee)?;
+            let Output::Lease { addresses, .. } = &output else { return Ok(output) };
+            let addresses: Vec<IpAddr> = addresses.iter().map(|leased| leased.address.addr()).collect();
+            match self.occupy(at, attachment, addresses.iter().copied(), asked.as_ref()) {
+                Err(StepError::Address(_)) if left > 0 => left -= 1,
+                occupied => return occupied.map(|()| output),
+            }
+            if let Some(segment) = segment(attachment, self.progress.outputs().of(at.0)) {
+                addresses.iter().for_each(|ip| self.node.occupied.release_address(segment, *ip, &owner));
             }
             waits::at_any(resource.as_ref(), || self.node.leases.release(config, lessee))?;
-            output = self.lease_once(at, attachment, config, lessee)?;
         }
-        if let Output::Lease { addresses, .. } = &output {
-            let addresses = addresses.iter().map(|leased| leased.address.addr());
-            let asked = config.asked_elsewhere();
-            self.occupy(at, attachment, addresses, config.is_chosen().then_some(&asked))?;
-        }
-        Ok(output)
     }
 
-    /// Leases the next addresses of a configuration, without checking whether another attachment has chosen them.
+    /// Leases the next addresses of a configuration, without checking whether another attachment has them.
     fn lease_once(
         &mut self,
         at: StepRef,
@@ -61,21 +64,6 @@ impl Executor<'_> {
             |address| failed = failed.take().or_else(|| self.admit_probe(at, attachment, address).err());
         let output = lease(&node.leases, config, lessee, resource.as_ref(), &mut before_probe);
         failed.map_or(output, Err)
-    }
-
-    /// Whether another attachment has chosen one of the addresses that a pool has leased; the pool does not know of
-    /// such addresses.
-    fn is_chosen_elsewhere(
-        &self,
-        at: StepRef,
-        attachment: &AttachmentPlan,
-        owner: &Owner,
-        output: &Output,
-    ) -> bool {
-        let Some(segment) = segment(attachment, self.progress.outputs().of(at.0)) else { return false };
-        let Output::Lease { addresses, .. } = output else { return false };
-        let mut addresses = addresses.iter().map(|leased| leased.address.addr());
-        addresses.any(|ip| self.node.occupied.is_chosen_by_another(segment, ip, owner))
     }
 
     /// Makes programs that are attached before the address is leased pass the probe for another host with that
@@ -95,10 +83,11 @@ impl Executor<'_> {
         loaded.map_err(|failed| StepError::from(*failed.source))
     }
 
-    /// Claims the IP addresses for the attachment, before any route leads to them: no attachment may have chosen an
-    /// address that a pool leases, and no attachment of the node may have a chosen address. Beyond that, a pool is
-    /// responsible for its addresses; all others must not be in use elsewhere, and requested ones (`asked`) are
-    /// checked most strictly; `None`: a pool leases the addresses.
+    /// Claims the IP addresses for the attachment, before any route leads to them: no attachment on the same link may
+    /// have them, unless the same pool has leased them, nor the node. Beyond that, a pool is responsible for its
+    /// addresses; all others must not be in use elsewhere, and requested ones (`asked`) are checked most strictly;
+    /// `None`: a pool leases the addresses. The node is asked after the claim: an address that the node is getting
+    /// meanwhile is either claimed as a gateway's, or already there.
     pub(super) fn occupy(
         &mut self,
         at: StepRef,
@@ -114,10 +103,13 @@ impl Executor<'_> {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
             });
-            // A pool does not know addresses that pods have requested on another network of the segment; after
-            // [`PASSED_OVER`] retries, one of these remains.
             claimed?;
-            let Some(asked) = asked else { continue };
+            let Some(asked) = asked else {
+                if segment.is_some() && self.host.is_own_address(ip)? {
+                    return Err(AddressError::OfNode(ip).into());
+                }
+                continue;
+            };
             let routed = match &of_node {
                 Some(own) if asked.may_be(ip) => Routed::Asked(own.index),
                 _ if is_routed => Routed::Named,
@@ -126,6 +118,25 @@ impl Executor<'_> {
             check_ip_is_free(&mut self.host, ip, routed)?;
         }
         Ok(())
+    }
+
+    /// Gives the node gateway addresses by `give`. They are claimed meanwhile: no attachment may have one of them on
+    /// that link, or where the node routes to it.
+    pub(super) fn give_gateways(
+        &mut self,
+        attachment: &AttachmentPlan,
+        gateways: &[IpAddr],
+        link: &NodeLink,
+        give: impl FnOnce(&mut Self) -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        let claimed = gateways.iter().try_for_each(|ip| -> Result<(), StepError> {
+            let route = self.host.matching_route(*ip)?;
+            let leads = route.filter(|route| route.destination.prefix_len() > 0).and_then(|it| it.interface);
+            self.node.occupied.claim_gateway(*ip, link, leads, (self.sandbox, attachment))
+        });
+        let given = claimed.and_then(|()| give(self));
+        self.node.occupied.release_gateways(&owner(self.sandbox, attachment));
+        given
     }
 }
 

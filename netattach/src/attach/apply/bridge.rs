@@ -1,9 +1,12 @@
 //! The bridge that an attachment is a port of, and its gateway addresses.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 
 use super::links::LinkError;
 use super::{Executor, IPV6_MIN_MTU, bridge_stack, bridges, ensure_if_present, interface};
+use crate::attach::addresses::occupied::NodeLink;
 use crate::attach::{StepError, facts};
 use crate::cni::code;
 use crate::netlink::Born;
@@ -83,7 +86,10 @@ impl Executor<'_> {
         if opens {
             bridge_stack::open(bridge)?;
         }
-        let changed = self.change_addresses(index, changes);
+        let gateways: Vec<IpAddr> = changes.add.iter().map(IpNet::addr).collect();
+        let link = NodeLink { name: bridge.to_owned(), segment: self.bridge_index(at)?, vlan };
+        let changed =
+            self.give_gateways(attachment, &gateways, &link, |own| own.change_addresses(index, changes));
         if let Some(links) = self.node.links.as_ref().filter(|_| is_changed) {
             links.readdressed(index);
         }

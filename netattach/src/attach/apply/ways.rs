@@ -9,6 +9,7 @@ use super::plugins::PluginError;
 use super::routing::{RoutingError, cluster_routes, move_default_routes, route_by_source, vrf};
 use super::{Executor, host_access, on_parent, own_link, translation};
 use crate::attach::StepError;
+use crate::attach::addresses::occupied::{NodeLink, ROUTED};
 use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::step::{Output, StepRef, Translate};
 
@@ -37,7 +38,15 @@ impl Executor<'_> {
         let (host, _) = self.link(at)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
         let wanted = addressing::host_side(routing::style(attachment), &leased.addresses);
-        self.host.configure(host.index, &wanted)?;
+        let mut gateways = Vec::new();
+        // The gateway of every routed link is no address of any attachment.
+        for gateway in wanted.addresses.iter().map(IpNet::addr) {
+            if !addressing::is_link_gateway(gateway) && !self.host.is_own_address(gateway)? {
+                gateways.push(gateway);
+            }
+        }
+        let link = NodeLink { name: host.name, segment: ROUTED, vlan: None };
+        self.give_gateways(attachment, &gateways, &link, |own| Ok(own.host.configure(host.index, &wanted)?))?;
         Ok(Output::Nothing)
     }
 
