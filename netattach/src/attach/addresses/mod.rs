@@ -5,9 +5,11 @@
 //! | `occupied` | keeps track of address holders: no address is used twice on a segment |
 //! | `pool_use` | the pools that attachments use, by network |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
+//! | `advertise` | announces IPv6 addresses where the kernel does not |
 //! | `leases` | DHCP leases, taken and released |
 //! | `survey` | the use of address pools, for operators |
 
+pub(super) mod advertise;
 mod announce_late;
 mod leases;
 pub(super) mod occupied;
