@@ -273,10 +273,11 @@ pub(crate) fn is_behind_card(attachment: &AttachmentPlan) -> bool {
     matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev)
 }
 
-/// Returns the Ethernet address of a link; `None`: it has none, or is gone.
+/// Returns the Ethernet address of a link; `None`: it has none, or is gone, or its pod has given it more than the kernel
+/// can tell.
 fn present_mac(namespace: &mut Handle, index: u32) -> Result<Option<Mac>, netlink::Error> {
     match namespace.link_by_index(index) {
-        Err(error) if error.not_found() => Ok(None),
+        Err(error) if error.not_found() || error.is_untold() => Ok(None),
         found => Ok(found?.mac),
     }
 }

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Error;
 use super::converse::{hear, send};
 use super::exchange::{Act, Exchange, Outcome};
 use super::leases::{Held, OVER, Shared, open_client};
