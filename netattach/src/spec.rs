@@ -15,7 +15,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
 pub use by_source::{BySource, SourceTable, SourceTables};
-pub use device::{Conduct, Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
+pub use device::{
+    Conduct, Device, DeviceId, Reception, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction,
+};
 pub use netkit::{Netkit, NetkitMode, NetkitPolicy, NetkitWays};
 pub use tap::{Tap, TapAccess};
 pub use tune::{Properties, Sysctl, Tune};
@@ -417,6 +419,17 @@ impl Link {
         }
     }
 
+    /// Whether the link has the Ethernet address of its parent on the node, also after that has changed: the kernel
+    /// gives each ipvlan the parent's new address (`ipvlan_device_event`), and each VLAN whose address nobody has set
+    /// (`vlan_dev_inherit_address`).
+    pub fn follows_parent(&self) -> bool {
+        match self {
+            Self::Ipvlan(ipvlan) => !ipvlan.in_pod,
+            Self::Vlan(vlan) => !vlan.in_pod && vlan.mac.is_none(),
+            Self::Veth(_) | Self::Macvlan(_) | Self::Dummy(_) | Self::Tap(_) | Self::Netkit(_) => false,
+        }
+    }
+
     /// Describes how the link shares its parent: links that share a parent in different ways cannot coexist on that
     /// parent. `None`: the link has no parent on the node, or its parent can carry links of any kind beside this one.
     pub fn sharing(&self) -> Option<&'static str> {
@@ -595,5 +608,23 @@ mod tests {
         let error = serde_json::from_value::<Link>(serde_json::json!({"step": ""})).unwrap_err().to_string();
         let steps = Link::STEPS.map(|step| format!("`{step}`")).join(", ");
         assert_eq!(error, format!("unknown variant ``, expected one of {steps}"));
+    }
+
+    /// Rows: IVL-parent-mac, VLN-parent-mac.
+    #[test]
+    fn ipvlans_and_vlans_without_an_address_of_their_own_follow_a_parent_on_the_node() {
+        let name = || "net1".to_owned();
+        let ipvlan = |in_pod| {
+            let (parent, mode) = (Some("eth1".to_owned()), IpvlanMode::L2);
+            Link::Ipvlan(Ipvlan { pod_name: name(), parent, mode, mtu: None, group: 1, in_pod })
+        };
+        let vlan = |mac, in_pod| {
+            let (parent, tag) = ("eth1".to_owned(), VlanTag { id: 5, service: false });
+            Link::Vlan(Vlan { pod_name: name(), parent, tag, mtu: None, mac, group: 1, in_pod })
+        };
+        assert!(ipvlan(false).follows_parent() && vlan(None, false).follows_parent());
+        assert!(!ipvlan(true).follows_parent() && !vlan(None, true).follows_parent());
+        assert!(!vlan(Some(Mac([2, 0, 0, 0, 0, 1])), false).follows_parent());
+        assert!(!Link::Macvlan(Macvlan::plain("net1", "eth1")).follows_parent());
     }
 }

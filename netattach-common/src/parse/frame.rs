@@ -74,7 +74,8 @@ pub struct Payload {
 const _: () = assert!(size_of::<Payload>() == 8);
 
 /// Walks over at most two tags. At ingress the kernel has moved the outer one out of the frame; at egress it may be
-/// in either place. `allowed`: the id of a tag's control information, when the attachment may use it.
+/// in either place. `allowed`: the id of a tag's control information, when the attachment may use it; asked for tags
+/// with an id. The lane of a frame whose tags have none is that of frames without tags.
 ///
 /// # Errors
 /// There are more tags, or one is not allowed or truncated.
@@ -84,6 +85,8 @@ pub fn peel<B: Bytes>(
     payload: &mut Payload,
     allowed: impl Fn(u16) -> Result<u16, DropReason>,
 ) -> Result<(), DropReason> {
+    // A tag without an id carries a priority alone (IEEE 802.1Q, priority-tagged frames): it names no VLAN.
+    let allowed = |control: u16| if vlan_id(control) == 0 { Ok(0) } else { allowed(control) };
     let (mut ethertype, mut offset) = (payload.ethertype, ETHERNET_LEN);
     let mut ids = [0u16; 2];
     let mut found = 0usize;
@@ -142,7 +145,40 @@ pub const fn is_tag(number: u16) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bytes::InMemory;
     use super::*;
+
+    /// The ethertype, the offset and the tags in the lane of a frame of IPv4 behind `tags`; `ids` are allowed.
+    fn peeled(beside: Option<u16>, tags: &[u16], ids: &[u16]) -> Result<(u16, u16, [u8; 3]), DropReason> {
+        let mut bytes = vec![0; 12];
+        tags.iter().for_each(|tag| bytes.extend([ethertype::VLAN.to_be_bytes(), tag.to_be_bytes()].concat()));
+        bytes.extend([8, 0, 0, 0]);
+        let number = u16::from_be_bytes([bytes[12], bytes[13]]);
+        let read = InMemory { bytes: &bytes, in_place: 0, is_uncut: false, tag_beside: beside };
+        let mut payload = Payload { ethertype: number, offset: ETHERNET_LEN as u16, lane: Lane::NONE };
+        let allowed = |control: u16| match vlan_id(control) {
+            id if ids.contains(&id) => Ok(id),
+            _ => Err(DropReason::VlanTagged),
+        };
+        peel(&read, &mut payload, allowed)?;
+        Ok((payload.ethertype, payload.offset, payload.lane.tags()))
+    }
+
+    #[test]
+    fn a_tag_without_an_id_is_of_no_vlan_and_counts_as_a_tag() {
+        const PRIORITY: u16 = 6 << 13;
+        let plain = |offset| Ok((ethertype::IPV4, offset, [0; 3]));
+        assert_eq!(peeled(Some(PRIORITY), &[], &[]), plain(14));
+        assert_eq!(peeled(None, &[PRIORITY], &[]), plain(18));
+        assert_eq!(peeled(Some(0), &[PRIORITY], &[]), plain(18));
+        let behind = Ok((ethertype::IPV4, 22, flow::tags(0, 5)));
+        assert_eq!(peeled(None, &[PRIORITY, 5], &[5]), behind);
+        let refused = Err(DropReason::VlanTagged);
+        assert_eq!(peeled(None, &[PRIORITY | 5], &[]), refused);
+        assert_eq!(peeled(None, &[PRIORITY, 5], &[]), refused);
+        assert_eq!(peeled(Some(0), &[0, 0], &[]), refused);
+        assert_eq!(peeled(None, &[0, 0, 0], &[]), refused);
+    }
 
     #[test]
     fn a_frame_goes_by_what_its_header_says_or_by_no_name_at_all() {

@@ -11,7 +11,7 @@ use super::AttachError;
 use super::apply::{admit, translation};
 use super::device::representor;
 use super::engine::{Engine, is_whole, leased_from};
-use super::reconcile::enforcement::guards;
+use super::reconcile::enforcement::{follow_parents, guards};
 use super::registry::Attached;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
@@ -131,6 +131,7 @@ impl Engine {
             // The claims of all records are known now. A representor belongs to the newest claim of its VF: an older
             // record, whose DEL is still to come, must not attach programs of an attachment that has ended.
             guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
+            follow_parents(&mut guarded);
             for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.unenforced.push(Chain(&error).to_string());
             }

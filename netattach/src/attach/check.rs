@@ -12,12 +12,13 @@ use super::{AttachError, Attached, Doing, Node, StepError};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
+use crate::mac::Mac;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::check::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Sandbox, result};
-use crate::spec::{Device, IpvlanMode, Link, LinkMode, Route};
+use crate::spec::{Device, IpvlanMode, Link, LinkMode, Route, VfSettings};
 use crate::step::{Interface, Step};
 use crate::waits;
 
@@ -77,9 +78,16 @@ pub(super) fn differences_in_pod(
         let outputs = attached.outputs.of(number as u16);
         let last = result::result(sandbox, attachment, outputs)?;
         let want = expected(attachment, outputs, &last, &sandbox.netns)?;
-        let difference = compare_in_pod(attachment, &want, pod, netns).map_err(|source| {
-            AttachError::step(Doing::Check, attachment, "read the kernel's state", source)
-        })?;
+        let failed =
+            |source| AttachError::step(Doing::Check, attachment, "read the kernel's state", source);
+        let parents_mac = match want.follows {
+            Some(_) => {
+                let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+                parents_mac(&want, &mut host).map_err(failed)?
+            }
+            None => None,
+        };
+        let difference = compare_in_pod(attachment, (&want, parents_mac), pod, netns).map_err(failed)?;
         differences.extend(difference.map(|difference| (attachment.ifname.clone(), difference)));
     }
     Ok(differences)
@@ -95,7 +103,7 @@ pub(super) fn compare(
     pod: &mut Handle,
     netns: &Netns,
 ) -> Result<Option<String>, StepError> {
-    let found = match compare_pod_end(want, pod)? {
+    let found = match compare_pod_end(want, parents_mac(want, host)?, pod)? {
         Found::Differs(difference) => return Ok(Some(difference)),
         Found::NotWanted => None,
         Found::AsWanted(link) => Some(link),
@@ -107,12 +115,8 @@ pub(super) fn compare(
         return Ok(Some(difference));
     }
     if let Some((Device { function: Some(function), .. }, wanted)) = &want.device {
-        let differs = match physical(host, function)? {
-            // If the driver does not report a switch setting, it may have its value.
-            Some((_, shown)) => wanted.told_in(&shown).beyond(&shown),
-            None => (*wanted).clone(),
-        };
-        if let Some((setting, _)) = differs.each().next() {
+        let shown = physical(host, function)?.map(|(_, shown)| shown);
+        if let Some(setting) = other_setting(wanted, shown.as_ref()) {
             let (number, card) = (function.number, &function.physical);
             return Ok(Some(format!("VF {number} of {card} has another {setting}")));
         }
@@ -153,14 +157,14 @@ pub(super) fn compare(
 }
 
 /// Describes the first difference between the pod's namespace and its expected state. Reads nothing else, and calls
-/// no other plugin.
+/// no other plugin. `parents_mac`: see [`compare_pod_end`].
 fn compare_in_pod(
     attachment: &AttachmentPlan,
-    want: &Expected,
+    (want, parents_mac): (&Expected, Option<Mac>),
     pod: &mut Handle,
     netns: &Netns,
 ) -> Result<Option<String>, StepError> {
-    match compare_pod_end(want, pod)? {
+    match compare_pod_end(want, parents_mac, pod)? {
         Found::Differs(difference) => Ok(Some(difference)),
         Found::NotWanted | Found::AsWanted(_) => compare_around_pod_end(attachment, want, pod, netns),
     }
@@ -193,13 +197,34 @@ fn compare_around_pod_end(
     }
 }
 
+/// Returns the first setting of a VF that differs from the one that ADD made. A setting that the driver does not
+/// report may have its value: ADD has accepted that too. `shown`: what the card reports; `None`: the card is gone.
+fn other_setting(wanted: &VfSettings, shown: Option<&VfSettings>) -> Option<&'static str> {
+    let differs = shown.map_or_else(|| wanted.clone(), |shown| wanted.contradicted_by(shown));
+    differs.each().next().map(|(setting, _)| setting)
+}
+
 enum Found {
     NotWanted,
     AsWanted(LinkState),
     Differs(String),
 }
 
-fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError> {
+/// Returns the present Ethernet address of the parent that the interface follows, if there is one.
+fn parents_mac(want: &Expected, host: &mut Handle) -> Result<Option<Mac>, StepError> {
+    let Some(parent) = want.follows else { return Ok(None) };
+    match host.link_by_index(parent) {
+        Err(error) if error.not_found() => Ok(None),
+        found => Ok(found?.mac),
+    }
+}
+
+/// `parents_mac`: an Ethernet address that the interface may have instead of its own.
+fn compare_pod_end(
+    want: &Expected,
+    parents_mac: Option<Mac>,
+    pod: &mut Handle,
+) -> Result<Found, StepError> {
     if want.loopback && !pod.find_link("lo")?.is_some_and(|link| link.up) {
         return Ok(Found::Differs("lo is not up".into()));
     }
@@ -212,7 +237,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
     {
         return differs("is not the interface that ADD created".into());
     }
-    if wanted.mac.is_some() && link.mac != wanted.mac {
+    if is_another_mac(link.mac, wanted.mac, parents_mac) {
         let shown = link.mac.map_or_else(|| "none".into(), |mac| mac.to_string());
         return differs(format!("has Ethernet address {shown}"));
     }
@@ -274,6 +299,11 @@ fn missing_route<'r>(
         })
     };
     Ok(main.find(|route| !is_there(route)))
+}
+
+/// Whether an interface has neither the Ethernet address that it was created with, if that is known, nor its parent's.
+fn is_another_mac(found: Option<Mac>, made: Option<Mac>, parents: Option<Mac>) -> bool {
+    made.is_some() && found != made && (parents.is_none() || found != parents)
 }
 
 /// Whether a link has the name of the created interface but is a different link.
@@ -372,4 +402,53 @@ pub(super) fn check_delegates(
             .map_err(|error| AttachError::step(Doing::Check, attachment, "", error))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{VfLinkState, VfRates};
+
+    /// Rows: SRV-ignored.
+    #[test]
+    fn a_setting_that_the_driver_does_not_report_is_no_difference() {
+        let rates = |max| Some(VfRates { min: 0, max });
+        let wanted = VfSettings {
+            rates: rates(200),
+            link_state: Some(VfLinkState::Enable),
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
+            ..VfSettings::default()
+        };
+        let silent = VfSettings {
+            rates: rates(0),
+            link_state: Some(VfLinkState::Auto),
+            mac: Some(Mac([0; 6])),
+            trust: Some(false),
+            ..VfSettings::default()
+        };
+        assert_eq!(other_setting(&wanted, Some(&silent)), None);
+        let other = VfSettings { rates: rates(100), ..silent };
+        assert_eq!(other_setting(&wanted, Some(&other)), Some("max_tx_rate"));
+        assert_eq!(other_setting(&wanted, None), Some("mac"));
+        assert_eq!(other_setting(&VfSettings::default(), None), None);
+    }
+
+    /// Rows: IVL-parent-mac.
+    #[test]
+    fn an_interface_has_the_address_that_it_was_made_with_or_that_of_the_parent_that_it_follows() {
+        let mac = |last| Some(Mac([2, 0, 0, 0, 0, last]));
+        for (found, made, parents, expected) in [
+            (mac(1), mac(1), None, false),
+            (mac(2), mac(1), None, true),
+            (mac(2), mac(1), mac(2), false),
+            // A VLAN with an address of its own keeps it.
+            (mac(1), mac(1), mac(2), false),
+            (mac(3), mac(1), mac(2), true),
+            (None, mac(1), None, true),
+            (None, None, None, false),
+            (mac(3), None, mac(2), false),
+        ] {
+            assert_eq!(is_another_mac(found, made, parents), expected, "{found:?} {made:?} {parents:?}");
+        }
+    }
 }

@@ -76,6 +76,10 @@ impl Enforce for Maps {
         Ok(())
     }
 
+    fn follow(&self, _: &EnforcedAttachment) -> Result<bool, EnforceError> {
+        Ok(false)
+    }
+
     fn recorded(&self) -> Vec<u32> {
         locked(&self.0).iter().copied().collect()
     }

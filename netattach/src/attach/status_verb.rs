@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::apply::runner;
@@ -14,7 +15,7 @@ use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Patience, PoolUse};
 use crate::journal::JournalKey;
-use crate::netlink::Handle;
+use crate::netlink::{Changes, Handle};
 use crate::plan::AttachmentPlan;
 use crate::plan::resolve::{Network, rehearse};
 use crate::spec::Link;
@@ -102,6 +103,31 @@ impl Engine {
         enforcement::restore(enforcer.as_ref(), &among, which, shares)
     }
 
+    /// Whether parents of pods' links may be among the changes.
+    pub fn has_parent_among(&self, changes: &Changes) -> bool {
+        match changes {
+            Changes::Of(touched) => touched.links.iter().any(|index| self.node.occupied.is_parent(*index)),
+            Changes::Anything => true,
+        }
+    }
+
+    /// Has attachments follow those parents among the changes whose Ethernet address they have, and announces their
+    /// addresses: what the kernel has announced at the change was from the new address, and dropped.
+    ///
+    /// # Errors
+    /// The last failure. Periodic checks of single attachments retry.
+    pub fn follow_parents(&self, changes: &Changes) -> Result<(), EnforceError> {
+        let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
+        let (followed, outcome) = enforcement::follow(enforcer.as_ref(), &self.registry.staying(), changes);
+        for key in followed {
+            if let Err(error) = self.announce(&key) {
+                let container = &key.container_id;
+                tracing::warn!(container, error = %Chain(&error), "addresses not announced to neighbours");
+            }
+        }
+        outcome
+    }
+
     /// Completes for the attachments in that record what the dataplane has postponed until after their ADD.
     /// Attachments that were detached need nothing. Repeating the call changes nothing.
     ///
@@ -116,6 +142,13 @@ impl Engine {
             enforcer.settle(&guarded).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
             })?;
+        }
+        // A parent may have got another Ethernet address before the registry had the attachment.
+        let all = [Arc::clone(&attached)];
+        let (_, outcome) = enforcement::follow(enforcer.as_ref(), &all, &Changes::Anything);
+        if let Err(error) = outcome {
+            let container = &record.container_id;
+            tracing::warn!(container, error = %Chain(&error), "cannot read the parents of its links; will try again");
         }
         Ok(())
     }

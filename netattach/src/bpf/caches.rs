@@ -13,6 +13,7 @@ use super::parents::{Device, OnParent, Parent, Trunks};
 use super::pin::Pins;
 use super::shares::{self, Owners, PerFamily, Shares};
 use super::{BpfError, Config};
+use crate::mac::Mac;
 use crate::sync::{Mutex, MutexGuard, locked};
 
 /// Attachments, and their places in the flow table.
@@ -123,6 +124,11 @@ impl AttachmentMaps {
     /// Every attachment that has a record, for recovery.
     pub fn records(&self) -> BTreeMap<u32, AttachmentRecord> {
         self.lock().records().clone()
+    }
+
+    /// The Ethernet address in the record of an attachment; `None`: it has no record.
+    pub fn mac(&self, id: u32) -> Option<Mac> {
+        self.lock().records().get(&id).map(|record| Mac(record.mac.octets))
     }
 
     /// The source addresses that each number is allowed, including numbers without a record, for recovery.

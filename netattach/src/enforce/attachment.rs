@@ -15,7 +15,7 @@ use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle};
 use crate::objects::Place;
-use crate::plan::result::{Ends, Leased, is_unaddressed};
+use crate::plan::result::{Ends, Leased, is_unaddressed, parent_followed};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, author, routing};
 use crate::policy::index::{Dhcp, Endpoint};
 use crate::spec::{Link, Pace, PortVlans, Tie};
@@ -50,6 +50,8 @@ pub struct EnforcedAttachment {
     /// Index of its parent, if links on the parent reach each other within the parent, either past its
     /// ingress or between pods.
     pub(super) shares: Option<u32>,
+    /// Index of its parent, if its Ethernet address is that of the parent.
+    inherits: Option<u32>,
     /// Where its frames leave again after they were judged.
     pub(super) trunks: Trunks,
     /// When its programs are attached.
@@ -144,6 +146,7 @@ impl EnforcedAttachment {
                 .and_then(|ends| ends.parent.as_ref())
                 .filter(|_| reach_each_other(attachment))
                 .map(|parent| parent.device.index),
+            inherits: ends.and_then(|ends| parent_followed(attachment, ends)),
             trunks: ends.and_then(|ends| ends.parent.as_ref()).map(trunks).unwrap_or_default(),
             when: protect.when,
             pod: sandbox.pod.clone(),
@@ -183,6 +186,31 @@ impl EnforcedAttachment {
     /// Whether the end of its link on the node is a representor, which belongs to the card.
     pub(crate) fn is_on_representor(&self) -> bool {
         self.on_representor && matches!(self.point, HookPoint::NodeEnd(_))
+    }
+
+    /// Index of its parent, if its Ethernet address is that of the parent.
+    pub(crate) fn inherits(&self) -> Option<u32> {
+        self.inherits
+    }
+
+    /// Takes over the Ethernet address that it has now, if it has its parent's and that has changed. A VLAN whose
+    /// address was set does not follow its parent, and a pod may have set it: so the parent's address counts only if
+    /// the interface has it.
+    ///
+    /// # Errors
+    /// The parent or the interface cannot be read. The attachment keeps the address that it had.
+    pub(crate) fn follow_parent(&mut self, host: &mut Handle) -> Result<(), EnforceError> {
+        let Some(parent) = self.inherits else { return Ok(()) };
+        let Some(of_parent) = present_mac(host, parent)? else { return Ok(()) };
+        let HookPoint::Pod(device) = &self.point else { return Ok(()) };
+        if of_parent == self.attachment.mac {
+            return Ok(());
+        }
+        let Some(mut pod) = device.handle()? else { return Ok(()) };
+        if present_mac(&mut pod, device.index)? == Some(of_parent) {
+            self.attachment.mac = of_parent;
+        }
+        Ok(())
     }
 
     /// The attachment as a member of the fast path.
@@ -243,6 +271,15 @@ impl EnforcedAttachment {
 /// Whether the attachment's programs on the node are on a representor.
 pub(crate) fn is_behind_card(attachment: &AttachmentPlan) -> bool {
     matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev)
+}
+
+/// Returns the Ethernet address of a link; `None`: it has none, or is gone, or its pod has given it more than the kernel
+/// can tell.
+fn present_mac(namespace: &mut Handle, index: u32) -> Result<Option<Mac>, netlink::Error> {
+    match namespace.link_by_index(index) {
+        Err(error) if error.not_found() || error.is_untold() => Ok(None),
+        found => Ok(found?.mac),
+    }
 }
 
 /// Whether the attachment has a parent whose links reach each other without leaving it.
@@ -442,6 +479,7 @@ pub(super) mod tests {
             on_representor: false,
             netkit: false,
             shares: None,
+            inherits: None,
             trunks: Trunks::default(),
             when: EnforceWhen::Always,
             pod: Some(PodRef { name: ObjectName::new("shop", "a"), uid: None }),

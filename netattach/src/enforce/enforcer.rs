@@ -472,6 +472,24 @@ impl Enforce for Enforcer {
         self.programs.drop_groups(host_link, host)
     }
 
+    fn follow(&self, attachment: &EnforcedAttachment) -> Result<bool, EnforceError> {
+        if attachment.inherits().is_none() || attachment.point.is_nowhere() {
+            return Ok(false);
+        }
+        let (id, attachments) = (attachment.id, self.dataplane.attachments());
+        // An attachment ends under this lock before its record is removed, so that no removed record comes back.
+        let state = self.lock();
+        if !state.roster().is_current(attachment) || attachments.mac(id) == Some(attachment.attachment.mac) {
+            return Ok(false);
+        }
+        attachments.put(id, &self.record(attachment))?;
+        tracing::info!(
+            attachment = attachment.label, mac = %attachment.attachment.mac,
+            "the parent of the attachment has another Ethernet address, which is now the pod's"
+        );
+        Ok(true)
+    }
+
     fn recorded(&self) -> Vec<u32> {
         self.dataplane.attachments().records().into_keys().collect()
     }

@@ -100,6 +100,12 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused the program.
     fn drop_groups(&self, host_link: u32, host: &mut Handle) -> Result<(), EnforceError>;
+    /// Writes an attachment's record anew if its Ethernet address is its parent's and the record has another one.
+    /// Returns whether it did. An attachment that has ended is left alone.
+    ///
+    /// # Errors
+    /// The kernel refused the map.
+    fn follow(&self, attachment: &EnforcedAttachment) -> Result<bool, EnforceError>;
     /// Returns the numbers of the attachments with records in the dataplane.
     fn recorded(&self) -> Vec<u32>;
     /// Returns the first missing part of the attachment's enforcement, as text: record, addresses, policy

@@ -43,7 +43,7 @@ impl PodDevice {
     ///
     /// # Errors
     /// As [`PodDevice::namespace`], or no handle can be opened in the namespace.
-    pub(super) fn handle(&self) -> Result<Option<Handle>, HookError> {
+    pub(crate) fn handle(&self) -> Result<Option<Handle>, HookError> {
         let Some(netns) = Netns::of(&self.netns, self.netns_id, None)? else { return Ok(None) };
         Ok(Handle::open_in_that(&netns, self.netns_cookie)?)
     }

@@ -11,7 +11,7 @@ use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::xdp_links::of_link;
 use super::{Error, Handle, LinkState, XdpPlace, text};
 use crate::mac::Mac;
-use crate::spec::Conduct;
+use crate::spec::{Conduct, Reception};
 
 /// A network device, with attributes that identify it in whichever namespace it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub struct DeviceState {
     pub xdp: Vec<(XdpPlace, u32)>,
     /// Its settings for sending and receiving.
     pub conduct: Conduct,
+    /// Which frames of others it receives.
+    pub reception: Reception,
 }
 
 impl DeviceState {
@@ -148,13 +150,14 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).down())
     }
 
-    /// Switches off promiscuous mode and the reception of all multicast frames, as far as they were switched
-    /// on explicitly.
+    /// Switches promiscuous mode and the reception of all multicast frames on or off. What other parts of the kernel
+    /// need of either stays on.
     ///
     /// # Errors
     /// There is no such link.
-    pub fn set_selective(&mut self, index: u32) -> Result<(), Error> {
-        self.change(LinkUnspec::new_with_index(index).promiscuous(false).allmulticast(false))
+    pub fn set_reception(&mut self, index: u32, reception: Reception) -> Result<(), Error> {
+        let Reception { promiscuous, all_multicast } = reception;
+        self.change(LinkUnspec::new_with_index(index).promiscuous(promiscuous).allmulticast(all_multicast))
     }
 
     /// Sets a device's settings for sending and receiving, except its queue length.
@@ -247,6 +250,9 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
     let has = |flag| shown.header.flags.contains(flag);
     let (arp, multicast) = (!has(LinkFlags::Noarp), has(LinkFlags::Multicast));
     let mut conduct = Conduct { broadcast: None, arp, multicast, mode: 0, queue: 0 };
+    // Of these two the kernel shows what was switched on explicitly (`dev_get_flags`).
+    let reception =
+        Reception { promiscuous: has(LinkFlags::Promisc), all_multicast: has(LinkFlags::Allmulti) };
     for attribute in &shown.attributes {
         match attribute {
             LinkAttribute::LinkNetNsId(number) => link_netns = Some(*number),
@@ -265,7 +271,7 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
         }
     }
     let link = observed(message)?;
-    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names, xdp, conduct })
+    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names, xdp, conduct, reception })
 }
 
 /// `None`: the link has addresses of another length.

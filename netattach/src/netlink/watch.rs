@@ -78,6 +78,11 @@ impl LinkWatch {
         Self::of([GROUP_LINK, GROUP_TC].into_iter().chain(GROUPS_ROUTE))
     }
 
+    /// Starts listening for links alone, without their filters.
+    pub fn open_for_links() -> Result<Self, Error> {
+        Self::of([GROUP_LINK])
+    }
+
     /// Starts listening for default routes alone.
     pub fn open_for_routes() -> Result<Self, Error> {
         Self::of(GROUPS_ROUTE)

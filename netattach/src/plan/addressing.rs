@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 pub(crate) use crate::cidr::first_host;
 use crate::cni;
-use crate::spec::{Addressing, Link, Route, VfLinkState};
+use crate::spec::{Addressing, IpvlanMode, Link, Route, VfLinkState};
 use crate::step::{Brought, Configure, LeasedAddress, MadeBy, Output, Step, Style};
 
 /// The IPv4 gateway of every routed veth (RFC 3927: valid on the link only).
@@ -62,6 +62,12 @@ pub fn announced_by_requests(made_by: MadeBy<'_>, addressing: &Addressing) -> bo
         }
         _ => false,
     }
+}
+
+/// Whether the IPv6 addresses of an interface are announced by neighbour advertisements that netattach sends: see
+/// [`announced_by_requests`]. In the layer 3 modes an ipvlan has no neighbours.
+pub fn advertised(made_by: MadeBy<'_>) -> bool {
+    matches!(made_by, MadeBy::Link(Link::Ipvlan(ipvlan)) if ipvlan.mode == IpvlanMode::L2)
 }
 
 /// Whether the ADD waits for the carrier of the pod's interface before it announces the addresses: for a card that
@@ -320,7 +326,7 @@ pub(super) fn any_of(address: IpAddr) -> IpNet {
 mod tests {
     use super::*;
     use crate::plan::fixtures;
-    use crate::spec::{Ipvlan, IpvlanMode, VfSettings};
+    use crate::spec::{Ipvlan, VfSettings};
     use crate::step::{Claim, Outputs, SetDevice, StepRef};
 
     fn leased(address: &str, gateway: Option<&str>) -> LeasedAddress {
@@ -564,7 +570,7 @@ mod tests {
             (&["10.9.0.7/24", "10.9.1.7/24"], true, [at_once, late, at_once]),
             (&["10.9.0.7/24", "10.9.0.8/24"], true, [at_once, at_once, at_once]),
             (&["10.9.0.7/24", "10.8.0.1/8"], true, [at_once, at_once, at_once]),
-            // Those of IPv6 are told within the ADD in any case.
+            // Those of IPv6 are told within the ADD in any case, but on ipvlans.
             (&["10.9.0.7/24", "fd00::7/64", "fd00::8/64"], true, [at_once, late, at_once]),
         ];
         for (addresses, announce_v4, expected) in table {
@@ -574,6 +580,18 @@ mod tests {
                 .map(|(made_by, may_wait)| announcement(made_by, &addressing, may_wait));
             assert_eq!(found, expected, "{addressing:?}");
         }
+    }
+
+    #[test]
+    fn ipv6_addresses_are_advertised_on_ipvlans_that_have_neighbours() {
+        let ipvlan = |mode| {
+            let pod_name = "net1".to_owned();
+            Link::Ipvlan(Ipvlan { pod_name, parent: None, mode, mtu: None, group: 0, in_pod: false })
+        };
+        let links = [IpvlanMode::L2, IpvlanMode::L3, IpvlanMode::L3s].map(ipvlan);
+        let found = links.each_ref().map(|link| advertised(MadeBy::Link(link)));
+        assert_eq!(found, [true, false, false]);
+        assert!(!advertised(MadeBy::Device(&fixtures::device())) && !advertised(MadeBy::Plugin));
     }
 
     /// Rows: SRV-announce.

@@ -14,6 +14,9 @@ use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 pub struct Expected {
     /// The interface in the pod. An MTU of 0 means unknown.
     pub pod: Option<Interface>,
+    /// Index of the parent on the node whose Ethernet address the interface may have instead, if the parent has got
+    /// another one since the ADD.
+    pub follows: Option<u32>,
     /// The link as requested; `None` if another plugin created it.
     pub link: Option<spec::Link>,
     /// The node's end.
@@ -94,7 +97,8 @@ pub fn expected(
 /// Returns the state that the finished steps have left, derived from the plan and their outputs.
 fn left_by_steps(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Expected, CniError> {
     let judged_in_pod = hook_kind::of(attachment, outputs) == HookKind::Pod;
-    let mut expected = Expected { judged_in_pod, ..Expected::default() };
+    let follows = result::ends(outputs).and_then(|ends| result::parent_followed(attachment, &ends));
+    let mut expected = Expected { judged_in_pod, follows, ..Expected::default() };
     let leased = result::leased(attachment, outputs)?;
     for (index, step) in attachment.steps.iter().enumerate() {
         let Some(output) = outputs.step(index) else { break };

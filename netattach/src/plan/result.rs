@@ -9,6 +9,7 @@ pub use super::told::tuned;
 use super::{AttachmentPlan, Sandbox, routing};
 use crate::cni::{self, CniArgs, CniError, CniResult, Value, Version};
 use crate::ipam;
+use crate::spec::Link;
 use crate::step::{
     Bridge, Brought, Delegate, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Protect, Role,
     Step, StepRef, Translate,
@@ -271,6 +272,12 @@ pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
         _ => None,
     });
     made.or_else(|| Some(Ends { host: on_node(), pod: representor?.driven.clone()?, parent: None }))
+}
+
+/// Returns the index of the parent whose Ethernet address an attachment's interface has, also after that has changed.
+pub fn parent_followed(attachment: &AttachmentPlan, ends: &Ends) -> Option<u32> {
+    let parent = ends.parent.as_ref().filter(|_| attachment.link().is_some_and(Link::follows_parent));
+    parent.map(|parent| parent.device.index)
 }
 
 /// Returns the ends of the link that an attachment's steps created or found: the node's, if there is one, and the

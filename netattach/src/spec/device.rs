@@ -69,6 +69,24 @@ pub struct Conduct {
     pub queue: u32,
 }
 
+/// Which frames a device receives beyond those that are for it, as far as that was switched on explicitly.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reception {
+    /// All frames.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub promiscuous: bool,
+    /// All multicast frames.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_multicast: bool,
+}
+
+impl Reception {
+    /// Whether it receives no others.
+    pub fn is_selective(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// The settings that a PF makes for one of its VFs. Absent: not set, or not reported.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfSettings {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Interface;
 use crate::mac::Mac;
-use crate::spec::{Conduct, VfSettings};
+use crate::spec::{Conduct, Reception, VfSettings};
 
 /// The state of a device when it was claimed, before any change: the state to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +113,9 @@ pub struct Home {
     /// How the device sent and received. Absent: unknown, as for `programs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conduct: Option<Conduct>,
+    /// Which frames of others it received; none when absent.
+    #[serde(default, skip_serializing_if = "Reception::is_selective")]
+    pub reception: Reception,
 }
 
 fn is_default_group(group: &u32) -> bool {

@@ -362,6 +362,14 @@ fn judge(world: &World, frame: &[u8], side: Side) -> (bool, Option<Asked>) {
     if !own && !isolated("ingress") && !isolated("egress") {
         return (true, None);
     }
+    if let Some((ids, _, payload)) = reading::tags(frame, None)
+        && !ids.is_empty()
+        && ids.iter().all(|id| *id == 0)
+    {
+        // The tags carry a priority alone. `explain` knows no frames with tags.
+        let untagged = [&frame[..12], &frame[payload - 2..]].concat();
+        return (judge(world, &untagged, side).0, None);
+    }
     let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
     let tagged = [0x8100, 0x88a8, 0x9100].contains(&ethertype);
     if tagged || own && frame[6..12] != POD_MAC.0 {

@@ -3,6 +3,7 @@
 //! `cargo xtask vm` runs these in the virtual machine whose kernel has the driver.
 
 use std::path::Path;
+use std::process::Command;
 
 use netattach::netlink::Handle;
 use netattach::spec::{IpvlanMode, LinkMode};
@@ -279,6 +280,64 @@ fn an_ipvlan_that_its_pod_has_renamed_is_gone_once_it_was_detached() {
     node.ctl(&["detach", "shop/a", "net1"]).unwrap();
     let links = Handle::open_in(a.namespace.netns()).unwrap().links().unwrap();
     assert!(!links.iter().any(|link| link.kind == "ipvlan"), "{links:?}");
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// The kernel does not announce them, as it does on other interfaces.
+///
+/// Rows: IVL-announce.
+#[test]
+fn neighbours_are_told_of_the_ipv6_addresses_of_an_ipvlan() {
+    if !has_driver() {
+        return report_skipped("neighbours_are_told_of_the_ipv6_addresses", "the kernel has no ipvlan");
+    }
+    let (node, outside) = node("l2");
+    let ipam = json!({"type": "static", "addresses": [{"address": "fd00:54::3/64"}]});
+    let six = json!({"cniVersion": "1.0.0", "type": "ipvlan", "master": WIRE, "ipam": ipam});
+    node.write("net-six", &network(NAMESPACE, "six", &six)).unwrap();
+    ip(&outside, &["addr", "add", "fd00:54::9/64", "dev", "wire1", "nodad"]).unwrap();
+    // The holder that was there before.
+    let before = ["lladdr", "02:00:00:00:00:99", "dev", "wire1", "nud", "stale"];
+    ip(&outside, &[&["neigh", "replace", "fd00:54::3"][..], &before[..]].concat()).unwrap();
+    let known = || {
+        let list = ["-j", "neigh", "show", "to", "fd00:54::3"];
+        let listed = outside.run(|| Command::new("ip").args(list).output()).unwrap();
+        let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+        listed[0]["lladdr"].as_str().map(str::to_owned)
+    };
+    let a = add(&node, "a", "six");
+    node.add(&a).success();
+    let own = Handle::open_in(node.namespace.netns()).unwrap().link(WIRE).unwrap().mac.unwrap();
+    assert!(eventually(PATIENCE, || known() == Some(own.to_string())), "{:?}, not {own}", known());
+    node.del(&a).success();
+}
+
+/// As the address of a bond changes that fails over, with an agent and while there is none.
+///
+/// Rows: IVL-parent-mac.
+#[test]
+fn a_pod_on_an_ipvlan_follows_a_parent_that_gets_another_ethernet_address() {
+    if !has_driver() {
+        return report_skipped("a_pod_on_an_ipvlan_follows_a_parent", "the kernel has no ipvlan");
+    }
+    let (mut node, outside) = node("l2");
+    let a = add(&node, "a", "lan");
+    node.add(&a).success();
+    let to = at(OUTSIDE, 80);
+    let _server = Echo::serve(&outside, to).unwrap();
+    assert!(connects(&a.namespace, to, PATIENCE));
+    let change = |node: &Node, mac: &str| {
+        ip(&node.namespace, &["link", "set", WIRE, "address", mac]).unwrap();
+    };
+    change(&node, "02:00:00:00:00:77");
+    assert!(connects(&a.namespace, to, PATIENCE));
+    node.check(&a).success();
+    node.kill().unwrap();
+    change(&node, "02:00:00:00:00:78");
+    node.start().unwrap();
+    assert!(connects(&a.namespace, to, PATIENCE));
+    node.check(&a).success();
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }

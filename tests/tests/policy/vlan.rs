@@ -196,3 +196,34 @@ fn policies_hold_on_vlans_beside_macvlans_on_their_parent() {
     ip(&node.namespace, &["link", "del", "tagged0"]).unwrap();
     Snapshot::take(&node, &all).unwrap().assert_nothing_is_left();
 }
+
+/// A VLAN whose address nobody has set has that of its parent. As on an ipvlan, see `ipvlan`.
+///
+/// Rows: VLN-parent-mac.
+#[test]
+fn a_pod_on_a_vlan_follows_a_parent_that_gets_another_ethernet_address() {
+    if !has_driver("vlan") {
+        return report_skipped("a_pod_on_a_vlan_follows_a_parent", "the kernel has no vlan");
+    }
+    let (node, outside) = with_vlans();
+    let to = SocketAddr::new(OUTSIDE[2].parse().unwrap(), 80);
+    let _server = Echo::serve(&outside, to).unwrap();
+    let v = Pod::new("v").unwrap();
+    node.add(&v).success();
+    assert!(connects(&v.namespace, to, PATIENCE));
+    let own = || Handle::open_in(v.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap().to_string();
+    let change = |mac: &str| ip(&node.namespace, &["link", "set", WIRE, "address", mac]).unwrap();
+    change("02:00:00:00:00:77");
+    assert_eq!(own(), "02:00:00:00:00:77");
+    assert!(connects(&v.namespace, to, PATIENCE));
+    node.check(&v).success();
+    // An address that was set stays, and the pod may send from no other.
+    ip(&v.namespace, &["link", "set", "net1", "address", "02:00:00:00:00:99"]).unwrap();
+    change("02:00:00:00:00:78");
+    assert_eq!(own(), "02:00:00:00:00:99");
+    assert!(!connects(&v.namespace, to, SILENCE));
+    node.check(&v).failure();
+    node.del(&v).success();
+    ip(&node.namespace, &["link", "del", "tagged0"]).unwrap();
+    Snapshot::take(&node, &[&v]).unwrap().assert_nothing_is_left();
+}

@@ -91,6 +91,7 @@ pub(super) fn follow_packets(
         packet_log::keep(log, names, settings.bpf_log_of(), Arc::clone(engine))?;
     }
     background.keep("the flow table", collect_flows(Arc::clone(enforcer)));
+    background.keep("addresses of parents", follow_parents(Arc::clone(engine), LinkWatch::open_for_links()?));
     background.keep("free memory at rest", memory::keep_at_rest());
     Ok(())
 }
@@ -279,6 +280,32 @@ async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std
             watch.readable().await?;
             // The enforcer has a watch of its own, and reads the addresses that it notifies.
             let _ = watch.told();
+        }
+    }
+}
+
+/// Has links of pods follow a parent that gets another Ethernet address, such as a bond that fails over: a pod is cut
+/// off while the dataplane expects the former one. Changes are gathered, and most are of links that no pod has as its
+/// parent.
+async fn follow_parents(engine: Arc<Engine>, mut watch: LinkWatch) -> std::io::Result<()> {
+    let mut took = Duration::ZERO;
+    loop {
+        watch.readable().await?;
+        tokio::time::sleep(pace::gather(took)).await;
+        let changes = watch.changes().unwrap_or(Changes::Anything);
+        if !engine.has_parent_among(&changes) {
+            continue;
+        }
+        let engine = Arc::clone(&engine);
+        let follow = move || {
+            let begun = Instant::now();
+            let followed = crate::upkeep(|| engine.follow_parents(&changes));
+            (followed, begun.elapsed())
+        };
+        let (followed, lasted) = rounds::take(false, follow).await;
+        took = lasted;
+        if let Err(error) = followed {
+            tracing::warn!(error = %Chain(&error), "addresses of parents not taken over; will try again");
         }
     }
 }

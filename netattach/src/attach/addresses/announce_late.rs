@@ -5,21 +5,23 @@
 //! the runtime has yet to start the containers.
 //!
 //! IPv6 addresses are announced during the ADD: the request for the announcement flushes the pod's neighbour table,
-//! which is harmless as long as no process runs in the pod.
+//! which is harmless as long as no process runs in the pod. Those of an ipvlan are announced here ([`advertise`]).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::advertise::advertise;
 use crate::attach::{AttachError, Doing, Engine, StepError};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::Netns;
-use crate::plan::addressing::{Announcement, announcement};
+use crate::plan::addressing::{Announcement, advertised, announcement};
 use crate::plan::{AttachmentPlan, routing};
 use crate::step::{Brought, Interface, Output, Step};
 
 impl Engine {
-    /// Announces the IPv4 addresses of the attachments in that record. Attachments that were detached, or whose
-    /// namespace or interface is gone, need no announcement. Repeating the call only repeats the announcement.
+    /// Announces the IPv4 addresses of the attachments in that record, and the IPv6 ones of ipvlans. Attachments that
+    /// were detached, or whose namespace or interface is gone, need no announcement. Repeating the call only repeats
+    /// the announcement.
     ///
     /// Does not check whether the addresses were announced before: only a restarted agent does not know this, and
     /// only of recent records; and reading that setting takes time proportional to the number of pods with an
@@ -36,7 +38,7 @@ impl Engine {
         for (number, attachment) in attached.plan.attachments.iter().enumerate() {
             // Attachment numbers fit into a `u16`: see `Plan::steps`.
             let outputs = attached.outputs.of(number as u16);
-            let Some((interface, addresses)) = announced(attachment, outputs)? else { continue };
+            let Some(announced) = announced(attachment, outputs)? else { continue };
             let pod = match &mut pod {
                 Some(pod) => pod,
                 None => match Handle::open_in_that(&netns, attached.netns_cookie)? {
@@ -44,7 +46,7 @@ impl Engine {
                     None => return Ok(()),
                 },
             };
-            tell(pod, interface, &addresses).map_err(|source| {
+            tell((&netns, pod), &announced).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "announce addresses", source)
             })?;
         }
@@ -52,11 +54,18 @@ impl Engine {
     }
 }
 
-/// Returns the interface in the pod whose addresses are announced, and the addresses, if there are any.
+/// The addresses of an interface in a pod that are announced after the ADD.
+struct Announced<'o> {
+    interface: &'o Interface,
+    v4: Vec<Ipv4Addr>,
+    v6: Vec<Ipv6Addr>,
+}
+
+/// Returns the addresses of an attachment that are announced, if there are any.
 fn announced<'o>(
     attachment: &AttachmentPlan,
     outputs: Brought<'o>,
-) -> Result<Option<(&'o Interface, Vec<Ipv4Addr>)>, AttachError> {
+) -> Result<Option<Announced<'o>>, AttachError> {
     let mut interface = None;
     for (index, step) in attachment.steps.iter().enumerate() {
         let Some(output) = outputs.step(index) else { break };
@@ -67,25 +76,38 @@ fn announced<'o>(
             && !configure.down
         {
             let addressing = routing::settled(attachment, outputs, configure)?;
-            if announcement(attachment.made_by(), &addressing, true) != Announcement::Late {
-                return Ok(None);
+            let made_by = attachment.made_by();
+            let is_late = announcement(made_by, &addressing, true) == Announcement::Late;
+            let mut announced = Announced { interface, v4: Vec::new(), v6: Vec::new() };
+            for address in &addressing.addresses {
+                match address.addr() {
+                    IpAddr::V4(address) if is_late => announced.v4.push(address),
+                    IpAddr::V6(address) if advertised(made_by) => announced.v6.push(address),
+                    IpAddr::V4(_) | IpAddr::V6(_) => {}
+                }
             }
-            let v4 = addressing.addresses.iter().filter_map(|address| match address.addr() {
-                IpAddr::V4(address) => Some(address),
-                IpAddr::V6(_) => None,
-            });
-            return Ok(Some((interface, v4.collect())));
+            let has_some = !announced.v4.is_empty() || !announced.v6.is_empty();
+            return Ok(has_some.then_some(announced));
         }
     }
     Ok(None)
 }
 
-fn tell(pod: &mut Handle, wanted: &Interface, addresses: &[Ipv4Addr]) -> Result<(), StepError> {
+fn tell((netns, pod): (&Netns, &mut Handle), announced: &Announced<'_>) -> Result<(), StepError> {
+    let Announced { interface, v4, v6 } = announced;
     // The pod may have renamed or replaced its interface.
-    let Some(link) = pod.find_link(&wanted.name)?.filter(|link| link.index == wanted.index) else {
+    let Some(link) = pod.find_link(&interface.name)?.filter(|link| link.index == interface.index) else {
         return Ok(());
     };
-    match pod.announce(link.index, addresses) {
+    if let Some(mac) = link.mac.filter(|_| !v6.is_empty())
+        && let Err(error) = advertise(netns, (link.index, mac), v6)?
+    {
+        tracing::debug!(device = interface.name, %error, "IPv6 addresses not announced");
+    }
+    if v4.is_empty() {
+        return Ok(());
+    }
+    match pod.announce(link.index, v4) {
         Err(error) if error.not_found() => Ok(()),
         other => Ok(other?),
     }

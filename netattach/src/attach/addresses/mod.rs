@@ -6,10 +6,12 @@
 //! | `pool_use` | the pools that attachments use, by network |
 //! | `map_room` | the entries of attachments in the maps of allowed addresses |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
+//! | `advertise` | announces IPv6 addresses where the kernel does not |
 //! | `leases` | DHCP leases, taken and released |
 //! | `own` | the addresses that an attachment still has, if its record does not tell |
 //! | `survey` | the use of address pools, for operators |
 
+pub(super) mod advertise;
 mod announce_late;
 mod leases;
 pub(super) mod map_room;

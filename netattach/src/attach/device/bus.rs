@@ -47,11 +47,6 @@ fn function_in(directory: &Path, name: &str) -> Option<VirtualFunction> {
     Some(VirtualFunction { physical, number })
 }
 
-/// Returns the name of the card of which the device with that name is a virtual function.
-pub(super) fn physical_of(name: &str) -> Option<String> {
-    physical_in(&directory_of(name)?)
-}
-
 fn physical_in(directory: &Path) -> Option<String> {
     last_of(&fs::read_link(directory.join("physfn")).ok()?)
 }

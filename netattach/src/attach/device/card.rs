@@ -64,18 +64,29 @@ fn among(
     function: &VirtualFunction,
     present: &[DeviceState],
 ) -> Result<Option<Card>, StepError> {
-    for device in present.iter().filter(|device| is_of(function, device)) {
-        let index = device.link.index;
-        let functions = host.all_vf_settings(index)?;
-        if functions.iter().any(|(number, _)| *number == function.number) {
-            return Ok(Some(Card { name: function.physical.clone(), index, functions }));
+    let candidates = present.iter().filter(|device| is_of(function, device)).map(|it| it.link.index);
+    let found = first_with(function.number, candidates, |index| host.all_vf_settings(index))?;
+    Ok(found.map(|(index, functions)| Card { name: function.physical.clone(), index, functions }))
+}
+
+/// Returns the first candidate that knows the VF, with the settings that it has of VFs. In mode switchdev, the
+/// representors have the bus address of the physical function too, and know no VFs.
+fn first_with<E>(
+    number: u32,
+    candidates: impl Iterator<Item = u32>,
+    mut read: impl FnMut(u32) -> Result<Vec<(u32, VfSettings)>, E>,
+) -> Result<Option<(u32, Vec<(u32, VfSettings)>)>, E> {
+    for index in candidates {
+        let functions = read(index)?;
+        if functions.iter().any(|(of, _)| *of == number) {
+            return Ok(Some((index, functions)));
         }
     }
     Ok(None)
 }
 
-/// Does the same for a device that may not be known as a VF. If it is not a VF, the card's settings are read only if
-/// an address is requested.
+/// Does the same for a device that may not be known as a VF. If it is one all the same, and its physical function has
+/// one interface, the card's settings are read only if an address is requested.
 pub(super) fn find(
     host: &mut Handle,
     (device, found): (&Device, Option<&DeviceState>),
@@ -86,20 +97,39 @@ pub(super) fn find(
         return among(host, function, present);
     }
     let parent = found.and_then(|found| found.parent.as_deref());
-    let Some(name) = parent.and_then(bus::physical_of) else { return Ok(None) };
-    let physical = present.iter().find(|it| it.parent.as_deref() == Some(name.as_str()));
-    let Some(index) = physical.map(|it| it.link.index) else { return Ok(None) };
-    let functions = match asked {
-        Some(_) => host.all_vf_settings(index)?,
-        None => Vec::new(),
+    let Some(function) = parent.and_then(bus::function_of) else { return Ok(None) };
+    let candidates: Vec<u32> =
+        present.iter().filter(|it| is_of(&function, it)).map(|it| it.link.index).collect();
+    let Some(first) = candidates.first() else { return Ok(None) };
+    let known = match (asked, candidates.len()) {
+        (None, 1) => None,
+        _ => among(host, &function, present)?,
     };
-    Ok(Some(Card { name, index, functions }))
+    // A driver may tell nothing of its VFs.
+    Ok(known.or(Some(Card { name: function.physical, index: *first, functions: Vec::new() })))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::fixtures;
+
+    #[test]
+    fn the_interface_that_knows_the_vf_is_the_physical_functions_and_no_representor() {
+        let vfs = || vec![(0, VfSettings::default()), (1, VfSettings::default())];
+        let read = |index: u32| match index {
+            7 => Ok(vfs()),
+            9 => Err("not asked"),
+            _ => Ok(Vec::new()),
+        };
+        let found = |number, candidates: &[u32]| {
+            let found = first_with(number, candidates.iter().copied(), read);
+            found.map(|found| found.map(|(index, functions)| (index, functions.len())))
+        };
+        assert_eq!(found(1, &[5, 6, 7, 9]), Ok(Some((7, 2))));
+        assert_eq!(found(2, &[5, 7]), Ok(None));
+        assert_eq!(found(0, &[]), Ok(None));
+    }
 
     /// Rows: SRV-mac.
     #[test]

@@ -86,7 +86,7 @@ pub(super) mod tests {
     use super::*;
     use crate::mac::Mac;
     use crate::netlink::LinkState;
-    use crate::spec::Conduct;
+    use crate::spec::{Conduct, Reception};
 
     pub(in crate::attach) const FUNCTION: &str = "0000:03:00.0";
 
@@ -125,6 +125,7 @@ pub(super) mod tests {
             other_names: Vec::new(),
             xdp: Vec::new(),
             conduct: Conduct { broadcast: None, arp: true, multicast: true, mode: 0, queue: 1000 },
+            reception: Reception::default(),
         }
     }
 

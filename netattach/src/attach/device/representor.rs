@@ -60,12 +60,15 @@ pub(super) fn find(
     Ok(Some(noted(found, of_vf, driven)))
 }
 
-/// Returns the requested MTU of a VF, if there is one.
+/// Returns the greatest MTU that is requested for a VF, if there is one: by its own plugin, or by a chained `tuning`,
+/// which sets it in the pod.
 fn asked_mtu(steps: &[Step]) -> Option<u32> {
-    steps.iter().find_map(|step| match step {
+    let asked = steps.iter().filter_map(|step| match step {
         Step::SetDevice(SetDevice { mtu, .. }) => *mtu,
+        Step::Tune(tune) => tune.properties.mtu,
         _ => None,
-    })
+    });
+    asked.max()
 }
 
 /// Returns a representor's state, with an MTU that is at least the VF's MTU: the representor must accept the VF's
@@ -235,7 +238,7 @@ mod tests {
     use crate::netlink::Filter;
     use crate::netns::{Netns, within};
     use crate::plan::{Plan, fixtures};
-    use crate::spec::{TcHook, Veth};
+    use crate::spec::{Properties, TcHook, Tune, Veth};
     use crate::step::{Output, StepRef};
     use crate::sync::Arc;
 
@@ -251,7 +254,13 @@ mod tests {
     #[test]
     fn a_vf_is_to_have_the_mtu_that_is_asked_for() {
         let asked = Step::SetDevice(SetDevice { mtu: Some(9000), ..SetDevice::default() });
-        assert_eq!(asked_mtu(&[Step::MoveDevice, asked]), Some(9000));
+        assert_eq!(asked_mtu(&[Step::MoveDevice, asked.clone()]), Some(9000));
+        let tuned = |mtu| {
+            let properties = Properties { mtu, ..Properties::default() };
+            Step::Tune(Tune { properties, ..Tune::default() })
+        };
+        assert_eq!(asked_mtu(&[Step::MoveDevice, tuned(Some(9000))]), Some(9000));
+        assert_eq!(asked_mtu(&[asked, tuned(Some(1400)), tuned(None)]), Some(9000));
         assert_eq!(asked_mtu(&[Step::SetDevice(SetDevice::default())]), None);
     }
 

@@ -428,8 +428,8 @@ pub(super) fn group_on_node(found: &LinkState) -> u32 {
 
 /// Returns the state of a device before any change, without its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
-    let group = group_on_node(&found.link);
-    let DeviceState { link, link_netns, parent, permanent, alias, other_names, conduct, .. } = found;
+    let (group, conduct, reception) = (group_on_node(&found.link), found.conduct, found.reception);
+    let DeviceState { link, link_netns, parent, permanent, alias, other_names, .. } = found;
     Home {
         name: link.name,
         index: link.index,
@@ -447,6 +447,7 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         programs: None,
         planned: None,
         conduct: Some(conduct),
+        reception,
     }
 }
 

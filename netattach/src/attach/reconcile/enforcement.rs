@@ -8,9 +8,10 @@ use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
 use crate::enforce::{Enforce, WholeParents};
 use crate::error_chain::Chain;
-use crate::journal::Record;
-use crate::netlink::Handle;
+use crate::journal::{JournalKey, Record};
+use crate::netlink::{Changes, Handle};
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
+use crate::spec::Link;
 use crate::step::{HookKind, Outputs, Step};
 
 /// The reason for an attachment whose VF has lost its end on the node.
@@ -48,9 +49,74 @@ pub(in crate::attach) fn difference(
 ) -> Result<Option<String>, StepError> {
     let mut guards = guards(&record.plan, &record.outputs, record.netns_cookie);
     match guards.find(|(of, _)| of.ifname == attachment.ifname) {
-        Some((_, guarded)) => Ok(enforcer.verify(&guarded, host)?),
+        Some((_, mut guarded)) => {
+            guarded.follow_parent(host)?;
+            Ok(enforcer.verify(&guarded, host)?)
+        }
         None => Ok(None),
     }
+}
+
+/// Has attachments take over the Ethernet addresses that they have now, see [`EnforcedAttachment::follow_parent`].
+/// One that cannot be read keeps the address of its ADD.
+pub(in crate::attach) fn follow_parents(attachments: &mut [EnforcedAttachment]) {
+    if attachments.iter().all(|attachment| attachment.inherits().is_none()) {
+        return;
+    }
+    let failed = |error: EnforceError| {
+        tracing::warn!(error = %Chain(&error), "cannot read whether parents of pods have another Ethernet address");
+    };
+    let mut host = match Handle::open() {
+        Ok(host) => host,
+        Err(error) => return failed(error.into()),
+    };
+    for attachment in attachments {
+        if let Err(error) = attachment.follow_parent(&mut host) {
+            failed(error);
+        }
+    }
+}
+
+/// Writes the records of attachments anew whose parent is among the changes and has another Ethernet address, which
+/// is the pod's address then. Returns the sandboxes of these attachments. `attached`: sandboxes of which nothing has
+/// been undone.
+///
+/// # Errors
+/// Returned in addition: the last failure. The next look at the attachment tries again.
+pub(in crate::attach) fn follow(
+    enforcer: &dyn Enforce,
+    attached: &[Arc<Attached>],
+    changes: &Changes,
+) -> (Vec<JournalKey>, Result<(), EnforceError>) {
+    let is_changed = |parent: u32| match changes {
+        Changes::Of(touched) => touched.links.contains(&parent),
+        Changes::Anything => true,
+    };
+    let follows = |attached: &&Arc<Attached>| {
+        attached.plan.attachments.iter().any(|it| it.link().is_some_and(Link::follows_parent))
+    };
+    let mut following = attached.iter().filter(follows).peekable();
+    let (mut followed, mut outcome) = (Vec::new(), Ok(()));
+    if following.peek().is_none() {
+        return (followed, outcome);
+    }
+    let mut host = match Handle::open() {
+        Ok(host) => host,
+        Err(error) => return (followed, Err(error.into())),
+    };
+    for attached in following {
+        for (_, mut guarded) in guards(&attached.plan, &attached.outputs, attached.netns_cookie) {
+            if !guarded.inherits().is_some_and(is_changed) {
+                continue;
+            }
+            match guarded.follow_parent(&mut host).and_then(|()| enforcer.follow(&guarded)) {
+                Ok(true) => followed.push(attached.key.clone()),
+                Ok(false) => {}
+                Err(error) => outcome = Err(error),
+            }
+        }
+    }
+    (followed, outcome)
 }
 
 /// Tells the dataplane whether a device of kind `ifb` is in the pod's namespace. Returns whether there is one through
@@ -171,11 +237,11 @@ pub(in crate::attach) fn restore(
         if !which.may_have(attached, share) {
             continue;
         }
-        for (attachment, guarded) in guards(&attached.plan, &attached.outputs, attached.netns_cookie) {
+        for (attachment, mut guarded) in guards(&attached.plan, &attached.outputs, attached.netns_cookie) {
             if !which.has(&guarded) {
                 continue;
             }
-            let missing = restored(enforcer, &guarded, &mut known, &mut host).unwrap_or_else(|error| {
+            let missing = restored(enforcer, &mut guarded, &mut known, &mut host).unwrap_or_else(|error| {
                 let what = format!("it could not be checked: {}", Chain(&error));
                 outcome = Err(error);
                 Some(what)
@@ -192,10 +258,12 @@ pub(in crate::attach) fn restore(
 /// Reattaches removed programs of an attachment, and returns what is still missing.
 fn restored(
     enforcer: &dyn Enforce,
-    guarded: &EnforcedAttachment,
+    guarded: &mut EnforcedAttachment,
     known: &mut WholeParents,
     host: &mut Handle,
 ) -> Result<Option<String>, EnforceError> {
+    guarded.follow_parent(host)?;
+    enforcer.follow(guarded)?;
     if guarded.is_on_representor() && guarded.is_gone(host)? {
         // The pod may still have its VF.
         return Ok(Some(NO_REPRESENTOR.to_owned()));

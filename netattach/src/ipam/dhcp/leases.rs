@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::config::Config;
 use super::converse::{converse, send};
-use super::exchange::{Exchange, Outcome, Purpose, release};
+use super::exchange::{Client, Exchange, Outcome, Purpose, release};
 use super::proxies::Proxies;
 use super::record::{Directory, Found, Record};
 use super::terms::Terms;
@@ -523,11 +523,20 @@ impl Shared {
 
     /// Tells the server that the client does not need the address any more.
     fn send_back(&self, record: &Record) -> Result<(), Error> {
-        let netns = open_namespace(record)?;
-        let socket = Socket::open(&netns, record.index, record.mac)?;
-        let client = record.config.client(&record.owner(), record.mac);
+        let (socket, client) = open_client(record, &record.owner())?;
         socket.send(&release(&client, record.address, record.server, random())).map_err(Error::Socket)
     }
+}
+
+/// Opens a socket on the interface of a lease, and returns its client with the Ethernet address that the interface has
+/// now. The server knows the client by its identifier, which stays.
+///
+/// # Errors
+/// As [`open_namespace`], or the socket cannot be opened.
+pub(super) fn open_client(record: &Record, owner: &Owner) -> Result<(Socket, Client), Error> {
+    let netns = open_namespace(record)?;
+    let mac = wire::present_mac(&netns, record.index, record.mac);
+    Ok((Socket::open(&netns, record.index, mac)?, record.config.client(owner, mac)))
 }
 
 /// Opens the namespace of a record, if it is still the pod's.

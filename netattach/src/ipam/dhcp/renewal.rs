@@ -5,10 +5,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Error;
 use super::converse::{hear, send};
 use super::exchange::{Act, Exchange, Outcome};
-use super::leases::{Held, OVER, Shared, open_namespace};
+use super::leases::{Held, OVER, Shared, open_client};
 use super::record::Record;
 use super::terms::Due;
 use super::wire::{self, Socket, now, random};
@@ -74,9 +73,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
         }
         for (owner, number, record, purpose, until) in work.ask {
             let begun = now();
-            match open(&record) {
-                Ok(socket) => {
-                    let client = record.config.client(&owner, record.mac);
+            match open_client(&record, &owner) {
+                Ok((socket, client)) => {
                     let exchange = Exchange::begin(client, purpose, begun, until, random());
                     let network = record.config.network;
                     asking.push(Asking { owner, network, number, begun, exchange, socket });
@@ -156,10 +154,6 @@ fn in_turn<T>(mut waiting: Vec<(String, Option<Duration>, T)>, under_way: Vec<St
         if *many <= OF_ONE { first.push(one) } else { then.push(one) }
     }
     first.into_iter().chain(then).take(room).collect()
-}
-
-fn open(record: &Record) -> Result<Socket, Error> {
-    Socket::open(&open_namespace(record)?, record.index, record.mac)
 }
 
 /// Processes the messages that an exchange has received, and sends its next ones. Returns whether the exchange is

@@ -23,6 +23,8 @@ use crate::netns::{self, Netns};
 
 /// Longest frame that is read, in bytes: longer ones are not replies to a client that accepts 1500.
 const LONGEST: usize = 2048;
+/// The kinds of links that may have the Ethernet address of their parent, also after that has changed.
+const FOLLOWING: [&str; 2] = ["ipvlan", "vlan"];
 /// Most frames of one socket that are read at a time.
 const AT_ONCE: usize = 64;
 
@@ -47,6 +49,17 @@ pub(super) fn raise(netns: &Netns, ifname: &str) -> Result<Interface, Error> {
     let mac = link.mac.ok_or_else(|| Error::NotEthernet(ifname.to_owned()))?;
     let (netns_id, netns) = (netns.id(), netns.path().to_owned());
     Ok(Interface { mac, index: link.index, netns, netns_id, netns_cookie })
+}
+
+/// Returns the Ethernet address of an interface that was leased an address by the address `then`. It is another one
+/// only for the kinds whose address the kernel changes with that of their parent; every other change is the pod's own.
+pub(super) fn present_mac(netns: &Netns, index: u32, then: Mac) -> Mac {
+    let look = || -> Result<_, OpenError> { Ok(Handle::open_in(netns)?.link_by_index(index)?) };
+    match look() {
+        Ok(link) if FOLLOWING.contains(&&*link.kind) => link.mac.unwrap_or(then),
+        // If the interface is gone, no socket can be opened on it either.
+        _ => then,
+    }
 }
 
 impl Socket {

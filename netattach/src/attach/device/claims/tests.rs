@@ -19,7 +19,7 @@ use crate::moment::boot_id;
 use crate::netns::Netns;
 use crate::plan::Plan;
 use crate::plan::{Dynamic, fixtures};
-use crate::spec::DeviceId;
+use crate::spec::{DeviceId, Reception};
 use crate::step::StepRef;
 use crate::waits::tests::Visits;
 use crate::waits::{Place, Resource};
@@ -45,6 +45,7 @@ fn home(name: &str, parent: Option<&str>) -> Home {
         programs: None,
         planned: None,
         conduct: None,
+        reception: Reception::default(),
     }
 }
 

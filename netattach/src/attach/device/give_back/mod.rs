@@ -17,7 +17,7 @@ mod unrecorded;
 
 pub(in crate::attach) use self::find::find_home;
 use self::find::find_in_pod;
-use self::function::settle_function;
+use self::function::{set_address_again, settle_function};
 pub(super) use self::restore::make_way;
 use self::restore::{move_as_at_home, restore_at_home, restore_properties};
 pub(in crate::attach) use self::unrecorded::{Unrecorded, give_back_by_alias};
@@ -114,10 +114,10 @@ fn give_back_by(
         // Processes may still keep the namespace alive.
         check_it_is_nowhere(claim, home)?;
     }
-    let Some(home) = &claim.home else { return settle_function(host, device, claim) };
+    let Some(home) = &claim.home else { return settle_function(host, device, claim).map(drop) };
     if matches!(pod, PodEnd::Gone) && !claim.outlives_namespace() {
         // The device ended with the namespace: a device on the node with its name is another one.
-        return settle_function(host, device, claim);
+        return settle_function(host, device, claim).map(drop);
     }
     let mut in_pod = None;
     if let PodEnd::In { netns, made, others } = pod
@@ -169,7 +169,10 @@ fn give_back_by(
         restore_at_home(host, home, up, &found)?;
         taken_off?;
     }
-    settled
+    match settled? {
+        true => set_address_again(host, device, claim),
+        false => Ok(()),
+    }
 }
 
 /// Detaches the pod's programs from a device that is back on the node. If that fails, removes the pod's links that

@@ -55,7 +55,7 @@ pub(super) fn restore_properties(
     if home.mtu != 0 && found.link.mtu != home.mtu {
         refused = namespace.set_mtu(index, home.mtu).err();
     }
-    namespace.set_selective(index)?;
+    namespace.set_reception(index, home.reception)?;
     Ok(refused)
 }
 
@@ -69,7 +69,7 @@ pub(super) fn restore_at_home(
     let index = found.link.index;
     if found.link.name == home.name && found.link.mtu == home.mtu {
         // The kernel, which may have moved the device back, has left this as it was in the pod.
-        host.set_selective(index)?;
+        host.set_reception(index, home.reception)?;
     } else if let Some(error) = restore_properties(host, home, found)? {
         let (device, mtu) = (&home.name, home.mtu);
         tracing::warn!(

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::AsFd;
 
-use super::function::ways_back;
+use super::function::{is_to_be_set, ways_back};
 use super::restore::conduct_at_home;
 use super::unrecorded::{came_home, free_name, give_back_unrecorded, lost_address};
 use super::*;
@@ -15,7 +15,9 @@ use crate::attach::device::take_device::home;
 use crate::mac::Mac;
 use crate::netlink::DeviceState;
 use crate::netns::within;
-use crate::spec::{Bridge, Conduct, DeviceId, Macvlan, OWN_GROUPS, Properties, Veth, VirtualFunction};
+use crate::spec::{
+    Bridge, Conduct, DeviceId, Macvlan, OWN_GROUPS, Properties, Reception, Veth, VirtualFunction,
+};
 
 fn vf(name: &str) -> Device {
     Device {
@@ -45,13 +47,20 @@ fn a_vf_goes_by_a_namespace_of_its_own_only_if_it_can_be_made_and_the_kernel_wou
 
 /// Rows: SRV-back.
 #[test]
-fn a_vf_chooses_its_address_again_or_has_a_real_one() {
+fn a_vf_has_the_address_again_that_its_card_had_set_or_chooses_one() {
     let mac = |last| Mac([2, 0, 0, 0, 0, last]);
     let none = Mac([0; 6]);
     assert_eq!(ways_back(none, Some(mac(1))), [none, mac(1)]);
     assert_eq!(ways_back(mac(2), Some(mac(1))), [none, mac(2), mac(1)]);
     assert_eq!(ways_back(mac(1), Some(mac(1))), [none, mac(1)]);
     assert_eq!(ways_back(none, None), [none]);
+    assert_eq!(ways_back(mac(2), None), [mac(2), none]);
+    // Once the VF has its own address back, what the card had set before.
+    for shown in [Some(none), Some(mac(1)), None] {
+        assert!(is_to_be_set(mac(2), shown));
+    }
+    assert!(!is_to_be_set(mac(2), Some(mac(2))), "it may be the VF's choice");
+    assert!(!is_to_be_set(none, Some(mac(1))));
 }
 
 /// How a pod has its device send and receive.
@@ -178,6 +187,23 @@ fn a_device_that_has_its_name_and_mtu_receives_no_more_than_others_either() {
     let found = host.properties("card").unwrap();
     assert_eq!((found.promisc, found.allmulti), (Some(false), Some(false)));
     assert!(taken.on_node().link.up);
+}
+
+/// As systemd-networkd has it set once (`Promiscuous=`, `AllMulticast=`), for a capture or a multicast router.
+///
+/// Rows: HDV-conduct.
+#[test]
+fn a_device_that_received_frames_of_others_on_the_node_does_so_again() {
+    for wanted in [(true, true), (true, false), (false, true)] {
+        let mut taken = Taken::new();
+        let (promiscuous, all_multicast) = wanted;
+        taken.before.reception = Reception { promiscuous, all_multicast };
+        for _ in 0..2 {
+            taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
+            let found = taken.on_node();
+            assert_eq!((found.reception, found.link.up), (taken.before.reception, true));
+        }
+    }
 }
 
 /// Rows: HDV-altname.

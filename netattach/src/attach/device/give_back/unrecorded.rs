@@ -13,7 +13,7 @@ use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{DeviceState, Handle};
 use crate::netns::Netns;
-use crate::spec::OWN_GROUPS;
+use crate::spec::{OWN_GROUPS, Reception};
 use crate::step::Home;
 
 /// A device to give back that has no record.
@@ -182,6 +182,7 @@ fn unknown(found: &DeviceState) -> Home {
         programs: None,
         planned: None,
         conduct: None,
+        reception: Reception::default(),
     }
 }
 
@@ -205,7 +206,7 @@ fn restore_usual(
     (home, has_mac): (&Home, bool),
     found: &DeviceState,
 ) -> Result<(), StepError> {
-    host.set_selective(found.link.index)?;
+    host.set_reception(found.link.index, Reception::default())?;
     // A device without a record gets no address other than its permanent one.
     if let Some(own) = lost_address(found).filter(|_| has_mac)
         && let Err(error) = host.set_mac(found.link.index, own)

@@ -499,6 +499,12 @@ fn a_vf_that_has_lost_its_driver_is_set_back_and_one_that_is_elsewhere_is_waited
 fn a_vf_that_its_pod_drives_is_set_by_its_card_and_has_its_addresses_in_the_result() {
     let test = "a_vf_that_its_pod_drives";
     let Some(own) = Own::new(test, &all_keys()) else { return };
+    // Set by the administrator: it is set again after the pod's.
+    let pinned = "02:00:00:00:00:5a";
+    let pin = |mac: &str| {
+        ip(&own.node.namespace, &["link", "set", &own.cards.device, "vf", "0", "mac", mac]).unwrap();
+    };
+    pin(pinned);
     let before: Vec<_> = (0..2).map(|vf| own.settings(vf)).collect();
     // The machine has no IOMMU, without which `vfio-pci` accepts no device.
     bind(&own.vfs[0], "uio_pci_generic");
@@ -518,12 +524,13 @@ fn a_vf_that_its_pod_drives_is_set_by_its_card_and_has_its_addresses_in_the_resu
     own.node.del(&own.pods[0]).success();
     let settings = |vf| VfSettings { mac: None, ..own.settings(vf) };
     let expected = VfSettings { mac: None, ..before[0].clone() };
-    assert_eq!(settings(0), expected);
+    assert_eq!((settings(0), own.settings(0).mac), (expected.clone(), Some(pinned.parse().unwrap())));
     Snapshot::take(&own.node, &[&own.pods[0]]).unwrap().assert_nothing_is_left();
     // A policy that selects the pod could not hold.
     own.node.write("policy", &only_the_client_of_vfs()).unwrap();
     let (_, told) = own.refused(0);
     assert!(told.contains("net1"), "{told}");
     assert_eq!(settings(0), expected);
+    pin("00:00:00:00:00:00");
     bind(&own.vfs[0], "igbvf");
 }
