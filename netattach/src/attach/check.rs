@@ -78,8 +78,7 @@ pub(super) fn differences_in_pod(
         let outputs = attached.outputs.of(number as u16);
         let last = result::result(sandbox, attachment, outputs)?;
         let want = expected(attachment, outputs, &last, &sandbox.netns)?;
-        let failed =
-            |source| AttachError::step(Doing::Check, attachment, "read the kernel's state", source);
+        let failed = |source| AttachError::step(Doing::Check, attachment, "read the kernel's state", source);
         let parents_mac = match want.follows {
             Some(_) => {
                 let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
@@ -220,11 +219,7 @@ fn parents_mac(want: &Expected, host: &mut Handle) -> Result<Option<Mac>, StepEr
 }
 
 /// `parents_mac`: an Ethernet address that the interface may have instead of its own.
-fn compare_pod_end(
-    want: &Expected,
-    parents_mac: Option<Mac>,
-    pod: &mut Handle,
-) -> Result<Found, StepError> {
+fn compare_pod_end(want: &Expected, parents_mac: Option<Mac>, pod: &mut Handle) -> Result<Found, StepError> {
     if want.loopback && !pod.find_link("lo")?.is_some_and(|link| link.up) {
         return Ok(Found::Differs("lo is not up".into()));
     }

@@ -288,7 +288,9 @@ impl Engine {
         };
         match asking.is_none_or(is_of_namespace) {
             true => waits::held_by(container.to_owned()),
-            false => tracing::info!(holder = self.describe(container), "refused for what another container holds"),
+            false => {
+                tracing::info!(holder = self.describe(container), "refused for what another container holds")
+            }
         }
     }
 

@@ -418,10 +418,7 @@ mod tests {
             (&[("a", "p", 3, 0, 0)], &[1024]),
             (&[("a", "p", 4, ALL, 0)], &[32_768]),
             // Namespaces: b has as much as a, whose pods have the same.
-            (
-                &[("a", "p", 64, ALL, 0), ("a", "q", 64, ALL, 0), ("b", "p", 4, ALL, 0)],
-                &[1136, 1136, 20_992],
-            ),
+            (&[("a", "p", 64, ALL, 0), ("a", "q", 64, ALL, 0), ("b", "p", 4, ALL, 0)], &[1136, 1136, 20_992]),
             // Pods of the same name in two namespaces are two.
             (&[("a", "p", 64, ALL, 0), ("b", "p", 1, ALL, 0)], &[3072, 32_768]),
             // Pods: the few attachments of q together have as much by use as those of p.

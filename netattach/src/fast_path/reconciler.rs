@@ -561,8 +561,7 @@ mod tests {
     #[test]
     fn the_pages_say_how_soon_programs_of_others_are_noticed() {
         let pages = [include_str!("../../../docs/configuration.md"), include_str!("../../../docs/limits.md")];
-        let [configuration, limits] =
-            pages.map(|page| page.split_whitespace().collect::<Vec<_>>().join(" "));
+        let [configuration, limits] = pages.map(|page| page.split_whitespace().collect::<Vec<_>>().join(" "));
         let [least, most] = [PROGRAMS_LEAST_PAUSE, PROGRAMS_MOST_PAUSE].map(|pause| pause.as_secs());
         let every = format!(
             "every {least} s, or as rarely as uses a ten-thousandth of a processor, but at least every {most} s"

@@ -76,7 +76,11 @@ mod tests {
     fn a_device_that_is_gone_is_distinguished_from_one_that_refuses() {
         let link = |code| {
             let source = io::Error::from_raw_os_error(code);
-            HookError::Bpf(BpfError::AttachLink { program: "na_pod_to", device: "device 7".to_owned(), source })
+            HookError::Bpf(BpfError::AttachLink {
+                program: "na_pod_to",
+                device: "device 7".to_owned(),
+                source,
+            })
         };
         assert!(link(libc::ENODEV).is_device_gone());
         assert!(HookError::PodGone.is_device_gone());

@@ -50,9 +50,7 @@ pub enum NatError {
         holder: Box<Holder>,
     },
     /// The table could not be read or changed.
-    #[error(
-        "read or change table {TABLE} in the node's packet filter, for which the kernel needs {NEEDED}"
-    )]
+    #[error("read or change table {TABLE} in the node's packet filter, for which the kernel needs {NEEDED}")]
     Table(#[from] netlink::Error),
     /// The table that plain executables share could not be read or changed.
     #[error(

@@ -195,8 +195,7 @@ impl Allowed {
             problem: error.to_string(),
         };
         if text.trim_start().starts_with('[') {
-            let entries: Bounded<&RawValue, ALLOWED_NAMESPACES> =
-                serde_json::from_str(text).map_err(json)?;
+            let entries: Bounded<&RawValue, ALLOWED_NAMESPACES> = serde_json::from_str(text).map_err(json)?;
             if entries.has_more {
                 return Err(AllowedNamespacesError::TooMany);
             }
@@ -309,7 +308,8 @@ mod tests {
             (1..number).map(|number| format!("n{number}")).chain(["shop".to_owned()]).collect()
         };
         let selector = |number: usize| {
-            let of = |key: &str, values: &[String]| json!({"key": key, "operator": "NotIn", "values": values});
+            let of =
+                |key: &str, values: &[String]| json!({"key": key, "operator": "NotIn", "values": values});
             let values = names(number);
             let (one, other) = values.split_at(2);
             json!({"matchExpressions": [of("a", one), of("b", other)]}).to_string()

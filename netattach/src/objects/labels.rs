@@ -260,7 +260,8 @@ pub(crate) mod tests {
             let compared = COMPARED.get() - before;
             assert!(compared > 0 && compared <= whole.weight(), "{value}: {compared}");
         }
-        let again = selector(json!({"matchExpressions": [expression(&vec!["v".to_owned(); VALUES])]})).unwrap();
+        let again =
+            selector(json!({"matchExpressions": [expression(&vec!["v".to_owned(); VALUES])]})).unwrap();
         assert_eq!((again.weight(), again.values()), (1, 1), "equal values are one");
         assert_eq!(Selector::default().weight(), 0);
         let four = selector(json!({"matchLabels": {"a": "b"}, "matchExpressions": [expression(&values(4))]}));

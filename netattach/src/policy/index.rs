@@ -90,9 +90,7 @@ pub(super) fn is_about(policy: &Policy, options: &Options, at: &BTreeSet<Place>)
 
 /// Whether a policy selects a pod, on the networks that it is about.
 pub(super) fn selects_pod(policy: &Policy, pod: &Pod) -> bool {
-    !pod.host_network
-        && policy.namespace() == pod.name.namespace
-        && policy.pods.matches(&pod.labels)
+    !pod.host_network && policy.namespace() == pod.name.namespace && policy.pods.matches(&pod.labels)
 }
 
 /// The policies that select an attachment of `pod`, sorted by name.

@@ -124,7 +124,8 @@ fn a_selector_counts_with_its_weight() {
     const WEIGHT: usize = REQUIREMENTS * (1 + VALUES.ilog2() as usize);
     let values: Vec<String> = (0..VALUES).map(|value| value.to_string()).collect();
     let one = json!({"key": "role", "operator": "In", "values": values});
-    let whole = json!({"podSelector": {"matchExpressions": vec![one; REQUIREMENTS]}, "namespaceSelector": {}});
+    let whole =
+        json!({"podSelector": {"matchExpressions": vec![one; REQUIREMENTS]}, "namespaceSelector": {}});
     let mut node = Node::new();
     node.policy("shop", &[whole]);
     assert_eq!(node.compared(), 0);

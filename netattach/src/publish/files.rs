@@ -171,9 +171,8 @@ mod tests {
     fn what_cannot_be_withdrawn_keeps_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let files = StatusFiles::new(directory.path());
-        let path = |name: &str| {
-            files.path(&PodRef { name: ObjectName::new("shop", name), uid: None }).unwrap()
-        };
+        let path =
+            |name: &str| files.path(&PodRef { name: ObjectName::new("shop", name), uid: None }).unwrap();
         // Whatever the order in which they are listed, some come before some others.
         for number in 0..8 {
             // No file.

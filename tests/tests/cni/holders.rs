@@ -4,8 +4,8 @@
 use std::thread::spawn;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::snapshot::Network;
+use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};

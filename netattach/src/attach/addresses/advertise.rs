@@ -44,8 +44,7 @@ pub(in crate::attach) fn advertise(
 
 fn send(address: Ipv6Addr, index: u32, message: &[u8]) -> io::Result<()> {
     let (kind, flags) = (SocketType::RAW, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
-    let socket: OwnedFd =
-        rustix::net::socket_with(AddressFamily::INET6, kind, flags, Some(ipproto::ICMPV6))?;
+    let socket: OwnedFd = rustix::net::socket_with(AddressFamily::INET6, kind, flags, Some(ipproto::ICMPV6))?;
     sockopt::set_ipv6_multicast_hops(&socket, HOPS)?;
     sockopt::set_ipv6_multicast_loop(&socket, false)?;
     rustix::net::bind(&socket, &SocketAddrV6::new(address, 0, 0, index))?;

@@ -46,7 +46,9 @@ impl Executor<'_> {
             }
         }
         let link = NodeLink { name: host.name, segment: ROUTED, vlan: None };
-        self.give_gateways(attachment, &gateways, &link, |own| Ok(own.host.configure(host.index, &wanted)?))?;
+        self.give_gateways(attachment, &gateways, &link, |own| {
+            Ok(own.host.configure(host.index, &wanted)?)
+        })?;
         Ok(Output::Nothing)
     }
 

@@ -136,8 +136,7 @@ impl Object {
             Self::Pod(pod) => pod.labels.len() + pod.annotations.len() + pod.ports.len(),
             Self::Namespace { labels, .. } => labels.len(),
             Self::Definition(definition) => {
-                definition.annotations.len()
-                    + definition.allowed.as_ref().map_or(0, AllowedNamespaces::len)
+                definition.annotations.len() + definition.allowed.as_ref().map_or(0, AllowedNamespaces::len)
             }
             Self::Policy(_) | Self::Node(_) => 0,
         }

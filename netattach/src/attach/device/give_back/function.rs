@@ -13,11 +13,7 @@ const NO_ADDRESS: Mac = Mac([0; 6]);
 
 /// Restores the settings of a VF that its physical function makes. Returns whether it has released an address that the
 /// physical function had set: see [`set_address_again`].
-pub(super) fn settle_function(
-    host: &mut Handle,
-    device: &Device,
-    claim: &Claim,
-) -> Result<bool, StepError> {
+pub(super) fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<bool, StepError> {
     let (Some(function), Some(before)) = (&device.function, &claim.settings) else { return Ok(false) };
     let Some((index, present)) = physical(host, function)? else {
         // The card is gone, or has fewer functions now, or its interface is in another namespace temporarily.
@@ -47,11 +43,7 @@ pub(super) fn settle_function(
 
 /// Has the physical function set an address again that it had set before the claim. [`settle_function`] has released
 /// it, as a VF with a set address could not take its own one back (`igb_set_vf_mac_addr`); now it has that.
-pub(super) fn set_address_again(
-    host: &mut Handle,
-    device: &Device,
-    claim: &Claim,
-) -> Result<(), StepError> {
+pub(super) fn set_address_again(host: &mut Handle, device: &Device, claim: &Claim) -> Result<(), StepError> {
     let before = claim.settings.as_ref().and_then(|settings| settings.mac);
     let (Some(function), Some(before)) = (&device.function, before) else { return Ok(()) };
     let Some((index, present)) = physical(host, function)? else { return Ok(()) };
