@@ -30,7 +30,7 @@ pub(super) struct Card {
     /// Index of its interface.
     pub(in crate::attach) index: u32,
     /// The settings of its VFs, by number, as far as they were read.
-    functions: Vec<(u32, VfSettings)>,
+    functions: Functions,
 }
 
 impl Card {
@@ -69,13 +69,16 @@ fn among(
     Ok(found.map(|(index, functions)| Card { name: function.physical.clone(), index, functions }))
 }
 
+/// The settings that a card has of its VFs, by their numbers.
+type Functions = Vec<(u32, VfSettings)>;
+
 /// Returns the first candidate that knows the VF, with the settings that it has of VFs. In mode switchdev, the
 /// representors have the bus address of the physical function too, and know no VFs.
 fn first_with<E>(
     number: u32,
     candidates: impl Iterator<Item = u32>,
-    mut read: impl FnMut(u32) -> Result<Vec<(u32, VfSettings)>, E>,
-) -> Result<Option<(u32, Vec<(u32, VfSettings)>)>, E> {
+    mut read: impl FnMut(u32) -> Result<Functions, E>,
+) -> Result<Option<(u32, Functions)>, E> {
     for index in candidates {
         let functions = read(index)?;
         if functions.iter().any(|(of, _)| *of == number) {
