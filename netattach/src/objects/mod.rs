@@ -4,10 +4,9 @@
 //! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size, `policy_memory` estimates its
 //! memory, and users of the command line select pods by a [`label_query`]. `unknown_keys` reads structs
 //! that collect unknown keys. [`access`] decides which namespaces may use a network, which is a
-//! [`Definition`]. Pods of other nodes
-//! are reduced to what makes them peers of policies ([`remote`]): [`remote_pods`] is the map of all of
-//! them, [`interner`] holds the values that they share, `packed` the others. Nodes are reduced to what the
-//! network between them needs ([`node`]).
+//! `definition`. Pods of other nodes are reduced to what makes them peers of policies ([`remote`]):
+//! [`remote_pods`] is the map of all of them, [`interner`] holds the values that they share, `packed` the
+//! others. Nodes are reduced to what the network between them needs ([`node`]).
 
 pub mod access;
 pub mod budget;
