@@ -10,7 +10,8 @@
 //! | addresses of the node | NetworkPolicies, whose tables contain them |
 //! | settings | everything |
 //!
-//! Compiling everything equals an update from empty state; property tests compare the two.
+//! Compiling everything equals an update from empty state; property tests compare the two. Where the work of a
+//! namespace does not suffice, it may be other attachments that are isolated: what no change concerns stays in force.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -50,13 +51,17 @@ pub struct Compiler {
     conditions: Conditions,
     /// Addresses that pods have given up, until [`Compiler::take_departed`] is called.
     departed: BTreeSet<(Place, IpAddr)>,
-    /// The cost of the tables in use, by namespace, while attachments are compiled: see [`WORK_OF_NAMESPACE`].
+    /// The cost of the tables that are in use after the update, by namespace, while attachments are compiled: see
+    /// [`WORK_OF_NAMESPACE`].
     spent: BTreeMap<String, usize>,
     /// What the attachments of one update have in common: empty between updates.
     common: Common,
     /// How many policies were looked at again, for the networks that their namespaces may use.
     #[cfg(test)]
     pub(super) looked_again: usize,
+    /// How many tables were worked out.
+    #[cfg(test)]
+    pub(super) worked_out: usize,
 }
 
 /// An attachment and its policies.
@@ -74,8 +79,15 @@ struct Selected {
     by: Vec<Arc<Policy>>,
     /// The policy that results from them.
     policy: Arc<EndpointPolicy>,
-    /// Keeps its tables in the cache.
-    _tables: [Option<Arc<CachedTables>>; 2],
+    /// Kept in the cache by it.
+    tables: [Option<Arc<CachedTables>>; 2],
+}
+
+/// An attachment that has let go of its tables, and gets others or the same.
+struct Waiting<'e> {
+    endpoint: &'e Arc<Endpoint>,
+    /// Its pod, and the policies that select it, sorted by name. `None`: its pod is unknown.
+    selected: Option<(Arc<Pod>, Vec<Arc<Policy>>)>,
 }
 
 /// Kept while attachments are compiled: pods may have many, and a namespace many policies.
@@ -127,37 +139,44 @@ impl Compiler {
         if is_node_other {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
-        self.try_again(&changes, &mut touched);
-        self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
+        let again = self.tried_again(&changes, &touched);
+        self.retain_tables(|key, cached| {
+            let is_tried_again = cached.is_short && namespace_of(key).is_some_and(|it| again.contains(it));
+            !is_tried_again && key.policies.iter().all(|policy| !touched.contains(&policy.0.name))
+        });
         self.retain_attachments(endpoints);
-        self.sum_up();
         drop(before);
         self.let_go(&changes);
+        // All let go of their tables before any is worked out: what goes takes nothing of a namespace's work.
+        let mut waiting = Vec::new();
         for (id, endpoint) in endpoints {
             let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
-            self.take_attachment(endpoint, is_new, &changes, &touched);
+            waiting.extend(self.reselect(endpoint, is_new, &changes, &touched, &again));
         }
+        let retaken = self.retaken(&waiting);
+        self.sum_up();
+        for attachment in waiting {
+            self.take_attachment(attachment);
+        }
+        drop(retaken);
         self.common = Common::default();
         // Tables that only the cache references are not used by any attachment.
         self.retain_tables(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
     }
 
-    /// Adds the policies of tables for which their namespace had too little work left, if anything that takes some
-    /// of it changes. Their attachments are isolated until then.
-    fn try_again(&self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
+    /// Returns the namespaces that had too little work left for tables, if anything that takes some of it changes: only
+    /// these tables are tried again. Their attachments are isolated until then.
+    fn tried_again(&self, changes: &Changes, touched: &BTreeSet<PolicyName>) -> BTreeSet<String> {
         let short = self.tables.iter().filter(|(_, cached)| cached.is_short);
-        let short: Vec<&PolicyName> =
-            short.flat_map(|(key, _)| &key.policies).map(|policy| &policy.0.name).collect();
+        let short: BTreeSet<&str> = short.filter_map(|(key, _)| namespace_of(key)).collect();
         if short.is_empty() {
-            return;
+            return BTreeSet::new();
         }
-        let of_policies = touched.iter().map(|name| &name.object.namespace);
+        let of_policies = touched.iter().map(|name| name.object.namespace.as_str());
         let attached = self.attachments.values().map(|attached| &attached.endpoint.pod);
-        let of_pods = attached.filter(|pod| changes.pods.contains(*pod)).map(|pod| &pod.namespace);
-        let changed: BTreeSet<String> = of_policies.chain(of_pods).cloned().collect();
-        let again = short.into_iter().filter(|name| changed.contains(&name.object.namespace));
-        touched.extend(again.cloned());
+        let of_pods = attached.filter(|pod| changes.pods.contains(*pod)).map(|pod| pod.namespace.as_str());
+        of_policies.chain(of_pods).filter(|namespace| short.contains(namespace)).map(str::to_owned).collect()
     }
 
     /// Sums up the cost of the tables that are in use.
@@ -165,8 +184,8 @@ impl Compiler {
         self.spent.clear();
         let in_use = self.tables.iter().filter(|(_, cached)| Arc::strong_count(cached) > 1);
         for (key, cached) in in_use {
-            if let Some(ByIdentity(policy)) = key.policies.first() {
-                *self.spent.entry(policy.namespace().to_owned()).or_default() += cached.spent;
+            if let Some(namespace) = namespace_of(key) {
+                *self.spent.entry(namespace.to_owned()).or_default() += cached.spent;
             }
         }
     }
@@ -338,24 +357,54 @@ impl Compiler {
         self.conditions.replace(&before, &self.of_peers);
     }
 
-    fn take_attachment(
+    /// Looks which policies an attachment has, and lets go of its tables. `None`: it is as it was.
+    fn reselect<'e>(
         &mut self,
-        endpoint: &Arc<Endpoint>,
+        endpoint: &'e Arc<Endpoint>,
         is_new: bool,
         changes: &Changes,
         touched: &BTreeSet<PolicyName>,
-    ) {
-        let mut conditions = Vec::new();
+        again: &BTreeSet<String>,
+    ) -> Option<Waiting<'e>> {
         let selected = match endpoint.pod_in(&self.objects).cloned() {
-            Some(pod) => {
-                let by = match self.reselected(endpoint, &pod, is_new, changes, touched) {
-                    Reselected::AsItWas => return,
-                    Reselected::By(policies) => policies,
-                };
+            Some(pod) => match self.reselected(endpoint, &pod, is_new, changes, touched, again) {
+                Reselected::AsItWas => return None,
+                Reselected::By(policies) => Some((pod, policies)),
+            },
+            None => None,
+        };
+        let attached = self.attachments.get_mut(&endpoint.id);
+        if let Some(before) = attached.and_then(|attached| attached.selected.as_mut()) {
+            before.tables = [None, None];
+        }
+        Some(Waiting { endpoint, selected })
+    }
+
+    /// Returns the tables that attachments have let go of and take again. Held, they count before any others are worked
+    /// out: the room for these would be too large otherwise.
+    fn retaken(&self, waiting: &[Waiting<'_>]) -> Vec<Arc<CachedTables>> {
+        if self.tables.values().all(|cached| Arc::strong_count(cached) > 1) {
+            return Vec::new();
+        }
+        let mut retaken = Vec::new();
+        for Waiting { endpoint, selected } in waiting {
+            let Some((pod, by)) = selected else { continue };
+            for direction in [Direction::Ingress, Direction::Egress] {
+                let key = self.key(direction, by, endpoint, pod, &mut Vec::new());
+                retaken.extend(key.and_then(|mut key| self.cached(&mut key, endpoint)));
+            }
+        }
+        retaken
+    }
+
+    fn take_attachment(&mut self, Waiting { endpoint, selected }: Waiting<'_>) {
+        let mut conditions = Vec::new();
+        let selected = match selected {
+            Some((pod, by)) => {
                 let mut direction = |it| self.direction(it, &by, endpoint, &pod, &mut conditions);
                 let tables = [direction(Direction::Ingress), direction(Direction::Egress)];
                 let policy = self.endpoint_policy(&by, &tables);
-                Some(Selected { by, policy, _tables: tables })
+                Some(Selected { by, policy, tables })
             }
             None => {
                 conditions.push(unknown_pod(endpoint));
@@ -377,6 +426,7 @@ impl Compiler {
         is_new: bool,
         changes: &Changes,
         touched: &BTreeSet<PolicyName>,
+        again: &BTreeSet<String>,
     ) -> Reselected {
         let options = &self.options;
         let attached = self.attachments.get_mut(&endpoint.id).filter(|_| !is_new);
@@ -390,7 +440,9 @@ impl Compiler {
             return Reselected::By(here.map(|policy| in_force(&self.policies, policy)).collect());
         };
         let is_touched = |by: &[Arc<Policy>]| by.iter().any(|policy| touched.contains(&policy.name));
-        let mut is_concerned = is_touched(&selected.by);
+        let is_short = selected.tables.iter().flatten().any(|tables| tables.is_short);
+        let is_tried_again = is_short && again.contains(&pod.name.namespace);
+        let mut is_concerned = is_tried_again || is_touched(&selected.by);
         if !changes.policies.is_empty() {
             selected.by.retain(|policy| !changes.policies.contains(&policy.name));
         }
@@ -410,15 +462,15 @@ impl Compiler {
         Reselected::By(by)
     }
 
-    fn direction(
-        &mut self,
+    /// Returns the input for one direction of an attachment. `None`: it is not isolated.
+    fn key(
+        &self,
         direction: Direction,
         by: &[Arc<Policy>],
         endpoint: &Endpoint,
         pod: &Pod,
         conditions: &mut Vec<Condition>,
-    ) -> Option<Arc<CachedTables>> {
-        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
+    ) -> Option<Key> {
         let inference = self.options.policy_types_inference;
         let isolating = by.iter().filter(|policy| policy.isolates(direction, inference)).cloned();
         let isolating: Vec<Arc<Policy>> = isolating.collect();
@@ -430,15 +482,36 @@ impl Compiler {
             Direction::Egress => BTreeMap::new(),
         };
         let policies = isolating.into_iter().map(ByIdentity).collect();
-        let mut key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp.clone(), at: None };
-        if let Some(cached) = self.tables.get(&key) {
-            return Some(Arc::clone(cached));
+        Some(Key { direction, policies, own_ports, dhcp: endpoint.dhcp.clone(), at: None })
+    }
+
+    /// Returns the tables that have been worked out for that input. It gets the attachment's networks if none are there
+    /// for all networks.
+    fn cached(&self, key: &mut Key, endpoint: &Endpoint) -> Option<Arc<CachedTables>> {
+        let of_all = self.tables.get(&*key);
+        if of_all.is_some() || key.policies.iter().all(|policy| policy.0.networks.len() <= 1) {
+            return of_all.cloned();
         }
-        if key.policies.iter().any(|policy| policy.0.networks.len() > 1) {
-            key.at = Some(Arc::clone(&endpoint.at));
-            if let Some(cached) = self.tables.get(&key) {
-                return Some(Arc::clone(cached));
-            }
+        key.at = Some(Arc::clone(&endpoint.at));
+        self.tables.get(&*key).cloned()
+    }
+
+    fn direction(
+        &mut self,
+        direction: Direction,
+        by: &[Arc<Policy>],
+        endpoint: &Endpoint,
+        pod: &Pod,
+        conditions: &mut Vec<Condition>,
+    ) -> Option<Arc<CachedTables>> {
+        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
+        let mut key = self.key(direction, by, endpoint, pod, conditions)?;
+        if let Some(cached) = self.cached(&mut key, endpoint) {
+            return Some(cached);
+        }
+        #[cfg(test)]
+        {
+            self.worked_out += 1;
         }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
         let mut found = Found::default();
@@ -448,7 +521,9 @@ impl Compiler {
             resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found, &mut meter);
         *spent = spent.saturating_add(meter.spent());
         let is_short = matches!(resolved, Err(Excess::WorkOfNamespace));
-        if !found.is_of_network {
+        // A short one may have ended before an answer differed by network. For all networks, it would be found before
+        // those that are in force.
+        if !found.is_of_network && !is_short {
             key.at = None;
         }
         let tables = resolved.unwrap_or_else(|excess| {
@@ -516,6 +591,11 @@ enum Reselected {
     AsItWas,
     /// These, sorted by name.
     By(Vec<Arc<Policy>>),
+}
+
+/// Returns the namespace of the policies, of which there is at least one.
+fn namespace_of(key: &Key) -> Option<&str> {
+    key.policies.first().map(|policy| policy.0.namespace())
 }
 
 /// Returns a policy as it is compiled, possibly without its rules ([`beyond`]).
