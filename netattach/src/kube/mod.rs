@@ -52,4 +52,6 @@ pub use access::RightsError;
 pub use client::{Access, AccessError, Watcher};
 pub use evict::{Candidate, NotEvicted, Owner};
 pub use resource::ATTACHED_LABEL;
-pub use source::{Cluster, ClusterError, ClusterOptions, NodesWanted, Untainted, missing_rights};
+pub use source::{
+    Cluster, ClusterError, ClusterOptions, NodesWanted, TaintRemoval, Untainted, missing_rights,
+};

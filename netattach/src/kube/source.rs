@@ -222,9 +222,8 @@ impl Cluster {
         async move { while ended.changed().await.is_ok() {} }
     }
 
-    /// Removes the taints with a key from this node. Returns from when on [`Cluster::tainted_again`] has to look;
-    /// `None`: it is not certain that the node has none.
-    pub async fn remove_taint(&self, key: &str) -> Option<Untainted> {
+    /// Removes the taints with a key from this node.
+    pub async fn remove_taint(&self, key: &str) -> TaintRemoval {
         let (client, node, key) = (Arc::clone(&self.client), Arc::clone(&self.node), key.to_owned());
         let watch_seconds = self.watch_seconds;
         let removed = self.runtime.spawn(async move {
@@ -233,7 +232,7 @@ impl Cluster {
             (taint::remove(&client, &node, &key).await, version)
         });
         // No answer: the thread has ended.
-        let (removed, version) = removed.await.ok()?;
+        let Ok((removed, version)) = removed.await else { return TaintRemoval::Failed };
         match removed {
             Ok(true) => tracing::info!("the startup taint of the node is removed"),
             Ok(false) => {}
@@ -241,11 +240,11 @@ impl Cluster {
                 let why = Chain(&error).to_string();
                 tracing::warn!(error = why, "the startup taint may stay on the node; will try again");
                 locked(&self.tainted).get_or_insert_with(|| (Instant::now(), String::new())).1 = why;
-                return None;
+                return if error.is_lasting() { TaintRemoval::Refused } else { TaintRemoval::Failed };
             }
         }
         *locked(&self.tainted) = None;
-        Some(Untainted { version: version.inspect_err(not_watched).ok() })
+        TaintRemoval::Done(Untainted { version: version.inspect_err(not_watched).ok() })
     }
 
     /// Returns a warning about a startup taint that stays, while no pods are scheduled to the node.
@@ -369,6 +368,17 @@ fn left_out(network_policies: bool, default_network: Option<&NetworkRef>) -> Opt
     let own = default_network.and_then(|network| patch::value_of(&network.to_string()));
     let usually = own.map_or_else(|| DEFAULT_ALONE.to_owned(), |own| format!("{DEFAULT_ALONE},{own}"));
     Some(LeftOut { usually: usually.into(), then: DEFAULT_ALONE.into() })
+}
+
+/// What came of the removal of this node's startup taint.
+#[derive(Debug)]
+pub enum TaintRemoval {
+    /// The node has none: [`Cluster::tainted_again`] looks from there on.
+    Done(Untainted),
+    /// The API server refuses it, until somebody changes something.
+    Refused,
+    /// It is not certain that the node has none, for a reason that passes.
+    Failed,
 }
 
 /// A node that was found without its startup taint.

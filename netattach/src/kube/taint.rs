@@ -65,6 +65,18 @@ pub(super) enum TaintError {
     },
 }
 
+/// Statuses of refusals that pass: another token is taken, the node is registered later or was changed meanwhile, the
+/// server has too much to do.
+const PASSING: [u16; 4] = [401, 404, 409, 429];
+
+impl TaintError {
+    /// Whether the server refuses it until somebody changes something: the setting, a right, an admission policy.
+    pub(super) fn is_lasting(&self) -> bool {
+        let (Self::Unknown { source, .. } | Self::NotRemoved { source, .. }) = self;
+        source.code().is_some_and(|code| (400..500).contains(&code) && !PASSING.contains(&code))
+    }
+}
+
 /// Removes the taints of that key from a node. Returns whether there was one.
 ///
 /// # Errors
@@ -146,6 +158,7 @@ fn patch(node: Node, key: &str) -> Option<Value> {
 mod tests {
     use std::sync::Arc;
 
+    use crate::kube::client::Refusal;
     use crate::kube::resource::{NODES_PATH, OWN_NODE};
     use crate::kube::taint::*;
     use crate::kube::test_server::{self, Answer};
@@ -165,6 +178,28 @@ mod tests {
         );
         assert_eq!(patch(node(json!([other])), "a/b"), None);
         assert_eq!(patch(node(Value::Null), "a/b"), None);
+    }
+
+    #[test]
+    fn a_refusal_by_a_server_that_is_there_lasts_and_a_conflict_does_not() {
+        let ask = Ask::get("/api/v1/nodes/n");
+        let (key, node) = ("a/b".to_owned(), "n".to_owned());
+        let not_removed = |source| TaintError::NotRemoved { key: key.clone(), node: node.clone(), source };
+        let unknown = |source| TaintError::Unknown { key: key.clone(), node: node.clone(), source };
+        let refused = |code: u16| {
+            let message = String::new();
+            ask.refused(Refusal { code, message, retry_after: None, is_of_future: false })
+        };
+        let is_lasting = |code: &u16| {
+            let both = [not_removed(refused(*code)), unknown(refused(*code))];
+            assert_eq!(both[0].is_lasting(), both[1].is_lasting(), "{code}");
+            both[0].is_lasting()
+        };
+        let lasting: Vec<u16> = (300..600).filter(is_lasting).collect();
+        assert_eq!(lasting.len(), 96);
+        assert!([400, 403, 422].iter().all(|code| lasting.contains(code)), "{lasting:?}");
+        assert!(![401, 404, 409, 429].iter().any(|code| lasting.contains(code)), "{lasting:?}");
+        assert!(!not_removed(ask.late(PATIENCE)).is_lasting());
     }
 
     /// Waits for the taint `a/b`. Returns the versions from which the node was watched, and whether it may be back.

@@ -66,6 +66,17 @@ fn a_taint_that_the_agent_may_not_remove_is_told_and_tried_more_and_more_rarely(
     assert!(eventually(PATIENCE * 2, || rig.trouble("startup taint").is_none()));
 }
 
+/// A server that starts, or cannot reach a webhook, refuses nothing: no pod should wait for the pauses after refusals.
+#[test]
+fn a_removal_that_fails_for_a_passing_reason_is_tried_as_often_as_before() {
+    let mut rig = rig();
+    let busy = rig.server.faults().times(5, When::on(Verb::Patch, "nodes"), Fault::Answer(503));
+    rig.start();
+    // After 10 s. After refusals, the sixth attempt is made after 62 s.
+    assert!(eventually(PATIENCE + PATIENCE / 2, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
+    assert_eq!(rig.server.faults().hits(busy), 5);
+}
+
 /// Like a node that is registered again while the agent runs.
 #[test]
 fn a_node_that_has_its_taint_again_loses_it_again() {

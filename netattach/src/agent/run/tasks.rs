@@ -23,7 +23,7 @@ use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::firewall::Firewall;
-use crate::kube::Cluster;
+use crate::kube::{Cluster, TaintRemoval};
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
 use crate::netlink::{AddressWatch, Changes, LinkWatch, StationWatch};
@@ -214,25 +214,25 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
 /// Removes the node's startup taint once all conditions hold, and whenever the node gets it again: a node
 /// that registers again has it.
 async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
-    let mut failed = 0_u32;
+    let mut refused = 0_u32;
     loop {
         let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
+        let mut is_refused = false;
         if is_ready {
             match cluster.remove_taint(&taint).await {
-                Some(since) => {
-                    failed = 0;
-                    cluster.tainted_again(&taint, since).await;
-                }
-                None => failed = failed.saturating_add(1),
+                TaintRemoval::Done(since) => cluster.tainted_again(&taint, since).await,
+                TaintRemoval::Refused => is_refused = true,
+                TaintRemoval::Failed => {}
             }
         }
-        ticks::pause(taint_pause(failed)).await;
+        refused = if is_refused { refused.saturating_add(1) } else { 0 };
+        ticks::pause(taint_pause(refused)).await;
     }
 }
 
-/// The pause before the next check of a node that may have its startup taint, after this many failures in a row.
-fn taint_pause(failed: u32) -> Duration {
-    TAINT_INTERVAL.saturating_mul(1 << failed.saturating_sub(1).min(10)).min(TAINT_MOST_PAUSE)
+/// The pause before the next check of a node that may have its startup taint, after this many refusals in a row.
+fn taint_pause(refused: u32) -> Duration {
+    TAINT_INTERVAL.saturating_mul(1 << refused.saturating_sub(1).min(10)).min(TAINT_MOST_PAUSE)
 }
 
 /// Maintains the enforcement of routed traffic: once a second, and when links change. Changes are gathered:
@@ -373,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_taint_whose_removal_is_refused_is_tried_more_and_more_rarely() {
-        let pauses = [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|failed| taint_pause(failed).as_secs());
+        let pauses = [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|refused| taint_pause(refused).as_secs());
         assert_eq!(pauses, [2, 2, 4, 8, 32, 60, 60, 60]);
     }
 }
