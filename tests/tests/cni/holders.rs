@@ -114,6 +114,47 @@ fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_el
     }
 }
 
+/// The gateway of a bridge's VLAN is on a device of its own, by which the node reaches the bridge's port in that VLAN.
+#[test]
+fn the_node_gets_no_gateway_that_a_pod_has_which_it_reaches_by_a_bridges_vlan() {
+    let mut node = Node::new(&[]).unwrap();
+    let leases = node.path("leases");
+    let bridge = |name: &str, vlan: Option<u16>, gateway: Option<&str>| {
+        let mut range = json!({"subnet": "10.71.0.0/24", "rangeStart": "10.71.0.7"});
+        if let Some(gateway) = gateway {
+            range["gateway"] = json!(gateway);
+        }
+        let mut config = json!({
+            "cniVersion": "1.0.0", "type": "bridge", "bridge": name, "isGateway": gateway.is_some(),
+            "ipam": {"type": "host-local", "dataDir": leases, "ranges": [[range]]}
+        });
+        if let Some(vlan) = vlan {
+            config["vlan"] = json!(vlan);
+        }
+        config
+    };
+    for (name, config) in [
+        ("open", bridge("br1", Some(5), Some("10.71.0.1"))),
+        ("quiet", bridge("br1", Some(5), None)),
+        ("gateway", bridge("x0", None, Some("10.71.0.7"))),
+    ] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let [open, quiet, gateway] = ["open", "quiet", "gateway"].map(|name| Pod::new(name).unwrap());
+    // The node keeps the gateway of the VLAN when this one is gone.
+    node.add(&open).success();
+    node.del(&open).success();
+    node.add(&quiet).success();
+    let (code, message) = node.add(&gateway).failure();
+    let holder = "address 10.71.0.7 is taken: pod shop/quiet, container c-quiet, interface net1 has it";
+    assert!(code == 11 && message.contains(holder), "{code} {message}");
+    node.del(&quiet).success();
+    node.add(&gateway).success();
+    node.del(&gateway).success();
+}
+
 /// A definition's author cannot take the address of another pod by a pool or as a gateway.
 #[test]
 fn an_address_of_a_pool_is_given_by_no_other_pool_of_the_bridge_and_to_the_node_by_no_gateway() {
