@@ -35,8 +35,18 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     node.write("leaver", &pod("leaver", &json!({}), &json!([address, {"name": "odd"}]))).unwrap();
     node.write("heir", &pod("heir", &json!({}), &json!([address]))).unwrap();
     node.write("other", &pod("other", &json!({}), &Value::Null)).unwrap();
+    // It asks for the address of the leaver, a pod of another namespace.
+    let foreign = json!({"name": "lan", "namespace": NAMESPACE, "ips": ["10.71.0.5/24"]});
+    let mut stranger = pod("stranger", &json!({}), &json!([foreign]));
+    stranger["metadata"]["namespace"] = json!("evil");
+    node.write("stranger", &stranger).unwrap();
     node.start().unwrap();
-    let [leaver, heir, other] = ["leaver", "heir", "other"].map(|name| Pod::new(name).unwrap());
+    let [leaver, heir, other, stranger] =
+        ["leaver", "heir", "other", "stranger"].map(|name| Pod::new(name).unwrap());
+    let refused_stranger = |node: &Node| {
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=evil;K8S_POD_NAME=stranger";
+        node.call("ADD", &stranger).with("CNI_ARGS", args).run().failure().1
+    };
     node.add(&leaver).success();
 
     // The DEL hangs at the other network, so the address is still taken.
@@ -64,6 +74,10 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     assert!(seconds >= 9, "it has waited: {message}");
     assert!(eventually(PATIENCE, || !rows().iter().any(is_told)), "nobody waits any more: {:#?}", rows());
 
+    let message = refused_stranger(&node);
+    let unnamed = "held by another container of the node, whose detaching has taken ";
+    assert!(message.contains(unnamed) && !message.contains("leaver"), "{message}");
+
     // The DEL fails, so the container is not being detached; it is not waited for.
     kill_process(last_call(&node).unwrap(), Signal::KILL).unwrap();
     assert_ne!(del.join().unwrap().exit, 0);
@@ -71,6 +85,9 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     let half =
         format!("held by {who}, which is half detached: its last DEL has failed, and is to be repeated");
     assert!(message.ends_with(&half), "{message}");
+    let message = refused_stranger(&node);
+    let unnamed = half.replace(&who, "another container of the node");
+    assert!(message.ends_with(&unnamed) && !message.contains("leaver"), "{message}");
 
     node.plugin("odd", &json!({})).unwrap();
     node.del(&leaver).success();
