@@ -339,9 +339,16 @@ impl Occupied {
         inner.remove(&key, owner);
     }
 
-    /// Whether an attachment of another owner has the address, on whatever segment.
-    pub(in crate::attach) fn is_held_by_another(&self, ip: IpAddr, owner: &Owner) -> bool {
-        self.lock().holders(Address::Ip(ip)).any(|(_, held)| held.owner != *owner)
+    /// Whether an attachment of another owner has the address, on that segment; `None`: on any.
+    pub(in crate::attach) fn is_held_by_another(
+        &self,
+        on: Option<Segment>,
+        ip: IpAddr,
+        owner: &Owner,
+    ) -> bool {
+        let inner = self.lock();
+        let mut others = inner.holders(Address::Ip(ip)).filter(|(_, held)| held.owner != *owner);
+        others.any(|(segment, _)| on.is_none_or(|on| on == segment))
     }
 
     /// Claims an address that the node is about to get as a gateway's, until [`Occupied::release_gateways`]: from then
@@ -936,12 +943,14 @@ mod tests {
             occupied.claim(segment, Address::Ip(ip(last)), &plan.sandbox, &plan.attachments[0]).unwrap();
         }
         let of_b = owner(&b.sandbox, &b.attachments[0]);
-        let by_another = |last| occupied.is_held_by_another(ip(last), &of_b);
+        let by_another = |last| occupied.is_held_by_another(None, ip(last), &of_b);
         assert_eq!([1, 2, 3, 4, 5, 9].map(by_another), [true, true, false, false, false, false]);
         let of_a = owner(&a.sandbox, &a.attachments[0]);
-        let by_another = |last| occupied.is_held_by_another(ip(last), &of_a);
+        let by_another = |last| occupied.is_held_by_another(None, ip(last), &of_a);
         assert_eq!([1, 2, 3, 4, 5, 9].map(by_another), [false, false, true, true, false, true]);
-        assert!(!Occupied::default().is_held_by_another(ip(1), &of_a));
+        let on = |segment| occupied.is_held_by_another(Some(segment), ip(9), &of_a);
+        assert_eq!([on(7), on(9)], [true, false]);
+        assert!(!Occupied::default().is_held_by_another(None, ip(1), &of_a));
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl Executor<'_> {
     ) -> Result<(), StepError> {
         let of = owner(self.sandbox, attachment);
         let claimed = gateways.iter().try_for_each(|ip| -> Result<(), StepError> {
-            let is_held = self.node.occupied.is_held_by_another(*ip, &of);
+            let is_held = self.node.occupied.is_held_by_another(None, *ip, &of);
             let leads = if is_held { self.leads_to(*ip)? } else { None };
             self.node.occupied.claim_gateway(*ip, link, leads, (self.sandbox, attachment))
         });

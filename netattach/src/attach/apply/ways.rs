@@ -44,7 +44,7 @@ impl Executor<'_> {
             // The gateway of every routed link is no address of any attachment. The node has another one since the
             // network's first attachment; the kernel is asked only where an attachment has it all the same.
             let is_given = addressing::is_link_gateway(gateway)
-                || (self.node.occupied.is_held_by_another(gateway, &of)
+                || (self.node.occupied.is_held_by_another(None, gateway, &of)
                     && self.host.is_own_address(gateway)?);
             if !is_given {
                 gateways.push(gateway);

@@ -614,8 +614,7 @@ mod tests {
         for _ in 0..2 {
             let undone = within(&node, || undo(&engine.node, &record.plan, Some(&pod), &*record)).unwrap();
             assert!(undone.is_err());
-            let mut left: Vec<String> =
-                inside.links().unwrap().into_iter().map(|link| link.name).collect();
+            let mut left: Vec<String> = inside.links().unwrap().into_iter().map(|link| link.name).collect();
             left.sort();
             assert_eq!(left, ["lo", "net1"]);
         }
