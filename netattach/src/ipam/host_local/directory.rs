@@ -54,7 +54,7 @@ pub(super) struct Locked<'a>(&'a Opened);
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: Files,
-    /// The first file that could not be read, perhaps only for the moment. Its address counts as taken, and its owner is
+    /// The first file that could not be read, perhaps only for the moment. Its address counts as taken, its owner is
     /// unknown.
     pub(super) unread: Option<(PathBuf, Errno)>,
     /// The address reserved last, by set, with the file that stores it, as read or written under this lock.
