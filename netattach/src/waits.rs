@@ -176,7 +176,8 @@ pub trait Place {
     /// rolled back: it must be retried once the container is gone.
     fn put_off(&self, _container: String) {}
     /// The operation failed because of a resource that this container holds, whether or not it is being removed.
-    fn held_by(&self, _container: String) {}
+    /// `who`: the container as the author of the refused pod may be told of it.
+    fn held_by(&self, _container: String, _who: String) {}
 }
 
 thread_local! {
@@ -206,21 +207,20 @@ pub(crate) fn admit(needs: &Footprint) -> Result<(), Crowded> {
 
 /// Called after this thread's operation has failed and was rolled back: if the cause is a resource of a container
 /// that is being removed, the operation is retried when that container is gone. `holder` selects the container from
-/// the list of those being removed.
-pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) {
-    let Some(place) = here() else { return };
+/// the list of those being removed; it is returned.
+pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) -> Option<String> {
+    let place = here()?;
     let leaving = place.leaving();
-    if !leaving.is_empty()
-        && let Some(container) = holder(&leaving)
-    {
-        place.put_off(container);
-    }
+    let container = if leaving.is_empty() { None } else { holder(&leaving) }?;
+    place.put_off(container.clone());
+    Some(container)
 }
 
-/// This thread's operation has failed because of a resource of this container.
-pub(crate) fn held_by(container: String) {
+/// This thread's operation has failed because of a resource of this container, of which the refused pod is told as
+/// `who`.
+pub(crate) fn held_by(container: String, who: String) {
     if let Some(place) = here() {
-        place.held_by(container);
+        place.held_by(container, who);
     }
 }
 

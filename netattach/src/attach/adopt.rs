@@ -300,6 +300,7 @@ impl Engine {
 
     /// Returns those noted pools whose directories are on another file system than the records: for them, no journal
     /// keeps the order in which a record and its leases are created, and a loss of power may take the record alone.
+    /// Asks each pool's file system, which may hang.
     pub fn pools_elsewhere(&self) -> Vec<PathBuf> {
         let device = |path: &Path| std::fs::metadata(path).ok().map(|it| it.dev());
         let Some(own) = device(self.journal.directory()) else { return Vec::new() };

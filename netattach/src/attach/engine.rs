@@ -219,8 +219,8 @@ impl Engine {
                 tracing::debug!(container, error = %Chain(&error), "ADD failed; rolling it back");
                 match self.roll_back(record) {
                     Ok(()) => {
-                        waits::put_off(|leaving| self.holder(&error, leaving));
-                        if let Some(holder) = holder_named(&error) {
+                        let waits_for = waits::put_off(|leaving| self.holder(&error, leaving));
+                        if let Some(holder) = holder_named(&error).map(str::to_owned).or(waits_for) {
                             self.tell_holder(holder, asking.as_ref());
                         }
                     }
@@ -268,10 +268,7 @@ impl Engine {
 
     /// Describes a container, with its pod if known.
     pub fn describe(&self, container: &str) -> String {
-        self.pod_of(container).map_or_else(
-            || format!("container {container}"),
-            |pod| format!("pod {pod} (container {container})"),
-        )
+        described(container, self.pod_of(container).as_ref())
     }
 
     fn pod_of(&self, container: &str) -> Option<PodRef> {
@@ -280,18 +277,20 @@ impl Engine {
         pod.or_else(|| self.records_of(container).find_map(|record| record.plan.sandbox.pod.clone()))
     }
 
-    /// Notes the container that holds a resource, for the error of the pod that asks for it. The author of a pod is
-    /// told of pods of its namespace alone; the log has all others.
-    fn tell_holder(&self, container: &str, asking: Option<&PodRef>) {
-        let is_of_namespace = |asking: &PodRef| {
-            self.pod_of(container).is_some_and(|pod| pod.name.namespace == asking.name.namespace)
+    /// Notes the container that holds a resource, for the details of the error of the pod that asks for it. They name
+    /// it only to a pod of the same namespace; the log has all others.
+    fn tell_holder(&self, container: String, asking: Option<&PodRef>) {
+        let pod = self.pod_of(&container);
+        let is_of_namespace =
+            |asking: &PodRef| pod.as_ref().is_some_and(|pod| pod.name.namespace == asking.name.namespace);
+        let who = described(&container, pod.as_ref());
+        let told = if asking.is_none_or(is_of_namespace) {
+            who
+        } else {
+            tracing::info!(holder = who, "refused for what another container holds");
+            "another container of the node".to_owned()
         };
-        match asking.is_none_or(is_of_namespace) {
-            true => waits::held_by(container.to_owned()),
-            false => {
-                tracing::info!(holder = self.describe(container), "refused for what another container holds")
-            }
-        }
+        waits::held_by(container, told);
     }
 
     /// Whether a DEL or a roll-back of the container has begun and is not complete.
@@ -580,6 +579,13 @@ impl Engine {
         }
         let netns = Netns::of(&sandbox.netns, sandbox.netns_id, record.netns_cookie)?;
         Ok(netns.filter(|netns| netns.id() != self.own))
+    }
+}
+
+fn described(container: &str, pod: Option<&PodRef>) -> String {
+    match pod {
+        Some(pod) => format!("pod {pod} (container {container})"),
+        None => format!("container {container}"),
     }
 }
 

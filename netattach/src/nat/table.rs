@@ -93,7 +93,11 @@ impl Table {
             users.keys().find(same).is_none_or(|wanted| wanted == element)
         });
         kept.extend(users.iter().map(|(element, users)| (element.clone(), *users)));
-        if kept.is_empty() { Ok(()) } else { self.install(&kept) }
+        match (kept.is_empty(), gone.is_empty()) {
+            (false, _) => self.install(&kept),
+            (true, false) => Ok(nat::uninstall()?),
+            (true, true) => Ok(()),
+        }
     }
 
     /// Reads the exceptions of the node from the kernel; empty if there is no table.
@@ -316,6 +320,11 @@ mod tests {
             let gone: Vec<Element> = stranger.keys().filter(|it| !own.contains_key(it)).cloned().collect();
             table.change(&own, &gone, &[]).unwrap();
             assert_eq!((nat::all_elements().unwrap(), table.pending), (elements(&own), None));
+            // None is wanted any more, and those that are removed are all.
+            let mut table = begun_in_vain(false);
+            let gone: Vec<Element> = stranger.keys().cloned().collect();
+            table.change(&Users::new(), &gone, &[]).unwrap();
+            assert!(nat::all_elements().unwrap().is_empty());
         })
         .unwrap();
     }

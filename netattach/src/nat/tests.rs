@@ -141,6 +141,23 @@ fn masquerade_excepts_the_own_subnet_groups_the_link_and_what_is_listed() {
     assert_eq!(lists(&other.unwrap()), lists(&alike.unwrap()));
 }
 
+/// Where an address of it is known, a port of the other family is that of a pod of which nothing is known.
+#[test]
+fn ports_are_an_attachments_own_by_their_numbers_alone_only_where_no_address_of_it_is_known() {
+    let asked = ports(true, json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]));
+    let stranger = Wish::new(&asked, &leased(&BOTH)).unwrap();
+    let sets = |addresses: &[&str]| -> BTreeSet<Set> {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let its = Left { translate: &asked, addresses }.among(&stranger.elements);
+        its.into_iter().map(|element| element.set).collect()
+    };
+    let [v4, v6] = [[Set::Ports4, Set::Mapped4], [Set::Ports6, Set::Mapped6]].map(BTreeSet::from);
+    assert_eq!(sets(&["10.1.0.9"]), BTreeSet::new());
+    assert_eq!(sets(&["10.1.0.2"]), v4);
+    assert_eq!(sets(&["fd00::2"]), v6);
+    assert_eq!(sets(&[]), v4.union(&v6).copied().collect());
+}
+
 fn holder(container: &str) -> Holder {
     let key = Key { container: container.to_owned(), ifname: "eth0".to_owned() };
     Holder { key, who: format!("container {container}, interface eth0") }

@@ -202,7 +202,7 @@ impl Wish {
 pub struct Left<'a> {
     /// What the attachment asked for.
     pub translate: &'a Translate,
-    /// Its addresses. Of a family without one, those to which its ports lead.
+    /// Its addresses. Empty: none is known, so those to which its ports lead count as its own.
     pub addresses: BTreeSet<IpAddr>,
 }
 
@@ -211,9 +211,8 @@ impl Left<'_> {
     /// what it sends. Lists of prefixes and devices are not among them: others may share them, they have no effect
     /// without an element that names them, and a device in the table only drops packets.
     pub(super) fn among(&self, found: &BTreeSet<Element>) -> Vec<Element> {
-        let has_family = |of: IpAddr| self.addresses.iter().any(|it| it.is_ipv4() == of.is_ipv4());
         let ports = found.iter().filter_map(HostPort::of).filter(|port| self.is_planned(port));
-        let led = ports.map(|port| port.to.ip()).filter(|to| !has_family(*to));
+        let led = ports.map(|port| port.to.ip()).filter(|_| self.addresses.is_empty());
         let own: BTreeSet<IpAddr> = self.addresses.iter().copied().chain(led).collect();
         let is_its = |element: &&Element| match element.set {
             Set::Ports4 | Set::Ports6 => HostPort::of(element)

@@ -35,8 +35,18 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     node.write("leaver", &pod("leaver", &json!({}), &json!([address, {"name": "odd"}]))).unwrap();
     node.write("heir", &pod("heir", &json!({}), &json!([address]))).unwrap();
     node.write("other", &pod("other", &json!({}), &Value::Null)).unwrap();
+    // It asks for the address of the leaver, a pod of another namespace.
+    let foreign = json!({"name": "lan", "namespace": NAMESPACE, "ips": ["10.71.0.5/24"]});
+    let mut stranger = pod("stranger", &json!({}), &json!([foreign]));
+    stranger["metadata"]["namespace"] = json!("evil");
+    node.write("stranger", &stranger).unwrap();
     node.start().unwrap();
-    let [leaver, heir, other] = ["leaver", "heir", "other"].map(|name| Pod::new(name).unwrap());
+    let [leaver, heir, other, stranger] =
+        ["leaver", "heir", "other", "stranger"].map(|name| Pod::new(name).unwrap());
+    let refused_stranger = |node: &Node| {
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=evil;K8S_POD_NAME=stranger";
+        node.call("ADD", &stranger).with("CNI_ARGS", args).run().failure().1
+    };
     node.add(&leaver).success();
 
     // The DEL hangs at the other network, so the address is still taken.
@@ -64,6 +74,10 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     assert!(seconds >= 9, "it has waited: {message}");
     assert!(eventually(PATIENCE, || !rows().iter().any(is_told)), "nobody waits any more: {:#?}", rows());
 
+    let message = refused_stranger(&node);
+    let unnamed = "held by another container of the node, whose detaching has taken ";
+    assert!(message.contains(unnamed) && !message.contains("leaver"), "{message}");
+
     // The DEL fails, so the container is not being detached; it is not waited for.
     kill_process(last_call(&node).unwrap(), Signal::KILL).unwrap();
     assert_ne!(del.join().unwrap().exit, 0);
@@ -71,6 +85,9 @@ fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_a
     let half =
         format!("held by {who}, which is half detached: its last DEL has failed, and is to be repeated");
     assert!(message.ends_with(&half), "{message}");
+    let message = refused_stranger(&node);
+    let unnamed = half.replace(&who, "another container of the node");
+    assert!(message.ends_with(&unnamed) && !message.contains("leaver"), "{message}");
 
     node.plugin("odd", &json!({})).unwrap();
     node.del(&leaver).success();
@@ -112,6 +129,47 @@ fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_el
     for pod in [&chooser, &next] {
         node.del(pod).success();
     }
+}
+
+/// The gateway of a bridge's VLAN is on a device of its own, by which the node reaches the bridge's port in that VLAN.
+#[test]
+fn the_node_gets_no_gateway_that_a_pod_has_which_it_reaches_by_a_bridges_vlan() {
+    let mut node = Node::new(&[]).unwrap();
+    let leases = node.path("leases");
+    let bridge = |name: &str, vlan: Option<u16>, gateway: Option<&str>| {
+        let mut range = json!({"subnet": "10.71.0.0/24", "rangeStart": "10.71.0.7"});
+        if let Some(gateway) = gateway {
+            range["gateway"] = json!(gateway);
+        }
+        let mut config = json!({
+            "cniVersion": "1.0.0", "type": "bridge", "bridge": name, "isGateway": gateway.is_some(),
+            "ipam": {"type": "host-local", "dataDir": leases, "ranges": [[range]]}
+        });
+        if let Some(vlan) = vlan {
+            config["vlan"] = json!(vlan);
+        }
+        config
+    };
+    for (name, config) in [
+        ("open", bridge("br1", Some(5), Some("10.71.0.1"))),
+        ("quiet", bridge("br1", Some(5), None)),
+        ("gateway", bridge("x0", None, Some("10.71.0.7"))),
+    ] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let [open, quiet, gateway] = ["open", "quiet", "gateway"].map(|name| Pod::new(name).unwrap());
+    // The node keeps the gateway of the VLAN when this one is gone.
+    node.add(&open).success();
+    node.del(&open).success();
+    node.add(&quiet).success();
+    let (code, message) = node.add(&gateway).failure();
+    let holder = "address 10.71.0.7 is taken: pod shop/quiet, container c-quiet, interface net1 has it";
+    assert!(code == 11 && message.contains(holder), "{code} {message}");
+    node.del(&quiet).success();
+    node.add(&gateway).success();
+    node.del(&gateway).success();
 }
 
 /// A definition's author cannot take the address of another pod by a pool or as a gateway.

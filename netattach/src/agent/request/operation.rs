@@ -26,7 +26,15 @@ pub(super) struct Operation {
     slot: Arc<Slot>,
     turns: Arc<Turns>,
     waits_for: Mutex<Option<String>>,
-    held_by: Mutex<Option<String>>,
+    held_by: Mutex<Option<Holder>>,
+}
+
+/// The container that holds what an operation lacks.
+#[derive(Debug, Clone)]
+struct Holder {
+    container: String,
+    /// The container as the author of the refused pod may be told of it.
+    who: String,
 }
 
 impl Operation {
@@ -41,9 +49,8 @@ impl Operation {
     }
 
     /// Returns the container that holds the missing resource.
-    pub(super) fn held_by(&self) -> Option<String> {
-        let named = self.held_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        named.or_else(|| self.waits_for())
+    fn held_by(&self) -> Option<Holder> {
+        self.held_by.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -68,8 +75,8 @@ impl Place for Operation {
         *self.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = Some(container);
     }
 
-    fn held_by(&self, container: String) {
-        *self.held_by.lock().unwrap_or_else(PoisonError::into_inner) = Some(container);
+    fn held_by(&self, container: String, who: String) {
+        *self.held_by.lock().unwrap_or_else(PoisonError::into_inner) = Some(Holder { container, who });
     }
 }
 
@@ -144,7 +151,7 @@ impl Agent {
                 Some(container)
                     if worked.is_err() && patience.wait(self.admission.turns(), &container).await => {}
                 _ => match (worked, held_by) {
-                    (Err(error), Some(container)) => return Err(self.with_holder(error, container).await),
+                    (Err(error), Some(holder)) => return Err(self.with_holder(error, holder).await),
                     (worked, _) => return worked,
                 },
             }
@@ -153,7 +160,8 @@ impl Agent {
 
     /// Adds to an error which container holds the missing resource, if that container is being detached:
     /// either the operation has waited too long for it, or its DEL has failed.
-    async fn with_holder(self: &Arc<Self>, mut error: CniError, container: String) -> CniError {
+    async fn with_holder(self: &Arc<Self>, mut error: CniError, holder: Holder) -> CniError {
+        let Holder { container, who } = holder;
         let lasts = self.admission.turns().detaching_for(&container);
         let agent = Arc::clone(self);
         // This reads records.
@@ -165,7 +173,7 @@ impl Agent {
                 }
                 None => return None,
             };
-            Some(format!("held by {}, {departs}", agent.engine.describe(&container)))
+            Some(format!("held by {who}, {departs}"))
         });
         // Otherwise the error is unchanged.
         if let Ok(Some(told)) = told.await {

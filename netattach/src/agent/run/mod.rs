@@ -38,7 +38,7 @@ pub use self::error::AgentError;
 use self::reload::Reload;
 use self::signals::Signals;
 use self::stand_by::Place;
-use self::start::{Parts, Started, start};
+use self::start::{Parts, Started, start, warn_of_pools};
 pub(super) use self::start::{attach_modes, dataplane};
 use super::health::Health;
 use super::node_network::NodeNetwork;
@@ -217,6 +217,9 @@ async fn serve_until(
     background.keep("checks of the node", health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "serving");
     background.keep("what the log says of readiness", of_readiness);
+    let of_engine = Arc::clone(engine);
+    background
+        .once("a look at the file systems of pools", own_thread::blocking(move || warn_of_pools(&of_engine)));
 
     let early = until_ended(signals, &mut background).await;
     serving.end(signals).await;

@@ -197,6 +197,12 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     for error in &recovery.unenforced {
         tracing::error!(error, "not taken over by the dataplane; it is tried again");
     }
+    Ok(recovery)
+}
+
+/// Warns of pools that are on another file system than the journal. May hang where such a file system does, so the
+/// agent does not wait for it.
+pub(super) fn warn_of_pools(engine: &Engine) {
     let elsewhere = engine.pools_elsewhere();
     if let Some(first) = elsewhere.first() {
         let (pools, first) = (elsewhere.len(), first.display());
@@ -206,7 +212,6 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
              put ipam.dataDir and stateDir on one"
         );
     }
-    Ok(recovery)
 }
 
 /// How programs are attached: as the settings require, as far as the kernel supports it.

@@ -8,6 +8,7 @@
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
 //! | `advertise` | announces IPv6 addresses where the kernel does not |
 //! | `leases` | DHCP leases, taken and released |
+//! | `of_node` | whether the node has an address |
 //! | `own` | the addresses that an attachment still has, if its record does not tell |
 //! | `survey` | the use of address pools, for operators |
 
@@ -16,6 +17,7 @@ mod announce_late;
 mod leases;
 pub(super) mod map_room;
 pub(super) mod occupied;
+pub(super) mod of_node;
 pub(super) mod own;
 pub(super) mod pool_use;
 pub(super) mod survey;

@@ -10,6 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 
+use crate::attach::addresses::of_node;
 use crate::attach::apply::owner;
 use crate::attach::device::take_device::asked_mac;
 use crate::attach::{Attached, StepError};
@@ -338,6 +339,18 @@ impl Occupied {
         inner.remove(&key, owner);
     }
 
+    /// Whether an attachment of another owner has the address, on that segment; `None`: on any.
+    pub(in crate::attach) fn is_held_by_another(
+        &self,
+        on: Option<Segment>,
+        ip: IpAddr,
+        owner: &Owner,
+    ) -> bool {
+        let inner = self.lock();
+        let mut others = inner.holders(Address::Ip(ip)).filter(|(_, held)| held.owner != *owner);
+        others.any(|(segment, _)| on.is_none_or(|on| on == segment))
+    }
+
     /// Claims an address that the node is about to get as a gateway's, until [`Occupied::release_gateways`]: from then
     /// on the node has it. `leads`: the device on whose link the node reaches the address now.
     ///
@@ -352,12 +365,11 @@ impl Occupied {
     ) -> Result<(), StepError> {
         let (owner, address) = (owner(sandbox, attachment), Address::Ip(ip));
         let mut inner = self.lock();
-        // Rare: a bridge gets its gateway's address once.
-        for ((segment, _), holders) in inner.held.iter().filter(|((_, held), _)| *held == address) {
-            let excludes = |held: &&Held| held.owner != owner && held.excludes_gateway(*segment, link, leads);
-            if let Some(holder) = holders.iter().find(excludes) {
-                return Err(taken(address, holder, (sandbox, attachment)).into());
-            }
+        let excludes = |(segment, held): &(Segment, &Held)| {
+            held.owner != owner && held.excludes_gateway(*segment, link, leads)
+        };
+        if let Some((_, holder)) = inner.holders(address).find(excludes) {
+            return Err(taken(address, holder, (sandbox, attachment)).into());
         }
         inner.gateways.entry(ip).or_default().push(Gateway { owner: owner.clone(), link: link.clone() });
         inner.of.entry(owner).or_default().gateways.push(ip);
@@ -468,6 +480,20 @@ impl Occupied {
 }
 
 impl Inner {
+    /// All holders of an address, with the segment on which each has it. Goes from segment to segment, of which there
+    /// are few, and not through the addresses of each.
+    fn holders(&self, address: Address) -> impl Iterator<Item = (Segment, &Held)> {
+        const LOWEST: Address = Address::Mac(Mac([0; 6]));
+        let first_from =
+            |segment: Segment| self.held.range((segment, LOWEST)..).next().map(|((segment, _), _)| *segment);
+        let next = move |segment: &Segment| first_from(segment.checked_add(1)?);
+        let segments = std::iter::successors(first_from(ROUTED), next);
+        segments.flat_map(move |segment| {
+            let holders = self.held.get(&(segment, address)).into_iter().flatten();
+            holders.map(move |held| (segment, held))
+        })
+    }
+
     fn add(&mut self, segment: Segment, address: Address, held: Held) {
         let holders = self.held.entry((segment, address)).or_default();
         if holders.iter().any(|holder| holder.owner == held.owner) {
@@ -603,7 +629,7 @@ pub(in crate::attach) fn check_ip_is_free(
     routed: Routed,
 ) -> Result<(), StepError> {
     let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Ip(ip), holder }));
-    if host.is_own_address(ip)? {
+    if of_node::has(host, ip)? {
         return taken(Holder::Own);
     }
     if routed == Routed::No {
@@ -884,6 +910,12 @@ mod tests {
         assert!(!gateway(&quiet, 8, None, Some(8)), "by an address that somebody has given that bridge");
         assert!(gateway(&quiet, 8, None, None), "a network of layer 2 alone is its own world");
         assert!(gateway(&quiet, bridge, Some(5), None), "another VLAN");
+        let in_vlan = of_pool("a", "lan", tagged(Some(5), &[]));
+        assert!(
+            !gateway(&in_vlan, 8, None, Some(8)),
+            "the node reaches it by the bridge's device of that VLAN"
+        );
+        assert!(gateway(&in_vlan, 8, None, None));
         // Until the kernel has it, nobody else gets it.
         let occupied = Occupied::default();
         let of_evil = (&evil.sandbox, &evil.attachments[0]);
@@ -898,6 +930,27 @@ mod tests {
         assert_eq!(claim(&quiet, 9), Ok(()));
         occupied.release_gateways(&owner(of_evil.0, of_evil.1));
         assert_eq!(claim(&quiet, bridge), Ok(()));
+    }
+
+    #[test]
+    fn of_another_holder_is_known_on_whatever_segment_it_is() {
+        let occupied = Occupied::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let ip = |last| IpAddr::from([10, 0, 0, last]);
+        for (segment, last, plan) in
+            [(ROUTED, 1, &a), (7, 2, &a), (7, 9, &b), (9, 3, &b), (Segment::MAX, 4, &b)]
+        {
+            occupied.claim(segment, Address::Ip(ip(last)), &plan.sandbox, &plan.attachments[0]).unwrap();
+        }
+        let of_b = owner(&b.sandbox, &b.attachments[0]);
+        let by_another = |last| occupied.is_held_by_another(None, ip(last), &of_b);
+        assert_eq!([1, 2, 3, 4, 5, 9].map(by_another), [true, true, false, false, false, false]);
+        let of_a = owner(&a.sandbox, &a.attachments[0]);
+        let by_another = |last| occupied.is_held_by_another(None, ip(last), &of_a);
+        assert_eq!([1, 2, 3, 4, 5, 9].map(by_another), [false, false, true, true, false, true]);
+        let on = |segment| occupied.is_held_by_another(Some(segment), ip(9), &of_a);
+        assert_eq!([on(7), on(9)], [true, false]);
+        assert!(!Occupied::default().is_held_by_another(None, ip(1), &of_a));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use crate::attach::addresses::occupied::segment;
 use crate::attach::apply::owner;
 use crate::attach::{Node, StepError};
 use crate::ipam::{Held, Owner, Patience};
@@ -12,7 +13,8 @@ use crate::waits;
 
 /// Returns the addresses of an attachment: those of its record, unless their pool has given them to another one since,
 /// and those that its pool or its lease names, because the record may have lost them. Addresses of another plugin are
-/// known by the record alone.
+/// known by the record alone. Those that a definition or a record names alone are not its own while another attachment
+/// on that link has them.
 ///
 /// # Errors
 /// A pool cannot be read.
@@ -25,9 +27,18 @@ pub(in crate::attach) fn own(
     let recorded = result::leased(attachment, outputs).unwrap_or_default().addresses;
     let mut own: BTreeSet<IpAddr> = recorded.iter().map(|it| it.address.addr().to_canonical()).collect();
     let of = owner(sandbox, attachment);
-    for step in &attachment.steps {
-        let Step::Lease(config) = step else { continue };
-        own.extend(node.leases.given(config, &of));
+    let leases = || {
+        attachment.steps.iter().filter_map(|step| match step {
+            Step::Lease(config) => Some(config),
+            _ => None,
+        })
+    };
+    let (of_servers, named): (Vec<_>, Vec<_>) = leases().partition(|config| config.asks_the_network());
+    own.extend(named.into_iter().flat_map(|config| node.leases.given(config, &of)));
+    let segment = segment(attachment, outputs);
+    own.retain(|ip| !node.occupied.is_held_by_another(segment, *ip, &of));
+    own.extend(of_servers.into_iter().flat_map(|config| node.leases.given(config, &of)));
+    for config in leases() {
         if let Some(pool) = config.pool() {
             let holders = || node.leases.holders(&pool, Patience::Operation);
             settle(&mut own, &of, waits::at_pool(Some(pool.clone()), holders)?);
@@ -56,7 +67,38 @@ fn settle(own: &mut BTreeSet<IpAddr>, of: &Owner, held: Vec<Held>) {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::attach::addresses::occupied::Address;
+    use crate::attach::rig;
+    use crate::cni::CniArgs;
+    use crate::ipam::Kind;
+    use crate::journal::Store;
+    use crate::step::{Outputs, StepRef};
+
+    /// Otherwise its DEL takes the routes of the other one back.
+    #[test]
+    fn what_its_definition_alone_names_is_not_its_own_while_another_has_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let journal = Store::open(directory.join("journal")).unwrap();
+        let engine = rig::engine(directory, journal, &crate::sync::Arc::default());
+        let [mut a, b] = [("a", 1), ("b", 2)].map(|(container, id)| rig::plan(directory, container, id));
+        let mut outputs = Outputs::default();
+        outputs.insert(StepRef(0, 0), rig::lease(&engine, &a));
+        let ipam = json!({"type": "static", "addresses": [{"address": "10.1.0.7/24"}]});
+        let config = json!({"name": "net", "ipam": ipam});
+        let named = Kind::Static.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
+        a.attachments[0].steps.push(Step::Lease(named));
+        let own_of_a = || own(&engine.node, (&a.sandbox, &a.attachments[0]), outputs.of(0)).unwrap();
+        let [leased, named] = [2, 7].map(|last| IpAddr::from([10, 1, 0, last]));
+        assert_eq!(own_of_a(), [leased, named].into());
+        for ip in [leased, named] {
+            engine.node.occupied.claim(7, Address::Ip(ip), &b.sandbox, &b.attachments[0]).unwrap();
+        }
+        assert_eq!(own_of_a(), [leased].into(), "the pool says whose that is");
+    }
 
     #[test]
     fn what_the_pool_has_for_it_is_its_own_and_what_it_has_for_another_is_not() {

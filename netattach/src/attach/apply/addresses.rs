@@ -8,7 +8,9 @@ use crate::attach::StepError;
 use crate::attach::addresses::occupied::{
     Address, AddressError, NodeLink, ROUTED, Routed, check_ip_is_free, segment,
 };
+use crate::attach::addresses::of_node;
 use crate::ipam::{self, Asked, Lease, Lessee};
+use crate::netlink;
 use crate::plan::{AttachmentPlan, result};
 use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::waits::{self, Resource};
@@ -87,7 +89,7 @@ impl Executor<'_> {
     /// have them, unless the same pool has leased them, nor the node. Beyond that, a pool is responsible for its
     /// addresses; all others must not be in use elsewhere, and requested ones (`asked`) are checked most strictly;
     /// `None`: a pool leases the addresses. The node is asked after the claim: an address that the node is getting
-    /// meanwhile is either claimed as a gateway's, or already there.
+    /// meanwhile is either claimed as a gateway's, or already one of its addresses, although perhaps without a route.
     pub(super) fn occupy(
         &mut self,
         at: StepRef,
@@ -105,7 +107,7 @@ impl Executor<'_> {
             });
             claimed?;
             let Some(asked) = asked else {
-                if segment.is_some() && self.host.is_own_address(ip)? {
+                if segment.is_some() && of_node::has_leased(&mut self.host, ip)? {
                     return Err(AddressError::OfNode(ip).into());
                 }
                 continue;
@@ -121,7 +123,8 @@ impl Executor<'_> {
     }
 
     /// Gives the node gateway addresses by `give`. They are claimed meanwhile: no attachment may have one of them on
-    /// that link, or where the node routes to it.
+    /// that link, or where the node routes to it. The kernel is asked by which device it does only where an attachment
+    /// has the address at all.
     pub(super) fn give_gateways(
         &mut self,
         attachment: &AttachmentPlan,
@@ -129,14 +132,29 @@ impl Executor<'_> {
         link: &NodeLink,
         give: impl FnOnce(&mut Self) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
+        let of = owner(self.sandbox, attachment);
         let claimed = gateways.iter().try_for_each(|ip| -> Result<(), StepError> {
-            let route = self.host.matching_route(*ip)?;
-            let leads = route.filter(|route| route.destination.prefix_len() > 0).and_then(|it| it.interface);
+            let is_held = self.node.occupied.is_held_by_another(None, *ip, &of);
+            let leads = if is_held { self.leads_to(*ip)? } else { None };
             self.node.occupied.claim_gateway(*ip, link, leads, (self.sandbox, attachment))
         });
         let given = claimed.and_then(|()| give(self));
-        self.node.occupied.release_gateways(&owner(self.sandbox, attachment));
+        self.node.occupied.release_gateways(&of);
         given
+    }
+
+    /// Returns the device on whose link the node reaches an address, other than by a default route. For the device of a
+    /// bridge's VLAN ([`super::bridges::ensure_vlan_device`]) that is the bridge.
+    fn leads_to(&mut self, ip: IpAddr) -> Result<Option<u32>, StepError> {
+        let route = self.host.matching_route(ip)?;
+        let route = route.filter(|route| route.destination.prefix_len() > 0);
+        let Some(index) = route.and_then(|route| route.interface) else { return Ok(None) };
+        let device = match self.host.link_by_index(index) {
+            Err(netlink::Error::NoSuchLink(_)) => return Ok(None),
+            device => device?,
+        };
+        let near = self.host.find_end_here(&device)?;
+        Ok(Some(near.and_then(|near| near.controller).unwrap_or(index)))
     }
 }
 

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::plugins::PluginError;
 use super::routing::{RoutingError, cluster_routes, move_default_routes, route_by_source, vrf};
-use super::{Executor, host_access, on_parent, own_link, translation};
+use super::{Executor, host_access, on_parent, own_link, owner, translation};
 use crate::attach::StepError;
 use crate::attach::addresses::occupied::{NodeLink, ROUTED};
 use crate::plan::{AttachmentPlan, addressing, result, routing};
@@ -38,10 +38,15 @@ impl Executor<'_> {
         let (host, _) = self.link(at)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
         let wanted = addressing::host_side(routing::style(attachment), &leased.addresses);
+        let of = owner(self.sandbox, attachment);
         let mut gateways = Vec::new();
-        // The gateway of every routed link is no address of any attachment.
         for gateway in wanted.addresses.iter().map(IpNet::addr) {
-            if !addressing::is_link_gateway(gateway) && !self.host.is_own_address(gateway)? {
+            // The gateway of every routed link is no address of any attachment. The node has another one since the
+            // network's first attachment; the kernel is asked only where an attachment has it all the same.
+            let is_given = addressing::is_link_gateway(gateway)
+                || (self.node.occupied.is_held_by_another(None, gateway, &of)
+                    && self.host.is_own_address(gateway)?);
+            if !is_given {
                 gateways.push(gateway);
             }
         }

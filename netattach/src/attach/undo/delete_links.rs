@@ -36,6 +36,15 @@ pub(super) enum KnownBy {
     Name,
 }
 
+/// Which links of the sandbox's group are deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Of {
+    /// All, also those that are not found because they were renamed and their indices are unknown.
+    Group,
+    /// Those that are given, and found: others of the group are still needed.
+    Given,
+}
+
 /// Links that were not deleted.
 #[derive(Debug, Default)]
 pub(super) struct Left {
@@ -56,9 +65,9 @@ impl Left {
 }
 
 /// Deletes links: in the pod if its namespace exists, and on the node. A failure does not prevent the deletion of
-/// others.
-pub(super) fn delete(netns: Option<&Netns>, group: u32, links: &[Made<'_>]) -> Left {
-    let of_pod = netns.map_or_else(|| Ok(Failed::new()), |netns| in_pod(netns, group, links));
+/// others. `extent`: whether all links of the group are to go.
+pub(super) fn delete(netns: Option<&Netns>, group: u32, links: &[Made<'_>], extent: Of) -> Left {
+    let of_pod = netns.map_or_else(|| Ok(Failed::new()), |netns| in_pod(netns, group, links, extent));
     then_on_node(of_pod, links)
 }
 
@@ -81,7 +90,7 @@ fn then_on_node(of_pod: Result<Failed, StepError>, links: &[Made<'_>]) -> Left {
 }
 
 /// Deletes the links in the pod.
-fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepError> {
+fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>], extent: Of) -> Result<Failed, StepError> {
     let mut pod = Handle::open_in(netns)?;
     let (mut found, mut failed) = (Vec::new(), Failed::new());
     for (at, link) in links.iter().enumerate() {
@@ -101,7 +110,7 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepE
     let indices: Vec<u32> = found.iter().map(|(_, index, _)| *index).collect();
     // A single link is deleted by its index. Several are deleted with one request by their group, which includes
     // links that were not found because they were renamed and their indices are unknown.
-    let by_group = (links.len() > 1 || indices.is_empty()).then_some(group);
+    let by_group = (extent == Of::Group && (links.len() > 1 || indices.is_empty())).then_some(group);
     let outcomes = pod.delete_links(by_group, &indices)?;
     for ((at, _, is_told), outcome) in found.into_iter().zip(outcomes) {
         let outcome = if is_told { outcome } else { if_it_can_be(outcome) };
@@ -239,7 +248,11 @@ mod tests {
         }
 
         fn delete(&self, links: &[Made<'_>]) -> Left {
-            within(&self.node, || delete(Some(&self.netns), GROUP, links)).unwrap()
+            self.delete_of(links, Of::Group)
+        }
+
+        fn delete_of(&self, links: &[Made<'_>], extent: Of) -> Left {
+            within(&self.node, || delete(Some(&self.netns), GROUP, links, extent)).unwrap()
         }
 
         /// The names of all links in the pod, and on the node.
@@ -355,6 +368,21 @@ mod tests {
             assert_eq!(scene.names()[0], ["lo", "net1"], "{stays:?}");
         }
         scene.delete(&[macvlan("net1", KnownBy::Name)]);
+        assert_eq!(scene.names()[0], ["lo"]);
+    }
+
+    #[test]
+    fn a_link_that_is_still_needed_stays_when_others_of_its_group_go_and_are_gone() {
+        let mut scene = Scene::new();
+        let [first, second, _] = ["net1", "net2", "net3"].map(|name| scene.macvlan(name));
+        let links = [macvlan("net1", KnownBy::Index(first)), macvlan("net2", KnownBy::Index(second))];
+        for _ in 0..2 {
+            assert_eq!(told(scene.delete_of(&links, Of::Given)), (Vec::new(), Vec::new()));
+            assert_eq!(scene.names()[0], ["lo", "net3"]);
+        }
+        assert_eq!(told(scene.delete_of(&links[..1], Of::Given)), (Vec::new(), Vec::new()));
+        assert_eq!(scene.names()[0], ["lo", "net3"]);
+        scene.delete(&links);
         assert_eq!(scene.names()[0], ["lo"]);
     }
 

@@ -12,7 +12,7 @@ mod plugin_del;
 
 use std::collections::BTreeSet;
 
-use self::delete_links::{KnownBy, Made};
+use self::delete_links::{KnownBy, Made, Of};
 use self::plugin_del::PluginDel;
 use super::apply::routing::vrf;
 use super::apply::{admit, device_info, host_access, restrict_sender, routing, translation, tuning};
@@ -125,8 +125,9 @@ fn take_back(
     }
     crate::crash_point!("undo", "links");
     // A link that may still be in the pod keeps its programs and addresses.
+    let extent_of_links = if of(Stage::Links).any(|begun| is_led_to(&begun)) { Of::Given } else { Of::Group };
     let links = of(Stage::Links).filter(|begun| !is_led_to(begun));
-    let (left, not_deleted) = delete_all_links(plan, netns, progress, links);
+    let (left, not_deleted) = delete_all_links(plan, netns, progress, (links, extent_of_links));
     let mut kept: BTreeSet<u16> = led_to.iter().copied().chain(left).collect();
     errors.extend(not_deleted);
     crate::crash_point!("undo", "devices");
@@ -442,7 +443,7 @@ fn delete_all_links<'p>(
     plan: &Plan,
     netns: Option<&Netns>,
     progress: &dyn Progress,
-    begun: impl Iterator<Item = &'p Begun<'p>>,
+    (begun, extent): (impl Iterator<Item = &'p Begun<'p>>, Of),
 ) -> (BTreeSet<u16>, Vec<AttachError>) {
     // Without a cookie, another namespace may have this inode number now, and another link in it the index.
     let is_certain = progress.netns_cookie().is_some();
@@ -462,7 +463,7 @@ fn delete_all_links<'p>(
     if links.is_empty() {
         return (BTreeSet::new(), Vec::new());
     }
-    let left = delete_links::delete(netns, plan.sandbox.link_group(), &links);
+    let left = delete_links::delete(netns, plan.sandbox.link_group(), &links, extent);
     let failed = |source| AttachError::DeleteLinks {
         container: plan.sandbox.container_id.clone(),
         ifname: plan.sandbox.ifname.clone(),
@@ -486,10 +487,10 @@ mod tests {
     use super::*;
     use crate::error_chain::Chain;
     use crate::ipam::{self, Owner, dhcp};
-    use crate::journal::Store;
+    use crate::journal::{Loaded, Store};
     use crate::netns::{NetnsError, within};
     use crate::plan::fixtures;
-    use crate::spec::{Link, Veth};
+    use crate::spec::{Bridge, Link, Macvlan, Veth};
     use crate::step::{Admit, Delegate, HostAccess, Ingress, Interface, Output, Role, Translate};
     use crate::sync::Arc;
 
@@ -588,6 +589,34 @@ mod tests {
             assert!(failed.contains(RELEASE), "{failed}");
             assert!(engine.node.leases.dhcp().unwrap().is_known(&owner) && file.exists());
             assert_eq!(held(directory, &maps), of_a(&["10.1.0.2"], &[1]));
+        }
+    }
+
+    /// By it the lease is given back, once nothing leads to its address.
+    #[test]
+    fn the_interface_of_a_lease_that_is_not_given_back_yet_stays_while_others_of_the_sandbox_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let [node, pod] = [(); 2].map(|()| Netns::private().unwrap());
+        let [mut host, mut inside] = [&node, &pod].map(|netns| Handle::open_in(netns).unwrap());
+        let wire = Bridge { name: "wire".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let parent = host.ensure_bridge(&wire).unwrap().link;
+        let engine = attach(directory, &maps, |plan| {
+            let group = plan.sandbox.link_group();
+            for attachment in &mut plan.attachments {
+                let macvlan = Macvlan { group, ..Macvlan::plain(&attachment.ifname, "wire") };
+                host.create_macvlan(&macvlan, &parent, pod.as_fd(), &mut inside).unwrap();
+                attachment.steps.push(Step::CreateLink(Link::Macvlan(macvlan)));
+            }
+            plan.attachments[1].steps.extend([lease_by_dhcp(), Step::ChooseHostAccess]);
+        });
+        let Loaded::Whole(record) = engine.journal.load(&rig::key("a")).unwrap() else { panic!("a record") };
+        for _ in 0..2 {
+            let undone = within(&node, || undo(&engine.node, &record.plan, Some(&pod), &*record)).unwrap();
+            assert!(undone.is_err());
+            let mut left: Vec<String> = inside.links().unwrap().into_iter().map(|link| link.name).collect();
+            left.sort();
+            assert_eq!(left, ["lo", "net1"]);
         }
     }
 

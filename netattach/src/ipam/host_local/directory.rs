@@ -54,6 +54,9 @@ pub(super) struct Locked<'a>(&'a Opened);
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: Files,
+    /// The first file that could not be read, perhaps only for the moment. Its address counts as taken, its owner is
+    /// unknown.
+    pub(super) unread: Option<(PathBuf, Errno)>,
     /// The address reserved last, by set, with the file that stores it, as read or written under this lock.
     cursors: HashMap<usize, Cursor>,
     /// Number of empty files: they have the spare names from 1 to this.
@@ -127,10 +130,10 @@ impl Drop for Locked<'_> {
 }
 
 impl Locked<'_> {
-    /// Reads every reservation.
+    /// Reads every reservation. One that cannot be read is [`Contents::unread`].
     ///
     /// # Errors
-    /// The directory or one of its files cannot be read now. What was read of it must not be used.
+    /// The directory cannot be read now. What was read of it must not be used.
     pub(super) fn read(&self) -> Result<Contents, Error> {
         let failed = |error: Errno| Error::Read { path: self.0.path.clone(), source: error.into() };
         let mut contents = Contents::default();
@@ -139,10 +142,15 @@ impl Locked<'_> {
             let Ok(name) = entry.file_name().to_str() else { continue };
             if name == TEMPORARY || is_spare(name) {
                 self.remove_name(name).map_err(failed)?;
-            } else if let Some(address) = address_of(name)
-                && let Some(file) = self.read_reservation(name)?
-            {
-                contents.files.insert(address, file);
+            } else if let Some(address) = address_of(name) {
+                match self.read_reservation(name) {
+                    Ok(Some(file)) => contents.files.insert(address, file),
+                    Ok(None) => {}
+                    Err(error) => {
+                        contents.files.insert(address, File::Unreadable);
+                        contents.unread.get_or_insert_with(|| (self.0.path.join(name), error));
+                    }
+                }
             }
         }
         Ok(contents)
@@ -339,14 +347,14 @@ impl Locked<'_> {
     /// Reads a reservation; `None`: a program without the lock has removed it meanwhile.
     ///
     /// # Errors
-    /// The file cannot be read for the moment, for example without a free descriptor. Its address must not count as
-    /// nobody's then: a DEL would succeed without releasing it.
-    fn read_reservation(&self, name: &str) -> Result<Option<File>, Error> {
+    /// The file cannot be read, perhaps for the moment, for example without a free descriptor, and perhaps for good, as
+    /// on a bad block. Its address must not count as nobody's then: a DEL would succeed without releasing it.
+    fn read_reservation(&self, name: &str) -> Result<Option<File>, Errno> {
         let content = match self.open_file(name).and_then(|file| read_to_end(&file)) {
             Ok(content) => content,
             Err(Errno::NOENT) => return Ok(None),
             Err(error) if is_no_reservation(error) => return Ok(Some(File::Unreadable)),
-            Err(error) => return Err(Error::Read { path: self.0.path.join(name), source: error.into() }),
+            Err(error) => return Err(error),
         };
         // Blocks that were allocated but not written before a power loss read as zeros.
         if content.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0) {
@@ -357,6 +365,23 @@ impl Locked<'_> {
 }
 
 impl Contents {
+    /// What was found of an owner.
+    ///
+    /// # Errors
+    /// Nothing was found, and a file could not be read.
+    pub(super) fn found(&self, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, Error> {
+        if addresses.is_empty() { self.all_read().map(|()| addresses) } else { Ok(addresses) }
+    }
+
+    /// # Errors
+    /// A file could not be read.
+    pub(super) fn all_read(&self) -> Result<(), Error> {
+        match &self.unread {
+            None => Ok(()),
+            Some((path, error)) => Err(Error::Read { path: path.clone(), source: (*error).into() }),
+        }
+    }
+
     /// Whether the address is reserved, by any owner.
     pub(super) fn is_taken(&self, address: IpAddr) -> bool {
         self.files.get(address).is_some_and(|file| *file != File::Abandoned)

@@ -11,7 +11,7 @@ pub(super) enum File {
     Held(Arc<[u8]>),
     /// No content: the writer died.
     Abandoned,
-    /// Not a regular file, too long, or not to be read by anybody: the address is not handed out.
+    /// Not a regular file, too long, or not to be read, by anybody or for the moment: the address is not handed out.
     Unreadable,
 }
 

@@ -252,7 +252,7 @@ impl Leases {
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn release(&self, data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| contents.held_by(owner))
+        self.remove_where(data_dir, network, |contents| contents.found(contents.held_by(owner)))
     }
 
     /// Removes all reservations whose owner is not in `in_use`, and returns their number. A reservation written
@@ -261,7 +261,7 @@ impl Leases {
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn retain(&self, data_dir: &Path, network: &str, in_use: &InUse) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| contents.held_by_others(in_use))
+        self.remove_where(data_dir, network, |contents| Ok(contents.held_by_others(in_use)))
     }
 
     /// The addresses that a container holds for any interface except those in `keep`.
@@ -276,7 +276,8 @@ impl Leases {
         keep: &[String],
     ) -> Result<Vec<IpAddr>, Error> {
         let path = directory_of(data_dir, network)?;
-        let held = self.locked(&path, |_, contents| Ok(contents.held_by_container(container_id, keep)))?;
+        let find = |contents: &Contents| contents.found(contents.held_by_container(container_id, keep));
+        let held = self.locked(&path, |_, contents| find(contents))?;
         Ok(held.unwrap_or_default())
     }
 
@@ -291,7 +292,9 @@ impl Leases {
         container_id: &str,
         keep: &[String],
     ) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| contents.held_by_container(container_id, keep))
+        self.remove_where(data_dir, network, |contents| {
+            contents.found(contents.held_by_container(container_id, keep))
+        })
     }
 
     /// Removes the reservations of a network's pool that `which` names, and returns their number; 0 if there is no directory.
@@ -299,11 +302,11 @@ impl Leases {
         &self,
         data_dir: &Path,
         network: &str,
-        which: impl Fn(&Contents) -> Vec<IpAddr>,
+        which: impl Fn(&Contents) -> Result<Vec<IpAddr>, Error>,
     ) -> Result<usize, Error> {
         let path = directory_of(data_dir, network)?;
         let removed = self.locked(&path, |directory, contents| {
-            let addresses = which(contents);
+            let addresses = which(contents)?;
             for address in &addresses {
                 directory.remove(contents, *address)?;
             }
@@ -371,7 +374,12 @@ impl Leases {
         expected: &[IpAddr],
     ) -> Result<(), Error> {
         let path = directory_of(data_dir, network)?;
-        let held = self.locked(&path, |_, contents| Ok(contents.held_by(owner)))?.unwrap_or_default();
+        let lacks = |held: &[IpAddr]| expected.iter().any(|address| !held.contains(&address.to_canonical()));
+        let find = |contents: &Contents| {
+            let held = contents.found(contents.held_by(owner))?;
+            if lacks(&held) { contents.all_read().map(|()| held) } else { Ok(held) }
+        };
+        let held = self.locked(&path, |_, contents| find(contents))?.unwrap_or_default();
         match expected.iter().find(|address| !held.contains(&address.to_canonical())) {
             Some(&address) => Err(Error::NotReserved { address, owner: owner.clone(), directory: path }),
             None if held.is_empty() => Err(Error::NothingReserved { owner: owner.clone(), directory: path }),
@@ -397,7 +405,8 @@ impl Leases {
         let lacking = self.locked_for(&path, Patience::Look, |_, contents| {
             let all = holders.iter().enumerate();
             let lacking = all.filter(|(_, (owner, expected))| lacks(&contents.held_by(owner), expected));
-            Ok(lacking.map(|(at, _)| at).collect())
+            let lacking: Vec<usize> = lacking.map(|(at, _)| at).collect();
+            if lacking.is_empty() { Ok(lacking) } else { contents.all_read().map(|()| lacking) }
         })?;
         // Without a directory there are no reservations.
         Ok(lacking.unwrap_or_else(|| (0..holders.len()).collect()))
@@ -422,6 +431,7 @@ impl Leases {
             let mut restored = Vec::new();
             for address in addresses.iter().map(IpAddr::to_canonical).filter(|it| !held.contains(it)) {
                 if contents.is_taken(address) {
+                    contents.all_read()?;
                     return Err(Error::NotReserved {
                         address,
                         owner: owner.clone(),
@@ -549,7 +559,8 @@ fn acted<T>(
     act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let result = act(directory, contents);
-    if result.as_ref().err().is_none_or(Error::is_decision) {
+    // What could not be read now is read by the next call.
+    if contents.unread.is_none() && result.as_ref().err().is_none_or(Error::is_decision) {
         *stamp = kept.or_else(|| directory.mark());
     }
     result
@@ -705,6 +716,9 @@ mod tests {
             let error = release().unwrap_err();
             assert!(error.failure() == Failure::Io && error.to_string().ends_with(unread), "{error}");
             if unread == "10.0.0.2" {
+                // As many as the directory, its lock and its list take. The other addresses are given meanwhile.
+                taken.truncate(taken.len() - 2);
+                assert_eq!(addresses(&allocate(&config, &owner("b", "eth0"))), ["10.0.0.3/29"]);
                 taken.clear();
                 assert_eq!(release().unwrap(), 1);
             }
