@@ -20,7 +20,6 @@ use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{Handle, OpenError, socket_filter};
 use crate::netns::{self, Netns};
-use crate::spec::{LinkMode, MacvlanMode};
 
 /// Longest frame that is read, in bytes: longer ones are not replies to a client that accepts 1500.
 const LONGEST: usize = 2048;
@@ -57,12 +56,7 @@ pub(super) fn present_mac(netns: &Netns, index: u32, then: Mac) -> Mac {
     // If the interface is gone, no socket can be opened on it either.
     let Ok(link) = look() else { return then };
     let of_parent = || Handle::open().ok()?.link_by_index(link.link?).ok()?.mac;
-    if may_follow(&link.kind, link.mode.as_ref()) { present(link.mac, then, of_parent) } else { then }
-}
-
-/// Whether the kernel may change the Ethernet address of such an interface with that of its parent.
-fn may_follow(kind: &str, mode: Option<&LinkMode>) -> bool {
-    matches!(kind, "ipvlan" | "vlan") || mode == Some(&LinkMode::Macvlan(MacvlanMode::Passthru))
+    if link.may_follow_parent() { present(link.mac, then, of_parent) } else { then }
 }
 
 /// The address `own`, if it is that of the parent, otherwise `then`.
@@ -219,17 +213,5 @@ mod tests {
         assert_eq!([Some(of_parent), Some(chosen), None].map(now), [of_parent, then, then]);
         assert_eq!(present(Some(of_parent), then, || None), then);
         assert_eq!(present(Some(then), then, || panic!("nothing to compare")), then);
-        let mode = |mode| Some(LinkMode::Macvlan(mode));
-        let table = [
-            ("ipvlan", None, true),
-            ("vlan", None, true),
-            ("macvlan", mode(MacvlanMode::Passthru), true),
-            ("macvtap", mode(MacvlanMode::Passthru), true),
-            ("macvlan", mode(MacvlanMode::Bridge), false),
-            ("veth", None, false),
-        ];
-        for (kind, mode, expected) in table {
-            assert_eq!(may_follow(kind, mode.as_ref()), expected, "{kind} {mode:?}");
-        }
     }
 }
