@@ -420,13 +420,14 @@ impl Link {
     }
 
     /// Whether the link has the Ethernet address of its parent on the node, also after that has changed: the kernel
-    /// gives each ipvlan the parent's new address (`ipvlan_device_event`), and each VLAN whose address nobody has set
-    /// (`vlan_dev_inherit_address`).
+    /// gives the parent's new address to each ipvlan (`ipvlan_device_event`), to a macvlan in mode passthru
+    /// (`macvlan_device_event`), and to each VLAN whose address nobody has set (`vlan_dev_inherit_address`).
     pub fn follows_parent(&self) -> bool {
         match self {
             Self::Ipvlan(ipvlan) => !ipvlan.in_pod,
             Self::Vlan(vlan) => !vlan.in_pod && vlan.mac.is_none(),
-            Self::Veth(_) | Self::Macvlan(_) | Self::Dummy(_) | Self::Tap(_) | Self::Netkit(_) => false,
+            Self::Macvlan(macvlan) => !macvlan.in_pod && macvlan.mode == MacvlanMode::Passthru,
+            Self::Veth(_) | Self::Dummy(_) | Self::Tap(_) | Self::Netkit(_) => false,
         }
     }
 
@@ -610,9 +611,9 @@ mod tests {
         assert_eq!(error, format!("unknown variant ``, expected one of {steps}"));
     }
 
-    /// Rows: IVL-parent-mac, VLN-parent-mac.
+    /// Rows: IVL-parent-mac, MVL-parent-mac, VLN-parent-mac.
     #[test]
-    fn ipvlans_and_vlans_without_an_address_of_their_own_follow_a_parent_on_the_node() {
+    fn links_without_an_address_of_their_own_follow_a_parent_on_the_node() {
         let name = || "net1".to_owned();
         let ipvlan = |in_pod| {
             let (parent, mode) = (Some("eth1".to_owned()), IpvlanMode::L2);
@@ -625,6 +626,10 @@ mod tests {
         assert!(ipvlan(false).follows_parent() && vlan(None, false).follows_parent());
         assert!(!ipvlan(true).follows_parent() && !vlan(None, true).follows_parent());
         assert!(!vlan(Some(Mac([2, 0, 0, 0, 0, 1])), false).follows_parent());
-        assert!(!Link::Macvlan(Macvlan::plain("net1", "eth1")).follows_parent());
+        let macvlan =
+            |mode, in_pod| Link::Macvlan(Macvlan { mode, in_pod, ..Macvlan::plain("net1", "eth1") });
+        assert!(macvlan(MacvlanMode::Passthru, false).follows_parent());
+        assert!(!macvlan(MacvlanMode::Passthru, true).follows_parent());
+        assert!(!macvlan(MacvlanMode::Bridge, false).follows_parent());
     }
 }

@@ -8,7 +8,7 @@ use crate::{DropReason, Mac};
 /// Length of an Ethernet header without tags.
 pub const ETHERNET_LEN: usize = 14;
 /// Length of a VLAN tag.
-const TAG_LEN: usize = 4;
+pub const TAG_LEN: usize = 4;
 
 /// EtherType numbers (IEEE 802).
 pub mod ethertype {
@@ -45,9 +45,11 @@ pub struct EthernetHeader {
 /// A VLAN tag (IEEE 802.1Q) after its ethertype, and the ethertype of the payload.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Tag {
-    control: u16,
-    ethertype: u16,
+pub struct Tag {
+    /// Priority and VLAN id, in network order.
+    pub control: u16,
+    /// Type of what follows, in network order.
+    pub ethertype: u16,
 }
 
 const _: () = {
@@ -75,7 +77,7 @@ const _: () = assert!(size_of::<Payload>() == 8);
 
 /// Walks over at most two tags. At ingress the kernel has moved the outer one out of the frame; at egress it may be
 /// in either place. `allowed`: the id of a tag's control information, when the attachment may use it; asked for tags
-/// with an id. The lane of a frame whose tags have none is that of frames without tags.
+/// with an id. The lane of a frame is that without the tags that have none.
 ///
 /// # Errors
 /// There are more tags, or one is not allowed or truncated.
@@ -98,7 +100,7 @@ pub fn peel<B: Bytes>(
     if is_tag(ethertype) {
         let tag: Tag = bytes.load(offset)?;
         let id = allowed(u16::from_be(tag.control))?;
-        if found == 0 {
+        if ids[0] == 0 {
             ids[0] = id
         } else {
             ids[1] = id
@@ -109,7 +111,12 @@ pub fn peel<B: Bytes>(
     }
     if is_tag(ethertype) && found == 1 {
         let tag: Tag = bytes.load(offset)?;
-        ids[1] = allowed(u16::from_be(tag.control))?;
+        let id = allowed(u16::from_be(tag.control))?;
+        if ids[0] == 0 {
+            ids[0] = id
+        } else {
+            ids[1] = id
+        }
         ethertype = u16::from_be(tag.ethertype);
         offset += TAG_LEN;
     }
@@ -171,8 +178,13 @@ mod tests {
         assert_eq!(peeled(Some(PRIORITY), &[], &[]), plain(14));
         assert_eq!(peeled(None, &[PRIORITY], &[]), plain(18));
         assert_eq!(peeled(Some(0), &[PRIORITY], &[]), plain(18));
-        let behind = Ok((ethertype::IPV4, 22, flow::tags(0, 5)));
-        assert_eq!(peeled(None, &[PRIORITY, 5], &[5]), behind);
+        // Before the tag of a VLAN and behind it, the frame is in the VLAN.
+        let in_vlan = |offset| Ok((ethertype::IPV4, offset, flow::tags(5, 0)));
+        assert_eq!(peeled(None, &[5], &[5]), in_vlan(18));
+        assert_eq!(peeled(None, &[PRIORITY, 5], &[5]), in_vlan(22));
+        assert_eq!(peeled(Some(PRIORITY), &[5], &[5]), in_vlan(18));
+        assert_eq!(peeled(None, &[5, PRIORITY], &[5]), in_vlan(22));
+        assert_eq!(peeled(None, &[5, 6], &[5, 6]), Ok((ethertype::IPV4, 22, flow::tags(5, 6))));
         let refused = Err(DropReason::VlanTagged);
         assert_eq!(peeled(None, &[PRIORITY | 5], &[]), refused);
         assert_eq!(peeled(None, &[PRIORITY, 5], &[]), refused);

@@ -4,7 +4,7 @@
 //! | frame | dropped as |
 //! |---|---|
 //! | from the MAC address of an attachment on the bridge that the uplink is a port of | `wire-source` |
-//! | IP, from an address of an attachment that the uplink leads to | `wire-source` |
+//! | IP, from an address of an attachment that the uplink leads to; also behind VLAN tags without an id, which pods' programs take for none | `wire-source` |
 //! | to an attachment on that bridge: a datagram of UDP, or the first segment of a TCP connection, of no flow in the flow table, which the attachment's ingress policy does not allow | `ingress-peer`, `ingress-port` |
 //!
 //! The last case is checked only where nothing on the way to the pod could rewrite the packet, and only for whole
@@ -24,6 +24,7 @@ use netattach_common::{
     flow::{Lane, Tuple, tcp},
     parse::{
         ETHERNET_LEN, EthernetHeader, Plain, ethertype,
+        frame::{TAG_LEN, Tag, is_tag, vlan_id},
         header::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
     },
     protocol::{TCP, UDP},
@@ -96,8 +97,50 @@ fn dropped(ctx: &XdpContext) -> Option<(u32, DropReason)> {
             let ports = opening(ctx, ip.next_header, ETHERNET_LEN + IPV6_LEN)?;
             denied::<Ip6>(receiver, ip.source, ip.destination, ip.next_header, ports)
         }
+        number if is_tag(number) => {
+            let claimed = claimed_behind_tags(ctx, uplink);
+            (claimed != NOBODY).then_some((claimed, DropReason::WireSource))
+        }
         _ => None,
     }
+}
+
+/// The attachment whose address the packet behind at most two tags without an id has as its source, or [`NOBODY`]: more
+/// tags, and those of VLANs, are for the pod's program to judge.
+#[inline(always)]
+fn claimed_behind_tags(ctx: &XdpContext, uplink: &Uplink) -> u32 {
+    let number = behind_tag(ctx, ETHERNET_LEN);
+    if !is_tag(number) {
+        return claimed(ctx, uplink, number, ETHERNET_LEN + TAG_LEN);
+    }
+    let number = behind_tag(ctx, ETHERNET_LEN + TAG_LEN);
+    claimed(ctx, uplink, number, ETHERNET_LEN + 2 * TAG_LEN)
+}
+
+/// The ethertype behind a tag without an id; 0, which is none, behind any other.
+#[inline(always)]
+fn behind_tag(ctx: &XdpContext, offset: usize) -> u16 {
+    match at::<Tag>(ctx, offset) {
+        Some(tag) if vlan_id(u16::from_be(tag.control)) == 0 => u16::from_be(tag.ethertype),
+        _ => 0,
+    }
+}
+
+/// The attachment whose address a packet of that ethertype has as its source, or [`NOBODY`].
+#[inline(always)]
+fn claimed(ctx: &XdpContext, uplink: &Uplink, number: u16, offset: usize) -> u32 {
+    let source = match number {
+        ethertype::IPV4 => match at::<Ipv4Header>(ctx, offset) {
+            Some(ip) => ip.source.widen(),
+            None => return NOBODY,
+        },
+        ethertype::IPV6 => match at::<Ipv6Header>(ctx, offset) {
+            Some(ip) => ip.source,
+            None => return NOBODY,
+        },
+        _ => return NOBODY,
+    };
+    local(uplink, source)
 }
 
 /// The attachment behind the uplink that has an address, or [`NOBODY`].

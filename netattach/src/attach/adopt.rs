@@ -11,7 +11,8 @@ use super::AttachError;
 use super::apply::{admit, translation};
 use super::device::representor;
 use super::engine::{Engine, is_whole, leased_from};
-use super::reconcile::enforcement::{follow_parents, guards};
+use super::reconcile::enforcement::guards;
+use super::reconcile::parents::follow_at_start;
 use super::registry::Attached;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
@@ -34,7 +35,8 @@ pub struct Recovery {
     pub adopted: usize,
     /// Records to roll back: of sandboxes that are partly attached or partly detached, or of an earlier boot.
     pub unfinished: Vec<JournalKey>,
-    /// Attached records that are so recent that an earlier agent may have ended before it announced their addresses.
+    /// Attached records whose addresses are to be announced: those that are so recent that an earlier agent may have
+    /// ended before it did, and those with another Ethernet address than an earlier agent knew.
     pub young: Vec<JournalKey>,
     /// Records that could not be recovered and are kept, with the problem of each.
     pub left_alone: Vec<(JournalKey, String)>,
@@ -131,7 +133,8 @@ impl Engine {
             // The claims of all records are known now. A representor belongs to the newest claim of its VF: an older
             // record, whose DEL is still to come, must not attach programs of an attachment that has ended.
             guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
-            follow_parents(&mut guarded);
+            let followed = follow_at_start(enforcer.as_ref(), &mut guarded);
+            recovery.young.extend(self.not_announced(&followed, &recovery.young));
             for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.unenforced.push(Chain(&error).to_string());
             }
@@ -187,6 +190,20 @@ impl Engine {
             recovery.unfinished.push(record.key.clone());
         }
         Ok(())
+    }
+
+    /// Returns the adopted records with one of these attachments, except those that are announced anyway.
+    fn not_announced(&self, ids: &BTreeSet<u32>, announced: &[JournalKey]) -> Vec<JournalKey> {
+        if ids.is_empty() {
+            return Vec::new();
+        }
+        let announced: BTreeSet<&JournalKey> = announced.iter().collect();
+        let has_one = |attached: &Attached| {
+            attached.plan.attachments.iter().any(|it| it.number().is_some_and(|id| ids.contains(&id)))
+        };
+        let all = self.registry.all();
+        let found = all.iter().filter(|it| has_one(it) && !announced.contains(&it.key));
+        found.map(|attached| attached.key.clone()).collect()
     }
 
     /// Notes that [`Engine::adopt`] has processed the records of an earlier boot: a record that is torn later is of

@@ -11,6 +11,7 @@ use super::check::{check, differences_in_pod};
 use super::device::DeviceError;
 use super::reconcile::departed::Recognised;
 use super::reconcile::enforcement;
+use super::reconcile::parents::Parents;
 use super::registry::{Attached, Reservation};
 use super::undo::{release_addresses, undo, undo_but_addresses};
 use super::{AttachError, Doing, Holder, Inheritance, Node, Registry, RepeatedAdd, StepError, facts};
@@ -43,6 +44,7 @@ pub struct Engine {
     pub(super) repeated: RepeatedAdd,
     pub(super) own: NetnsId,
     pub(super) recognised: Recognised,
+    pub(super) parents: Parents,
 }
 
 /// The message for a pod that can send past programs, or may, through a device that it has created: the kind, because
@@ -65,7 +67,8 @@ impl Engine {
     ) -> Result<Self, NetnsError> {
         let own = Netns::current()?.id();
         let (registry, recognised) = (Registry::new(limit), Recognised::default());
-        Ok(Self { node, journal, registry, options, inheritance, repeated, own, recognised })
+        let parents = Parents::default();
+        Ok(Self { node, journal, registry, options, inheritance, repeated, own, recognised, parents })
     }
 
     /// Returns the attached sandboxes.
@@ -424,17 +427,20 @@ impl Engine {
 
     /// Compares the kernel with the record of a sandbox and with those of the attachments made while it was live.
     pub(super) fn check_sandbox(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
-        waits::admit(&waits::footprint(&record.plan))?;
-        check(&self.node, record, netns)?;
+        self.check_attached(record, netns)?;
         let (records, unread) = self.dynamic_of(&record.key);
         if let Some(error) = unread.into_iter().next() {
             return Err(error);
         }
-        for record in records.iter().rev() {
-            waits::admit(&waits::footprint(&record.plan))?;
-            check(&self.node, record, netns)?;
+        records.iter().rev().try_for_each(|record| self.check_attached(record, netns))
+    }
+
+    fn check_attached(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
+        waits::admit(&waits::footprint(&record.plan))?;
+        if let Some(attached) = self.registry.stays(&record.key) {
+            self.follow_parents_of(&attached);
         }
-        Ok(())
+        check(&self.node, record, netns)
     }
 
     /// Returns changes that other programs have made in the pod of a sandbox, in the container's turn: the first

@@ -15,6 +15,7 @@ use crate::enforce::error::{AttachFailed, EnforceError};
 use crate::enforce::{Enforce, WholeParents};
 use crate::ipam;
 use crate::journal::{JournalKey, Store};
+use crate::mac::Mac;
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
 use crate::plan::{AttachmentPlan, CachedResults, Dynamic, Plan, PodRef};
@@ -24,19 +25,34 @@ use crate::sync::{Arc, Mutex, locked};
 /// Attachment numbers are below this.
 pub(crate) const LIMIT: u32 = 16;
 
-/// The dataplane: the set of registered attachment numbers.
+/// The dataplane: the set of registered attachment numbers, and records with nothing but Ethernet addresses.
 #[derive(Debug, Default)]
-pub(crate) struct Maps(Mutex<BTreeSet<u32>>);
+pub(crate) struct Maps {
+    numbers: Mutex<BTreeSet<u32>>,
+    macs: Mutex<BTreeMap<u32, Mac>>,
+    /// The numbers whose records were compared with what is to be in them.
+    compared: Mutex<Vec<u32>>,
+}
 
 impl Maps {
     pub(crate) fn numbers(&self) -> BTreeSet<u32> {
-        locked(&self.0).clone()
+        locked(&self.numbers).clone()
+    }
+
+    /// Writes the record of an attachment.
+    pub(crate) fn record(&self, id: u32, mac: Mac) {
+        locked(&self.macs).insert(id, mac);
+    }
+
+    /// The numbers whose records were compared since the last call.
+    pub(crate) fn take_compared(&self) -> Vec<u32> {
+        std::mem::take(&mut *locked(&self.compared))
     }
 
     /// # Panics
     /// The number belongs to another attachment already.
     pub(crate) fn enter(&self, id: u32) {
-        assert!(locked(&self.0).insert(id), "{id} is in use");
+        assert!(locked(&self.numbers).insert(id), "{id} is in use");
     }
 }
 
@@ -52,7 +68,7 @@ impl Enforce for Maps {
     }
 
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
-        locked(&self.0).remove(&id);
+        locked(&self.numbers).remove(&id);
         Ok(())
     }
 
@@ -66,7 +82,7 @@ impl Enforce for Maps {
 
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
         let adopted: BTreeSet<u32> = attachments.iter().map(EnforcedAttachment::number).collect();
-        let mut numbers = locked(&self.0);
+        let mut numbers = locked(&self.numbers);
         numbers.retain(|id| !all || adopted.contains(id));
         numbers.extend(adopted);
         Vec::new()
@@ -76,12 +92,19 @@ impl Enforce for Maps {
         Ok(())
     }
 
-    fn follow(&self, _: &EnforcedAttachment) -> Result<bool, EnforceError> {
-        Ok(false)
+    fn mac(&self, id: u32) -> Option<Mac> {
+        locked(&self.macs).get(&id).copied()
+    }
+
+    fn follow(&self, guarded: &EnforcedAttachment) -> Result<bool, EnforceError> {
+        locked(&self.compared).push(guarded.number());
+        let mut macs = locked(&self.macs);
+        let Some(noted) = macs.get_mut(&guarded.number()) else { return Ok(false) };
+        Ok(std::mem::replace(noted, guarded.mac()) != guarded.mac())
     }
 
     fn recorded(&self) -> Vec<u32> {
-        locked(&self.0).iter().copied().collect()
+        locked(&self.numbers).iter().copied().collect()
     }
 
     /// A number that there cannot be cannot be looked at.

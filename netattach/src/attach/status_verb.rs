@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::apply::runner;
@@ -15,7 +14,7 @@ use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Patience, PoolUse};
 use crate::journal::JournalKey;
-use crate::netlink::{Changes, Handle};
+use crate::netlink::Handle;
 use crate::plan::AttachmentPlan;
 use crate::plan::resolve::{Network, rehearse};
 use crate::spec::Link;
@@ -100,32 +99,10 @@ impl Engine {
             // programs.
             enforcement::Which::On(_) => self.registry.staying(),
         };
-        enforcement::restore(enforcer.as_ref(), &among, which, shares)
-    }
-
-    /// Whether parents of pods' links may be among the changes.
-    pub fn has_parent_among(&self, changes: &Changes) -> bool {
-        match changes {
-            Changes::Of(touched) => touched.links.iter().any(|index| self.node.occupied.is_parent(*index)),
-            Changes::Anything => true,
-        }
-    }
-
-    /// Has attachments follow those parents among the changes whose Ethernet address they have, and announces their
-    /// addresses: what the kernel has announced at the change was from the new address, and dropped.
-    ///
-    /// # Errors
-    /// The last failure. Periodic checks of single attachments retry.
-    pub fn follow_parents(&self, changes: &Changes) -> Result<(), EnforceError> {
-        let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
-        let (followed, outcome) = enforcement::follow(enforcer.as_ref(), &self.registry.staying(), changes);
-        for key in followed {
-            if let Err(error) = self.announce(&key) {
-                let container = &key.container_id;
-                tracing::warn!(container, error = %Chain(&error), "addresses not announced to neighbours");
-            }
-        }
-        outcome
+        let with = (enforcer.as_ref(), &self.parents);
+        let (looked, followed, outcome) = enforcement::restore(with, &among, which, shares);
+        self.announce_followed(&followed);
+        (looked, outcome)
     }
 
     /// Completes for the attachments in that record what the dataplane has postponed until after their ADD.
@@ -137,18 +114,12 @@ impl Engine {
         let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
             return Ok(());
         };
+        self.follow_parents_of(&attached);
         let Attached { plan, outputs, netns_cookie, .. } = &*attached;
         for (attachment, guarded) in enforcement::guards(plan, outputs, *netns_cookie) {
             enforcer.settle(&guarded).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
             })?;
-        }
-        // A parent may have got another Ethernet address before the registry had the attachment.
-        let all = [Arc::clone(&attached)];
-        let (_, outcome) = enforcement::follow(enforcer.as_ref(), &all, &Changes::Anything);
-        if let Err(error) = outcome {
-            let container = &record.container_id;
-            tracing::warn!(container, error = %Chain(&error), "cannot read the parents of its links; will try again");
         }
         Ok(())
     }

@@ -131,6 +131,11 @@ impl AttachmentMaps {
         self.lock().records().get(&id).map(|record| Mac(record.mac.octets))
     }
 
+    /// The link-local address of an attachment, in its network, as its record has it; `None`: it has no record.
+    pub fn link_local(&self, id: u32) -> Option<Host> {
+        self.lock().records().get(&id).map(|record| (record.zone, IpAddr::V6(record.link_local.into())))
+    }
+
     /// The source addresses that each number is allowed, including numbers without a record, for recovery.
     pub fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
         self.lock().addresses()

@@ -80,7 +80,10 @@ impl Enforcer {
         is_new: bool,
     ) -> Result<(), EnforceError> {
         state.take_over(attachment);
+        let attachments = self.dataplane().attachments();
+        let former = attachments.link_local(attachment.id);
         self.put_record(attachment)?;
+        self.note_former(former.filter(|former| attachments.link_local(attachment.id) != Some(*former)));
         if self.dataplane().lost_flows() && !attachment.point.is_nowhere() {
             self.dataplane().attachments().take_answers(attachment.id)?;
         }

@@ -29,6 +29,15 @@ const DROP_RECORDS: u64 = 100;
 /// The IPAM plugin whose leases are renewed by packets of the pod's interface.
 const DHCP: &str = "dhcp";
 
+/// The parent whose Ethernet address an interface in a pod has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Inherits {
+    /// Index of the parent.
+    parent: u32,
+    /// Whether the interface can have no other one: the kernel has no request for the address of an ipvlan.
+    always: bool,
+}
+
 /// An attachment to be enforced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnforcedAttachment {
@@ -50,8 +59,8 @@ pub struct EnforcedAttachment {
     /// Index of its parent, if links on the parent reach each other within the parent, either past its
     /// ingress or between pods.
     pub(super) shares: Option<u32>,
-    /// Index of its parent, if its Ethernet address is that of the parent.
-    inherits: Option<u32>,
+    /// The parent whose Ethernet address it has, if it has that of its parent.
+    inherits: Option<Inherits>,
     /// Where its frames leave again after they were judged.
     pub(super) trunks: Trunks,
     /// When its programs are attached.
@@ -78,7 +87,6 @@ pub struct EnforcedAttachment {
 
 impl EnforcedAttachment {
     /// Its number in the maps.
-    #[cfg(test)]
     pub(crate) fn number(&self) -> u32 {
         self.id
     }
@@ -102,6 +110,10 @@ impl EnforcedAttachment {
             (None, HookPoint::Nowhere(_)) => Mac([0; 6]),
             (None, _) => return Err(EnforceError::NoMac(attachment.ifname.clone())),
         };
+        let inherits = ends
+            .filter(|_| matches!(point, HookPoint::Pod(_)))
+            .and_then(|ends| parent_followed(attachment, ends))
+            .map(|parent| Inherits { parent, always: matches!(attachment.link(), Some(Link::Ipvlan(_))) });
         let routed = attachment.link().is_some_and(Link::is_routed);
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
         let own: Vec<IpAddr> = leased.addresses.iter().map(|leased| leased.address.addr()).collect();
@@ -146,7 +158,7 @@ impl EnforcedAttachment {
                 .and_then(|ends| ends.parent.as_ref())
                 .filter(|_| reach_each_other(attachment))
                 .map(|parent| parent.device.index),
-            inherits: ends.and_then(|ends| parent_followed(attachment, ends)),
+            inherits,
             trunks: ends.and_then(|ends| ends.parent.as_ref()).map(trunks).unwrap_or_default(),
             when: protect.when,
             pod: sandbox.pod.clone(),
@@ -188,27 +200,50 @@ impl EnforcedAttachment {
         self.on_representor && matches!(self.point, HookPoint::NodeEnd(_))
     }
 
-    /// Index of its parent, if its Ethernet address is that of the parent.
+    /// Index of the parent whose Ethernet address it has, if it has that of its parent.
     pub(crate) fn inherits(&self) -> Option<u32> {
-        self.inherits
+        self.inherits.map(|it| it.parent)
     }
 
-    /// Takes over the Ethernet address that it has now, if it has its parent's and that has changed. A VLAN whose
-    /// address was set does not follow its parent, and a pod may have set it: so the parent's address counts only if
-    /// the interface has it.
+    /// Its Ethernet address.
+    pub(crate) fn mac(&self) -> Mac {
+        self.attachment.mac
+    }
+
+    /// Takes the Ethernet address in its record for its own, if it has its parent's. `noted`: that address, if it has
+    /// a record.
+    pub(crate) fn keep(&mut self, noted: Option<Mac>) {
+        if let Some(noted) = noted.filter(|_| self.inherits.is_some()) {
+            self.attachment.mac = noted;
+        }
+    }
+
+    /// Takes over the Ethernet address that it has now, if it has its parent's, `of_parent`. A VLAN whose address was
+    /// set does not follow its parent, and a pod may have set it: so a changed address of the parent counts only if
+    /// the interface has it, and otherwise that of the ADD. What cannot be seen, because the parent, the namespace or
+    /// the interface is gone, or the pod has given the interface more than the kernel can tell, stays as `noted` in
+    /// the record.
     ///
     /// # Errors
-    /// The parent or the interface cannot be read. The attachment keeps the address that it had.
-    pub(crate) fn follow_parent(&mut self, host: &mut Handle) -> Result<(), EnforceError> {
-        let Some(parent) = self.inherits else { return Ok(()) };
-        let Some(of_parent) = present_mac(host, parent)? else { return Ok(()) };
-        let HookPoint::Pod(device) = &self.point else { return Ok(()) };
-        if of_parent == self.attachment.mac {
+    /// The interface cannot be read. The attachment is left unchanged.
+    pub(crate) fn follow_parent(
+        &mut self,
+        noted: Option<Mac>,
+        of_parent: Option<Mac>,
+    ) -> Result<(), EnforceError> {
+        let (Some(inherits), HookPoint::Pod(device)) = (self.inherits, &self.point) else { return Ok(()) };
+        let Some(of_parent) = of_parent else {
+            self.keep(noted);
+            return Ok(());
+        };
+        if inherits.always || noted == Some(of_parent) || of_parent == self.attachment.mac {
+            self.attachment.mac = of_parent;
             return Ok(());
         }
-        let Some(mut pod) = device.handle()? else { return Ok(()) };
-        if present_mac(&mut pod, device.index)? == Some(of_parent) {
-            self.attachment.mac = of_parent;
+        match own_mac(device)? {
+            None => self.keep(noted),
+            Some(own) if own == of_parent => self.attachment.mac = of_parent,
+            Some(_) => {}
         }
         Ok(())
     }
@@ -275,10 +310,18 @@ pub(crate) fn is_behind_card(attachment: &AttachmentPlan) -> bool {
 
 /// Returns the Ethernet address of a link; `None`: it has none, or is gone, or its pod has given it more than the kernel
 /// can tell.
-fn present_mac(namespace: &mut Handle, index: u32) -> Result<Option<Mac>, netlink::Error> {
+pub(crate) fn present_mac(namespace: &mut Handle, index: u32) -> Result<Option<Mac>, netlink::Error> {
     match namespace.link_by_index(index) {
         Err(error) if error.not_found() || error.is_untold() => Ok(None),
         found => Ok(found?.mac),
+    }
+}
+
+/// As [`present_mac`], of a device in its pod; `None` also if the namespace is gone.
+fn own_mac(device: &PodDevice) -> Result<Option<Mac>, EnforceError> {
+    match device.handle()? {
+        Some(mut pod) => Ok(present_mac(&mut pod, device.index)?),
+        None => Ok(None),
     }
 }
 
@@ -505,6 +548,37 @@ pub(super) mod tests {
     /// An attachment made by another plugin, enforced once a policy selects it.
     pub(in crate::enforce) fn delegated(id: u32) -> EnforcedAttachment {
         EnforcedAttachment { delegated: true, when: EnforceWhen::Selected, ..attachment(id) }
+    }
+
+    /// Rows: IVL-parent-mac, VLN-parent-mac.
+    #[test]
+    fn what_cannot_be_seen_of_a_follower_stays_as_its_record_has_it() {
+        let [of_add, noted, of_parent] = [1, 2, 3].map(|last| Mac([2, 0, 0, 0, 0, last]));
+        // The namespace of the pod is gone.
+        let netns_id = crate::netns::NetnsId { device: 4, inode: 5 };
+        let device = PodDevice { netns: "/nonexistent".into(), netns_id, netns_cookie: None, index: 3 };
+        let follow = |inherits, noted, of_parent| {
+            let point = HookPoint::Pod(device.clone());
+            let mut follower = EnforcedAttachment { point, inherits, ..attachment(1) };
+            follower.follow_parent(noted, of_parent).unwrap();
+            follower.mac()
+        };
+        let of = |always| Some(Inherits { parent: 7, always });
+        let table = [
+            // A VLAN whose interface nobody can look at, and whose parent is gone.
+            (of(false), Some(noted), Some(of_parent), noted),
+            (of(false), Some(noted), None, noted),
+            (of(false), None, Some(of_parent), of_add),
+            (of(false), Some(noted), Some(noted), noted),
+            (of(false), Some(noted), Some(of_add), of_add),
+            // An ipvlan can have no other address than its parent's.
+            (of(true), Some(noted), Some(of_parent), of_parent),
+            (of(true), Some(noted), None, noted),
+            (None, Some(noted), Some(of_parent), of_add),
+        ];
+        for (inherits, noted, of_parent, expected) in table {
+            assert_eq!(follow(inherits, noted, of_parent), expected, "{inherits:?} {noted:?} {of_parent:?}");
+        }
     }
 
     /// Rows: C84.

@@ -2,8 +2,8 @@
 //!
 //! It combines the parts and defines their order. Locks are taken in this order: the turn of
 //! [`AttachedPrograms`], the lock of the parents (`hooks::parent`), the state, the lock of [`Routed`]. The
-//! parents' lock is released before the state is locked, and the fast path's lock is taken alone. No lock
-//! is held while waiting for readers of policies.
+//! parents' lock is released before the state is locked, and the fast path's lock is taken alone. That of
+//! former addresses is held for an assignment. No lock is held while waiting for readers of policies.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -27,6 +27,7 @@ use super::{Enforce, WholeParents};
 use crate::bpf::{self, Dataplane, FlowTable, Host, Owner};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
+use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::options::Options;
@@ -51,6 +52,9 @@ pub struct Enforcer {
     defaults: NodeDefaults,
     requirement: EnforcementRequirement,
     state: Mutex<State>,
+    /// Link-local addresses that attachments had until their parents got other Ethernet addresses: their flows are
+    /// still to be removed. A pass over the flow table removes those of all.
+    former: Mutex<BTreeSet<Host>>,
 }
 
 impl Enforcer {
@@ -88,6 +92,7 @@ impl Enforcer {
             defaults,
             requirement,
             state: Mutex::new(State::new(last_id)),
+            former: Mutex::default(),
         })
     }
 
@@ -104,9 +109,9 @@ impl Enforcer {
         self.sweep()
     }
 
-    /// Removes entries that have been unreferenced for long enough, frees the numbers of attachments that
-    /// ended as long ago, completes the last change (policies for which there is room now, and failures),
-    /// and attaches programs that policies wait for.
+    /// Removes entries that have been unreferenced for long enough and flows of former addresses, frees the
+    /// numbers of attachments that ended as long ago, completes the last change (policies for which there is
+    /// room now, and failures), and attaches programs that policies wait for.
     ///
     /// # Errors
     /// A map could not be written, or a program not be attached.
@@ -116,8 +121,9 @@ impl Enforcer {
         let freed = unread.map_or(Ok(()), |unread| self.free_numbers(unread));
         let went_on = self.lock().go_on(unread, self.sources(), &self.kernel());
         let purged = if went_on.is_ok() { self.purge_departed(BTreeSet::new()) } else { Ok(()) };
+        let former = self.purge_former();
         let began = self.begin_due();
-        freed.and(went_on.map(drop)).and(purged).and(began)
+        freed.and(went_on.map(drop)).and(purged).and(former).and(began)
     }
 
     /// Removes the flows of hosts that are gone, and of addresses that pods have given up, if flows stay
@@ -150,6 +156,26 @@ impl Enforcer {
         }
         drop(state);
         Ok(self.flows.purge(gone)?)
+    }
+
+    /// Removes the flows of link-local addresses that attachments had: the next holder of the Ethernet address
+    /// must not find what policies have approved.
+    fn purge_former(&self) -> Result<(), EnforceError> {
+        let former = std::mem::take(&mut *self.former());
+        let purged = self.flows.purge(former.iter().copied());
+        if purged.is_err() {
+            self.note_former(former);
+        }
+        Ok(purged?)
+    }
+
+    /// Notes link-local addresses that attachments had.
+    pub(super) fn note_former(&self, addresses: impl IntoIterator<Item = Host>) {
+        self.former().extend(addresses);
+    }
+
+    fn former(&self) -> MutexGuard<'_, BTreeSet<Host>> {
+        self.former.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Continues the pass over the flow table, if there can be flows. `true` when it has reached the end.
@@ -443,6 +469,7 @@ impl Enforce for Enforcer {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
         let gone = self.dataplane.attachments().leave(id)?;
+        self.purge_former()?;
         self.flows.purge(gone.iter().copied())?;
         let nothing_in_pod = self.lock().end(id);
         if !nothing_in_pod {
@@ -472,6 +499,10 @@ impl Enforce for Enforcer {
         self.programs.drop_groups(host_link, host)
     }
 
+    fn mac(&self, id: u32) -> Option<Mac> {
+        self.dataplane.attachments().mac(id)
+    }
+
     fn follow(&self, attachment: &EnforcedAttachment) -> Result<bool, EnforceError> {
         if attachment.inherits().is_none() || attachment.point.is_nowhere() {
             return Ok(false);
@@ -482,8 +513,11 @@ impl Enforce for Enforcer {
         if !state.roster().is_current(attachment) || attachments.mac(id) == Some(attachment.attachment.mac) {
             return Ok(false);
         }
-        attachments.put(id, &self.record(attachment))?;
-        tracing::info!(
+        let former = attachments.link_local(id);
+        let written = attachments.put(id, &self.record(attachment));
+        self.note_former(former);
+        written?;
+        tracing::debug!(
             attachment = attachment.label, mac = %attachment.attachment.mac,
             "the parent of the attachment has another Ethernet address, which is now the pod's"
         );

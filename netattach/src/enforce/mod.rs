@@ -56,6 +56,7 @@ use admission::Unenforceable;
 use attachment::EnforcedAttachment;
 use error::{AttachFailed, EnforceError};
 
+use crate::mac::Mac;
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::step::HookKind;
@@ -100,6 +101,8 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused the program.
     fn drop_groups(&self, host_link: u32, host: &mut Handle) -> Result<(), EnforceError>;
+    /// The Ethernet address in the record of the attachment with this number; `None`: it has no record.
+    fn mac(&self, id: u32) -> Option<Mac>;
     /// Writes an attachment's record anew if its Ethernet address is its parent's and the record has another one.
     /// Returns whether it did. An attachment that has ended is left alone.
     ///

@@ -80,6 +80,13 @@ pub struct LinkState {
 }
 
 impl LinkState {
+    /// Whether the kernel may change its Ethernet address with that of its parent: see
+    /// [`spec::Link::follows_parent`]. Nothing shows whether the address of a VLAN was set.
+    pub fn may_follow_parent(&self) -> bool {
+        let is_passthru = self.mode == Some(spec::LinkMode::Macvlan(spec::MacvlanMode::Passthru));
+        is_passthru || matches!(self.kind.as_str(), "ipvlan" | "vlan")
+    }
+
     /// Whether the link is a network card: its driver reports no kind.
     pub fn is_card(&self) -> bool {
         self.kind.is_empty()
@@ -969,6 +976,17 @@ mod tests {
                 vlans: None,
             }),
         }
+    }
+
+    #[test]
+    fn links_of_some_kinds_may_change_their_address_with_their_parent() {
+        let chosen = Chosen { index: 3, mac: Mac([2, 0, 0, 0, 0, 1]) };
+        let may = |kind, mode| LinkState { mode, ..chosen.link("net1", kind, 1500) }.may_follow_parent();
+        let macvlan = |mode| Some(spec::LinkMode::Macvlan(mode));
+        assert!(may("ipvlan", None) && may("vlan", None));
+        assert!(may("macvlan", macvlan(spec::MacvlanMode::Passthru)));
+        assert!(may("macvtap", macvlan(spec::MacvlanMode::Passthru)));
+        assert!(!may("macvlan", macvlan(spec::MacvlanMode::Bridge)) && !may("veth", None));
     }
 
     #[test]

@@ -74,6 +74,9 @@ fn the_same_addresses_in_another_vlan_are_another_flow() {
     with_vlans(&rig, &[5, 6]);
     assert_eq!(rig.run(FromPod, &from_pod().tagged(5).udp(1000, 53).frame()), Ok(()));
     assert_eq!(rig.run(ToPod, &to_pod().tagged(5).udp(53, 1000).frame()), Ok(()));
+    // A tag with a priority alone is of no VLAN.
+    assert_eq!(rig.run(FromPod, &from_pod().tagged(0).tagged(5).udp(1001, 53).frame()), Ok(()));
+    assert_eq!(rig.run(ToPod, &to_pod().tagged(5).udp(53, 1001).frame()), Ok(()));
     for other in [to_pod(), to_pod().tagged(6), to_pod().tagged(5).tagged(6)] {
         assert_eq!(rig.run(ToPod, &other.udp(53, 1000).frame()), Err(DropReason::IngressPeer));
     }

@@ -87,6 +87,21 @@ fn what_claims_to_be_an_attachment_is_dropped() {
     for packet in [outside().udp(1, 2), outside6().udp(1, 2), outside().tagged(5).udp(1, 2)] {
         assert_eq!(rig.receive(&packet), None, "{packet:?}");
     }
+    // Tags with a priority alone are none for the pod's program.
+    for spoofed in [Packet::between(PEER_V4, "10.0.0.1"), Packet::between(PEER_V6, "fd00::1")] {
+        let tagged = |tags: &[u16]| {
+            let packet =
+                tags.iter().fold(spoofed.clone().from_mac(OUTSIDE), |packet, tag| packet.tagged(*tag));
+            rig.receive(&packet.udp(1, 2))
+        };
+        for tags in [&[0][..], &[0xc000], &[0xc000, 0]] {
+            assert_eq!(tagged(tags), Some(DropReason::WireSource), "{spoofed:?} {tags:?}");
+        }
+        for tags in [&[5][..], &[0, 5], &[5, 0], &[0, 0, 0]] {
+            assert_eq!(tagged(tags), None, "{spoofed:?} {tags:?}");
+        }
+    }
+    assert_eq!(rig.receive(&outside().tagged(0).udp(1, 2)), None);
     // Address ownership is not for a filter to decide.
     assert_eq!(rig.receive_frame(&arp_request(OUTSIDE, PEER_V4, "10.0.0.1")), None);
     assert_eq!(rig.receive_frame(&other_ethertype(0x88cc)), None);

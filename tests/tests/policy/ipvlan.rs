@@ -330,12 +330,21 @@ fn a_pod_on_an_ipvlan_follows_a_parent_that_gets_another_ethernet_address() {
     let change = |node: &Node, mac: &str| {
         ip(&node.namespace, &["link", "set", WIRE, "address", mac]).unwrap();
     };
+    // A pod that only serves is found all the same: its neighbours are told.
+    let is_known = |mac: &str| {
+        let show = || Command::new("ip").args(["-j", "neigh", "show", "dev", "wire1"]).output();
+        let listed: Value = serde_json::from_slice(&outside.run(show).unwrap().stdout).unwrap();
+        listed.as_array().unwrap().iter().any(|it| it["lladdr"] == mac)
+    };
     change(&node, "02:00:00:00:00:77");
+    node.check(&a).success();
+    assert!(eventually(PATIENCE, || is_known("02:00:00:00:00:77")));
     assert!(connects(&a.namespace, to, PATIENCE));
     node.check(&a).success();
     node.kill().unwrap();
     change(&node, "02:00:00:00:00:78");
     node.start().unwrap();
+    assert!(eventually(PATIENCE, || is_known("02:00:00:00:00:78")));
     assert!(connects(&a.namespace, to, PATIENCE));
     node.check(&a).success();
     node.del(&a).success();

@@ -423,6 +423,24 @@ fn a_pod_is_isolated_when_its_add_returns() {
     scene.end();
 }
 
+/// As an ipvlan does, see `ipvlan`.
+///
+/// Rows: MVL-parent-mac.
+#[test]
+fn a_macvlan_in_mode_passthru_follows_a_parent_that_gets_another_ethernet_address() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let config = json!({"cniVersion": "1.0.0", "type": "macvlan", "mode": "passthru", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
+    node.write("lan", &network(NAMESPACE, "lan", &config)).unwrap();
+    node.write("a", &pod("a", &json!({"app": "a"}), &json!("lan"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    ip(&node.namespace, &["link", "set", WIRE, "address", "02:00:00:00:00:77"]).unwrap();
+    node.check(&a).success();
+    node.del(&a).success();
+}
+
 /// Rows: C17.
 #[test]
 fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_network_says() {

@@ -69,6 +69,10 @@ const TAINT_INTERVAL: Duration = Duration::from_secs(2);
 /// The longest pause after the API server has refused the taint's removal again and again.
 const TAINT_MOST_PAUSE: Duration = Duration::from_secs(60);
 
+/// The pause after addresses of parents were not taken over; it doubles with each failure in a row, up to the longest.
+const PARENTS_PAUSE: Duration = Duration::from_secs(1);
+const PARENTS_MOST_PAUSE: Duration = Duration::from_secs(8);
+
 /// Starts the tasks that follow the packets of the node, and the return of memory.
 pub(super) fn follow_packets(
     background: &mut Background,
@@ -232,7 +236,12 @@ async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String)
 
 /// The pause before the next check of a node that may have its startup taint, after this many refusals in a row.
 fn taint_pause(refused: u32) -> Duration {
-    TAINT_INTERVAL.saturating_mul(1 << refused.saturating_sub(1).min(10)).min(TAINT_MOST_PAUSE)
+    doubled(TAINT_INTERVAL, refused, TAINT_MOST_PAUSE)
+}
+
+/// A pause that doubles with each failure in a row after the first, up to `most`.
+fn doubled(least: Duration, failed: u32, most: Duration) -> Duration {
+    least.saturating_mul(1 << failed.saturating_sub(1).min(10)).min(most)
 }
 
 /// Maintains the enforcement of routed traffic: once a second, and when links change. Changes are gathered:
@@ -284,29 +293,34 @@ async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std
     }
 }
 
-/// Has links of pods follow a parent that gets another Ethernet address, such as a bond that fails over: a pod is cut
-/// off while the dataplane expects the former one. Changes are gathered, and most are of links that no pod has as its
-/// parent.
+/// Has links of pods follow a parent that gets another Ethernet address: see [`Engine::follow_parents`]. Changes are
+/// gathered, and most are of links that no pod has as its parent. What has changed between the adoption and the first
+/// notification, and while a failure lasts, is found by a look at all parents.
 async fn follow_parents(engine: Arc<Engine>, mut watch: LinkWatch) -> std::io::Result<()> {
-    let mut took = Duration::ZERO;
+    let (mut changes, mut failed) = (Changes::Anything, 0_u32);
     loop {
+        let mut took = Duration::ZERO;
+        if engine.has_parent_among(&changes) {
+            let engine = Arc::clone(&engine);
+            let follow = move || {
+                let begun = Instant::now();
+                let followed = crate::upkeep(|| engine.follow_parents(&changes));
+                (followed, begun.elapsed())
+            };
+            let (followed, lasted) = rounds::take(false, follow).await;
+            took = lasted;
+            if let Err(error) = followed {
+                tracing::warn!(error = %Chain(&error), "addresses of parents not taken over; will try again");
+                failed = failed.saturating_add(1);
+                tokio::time::sleep(doubled(PARENTS_PAUSE, failed, PARENTS_MOST_PAUSE)).await;
+                changes = Changes::Anything;
+                continue;
+            }
+            failed = 0;
+        }
         watch.readable().await?;
         tokio::time::sleep(pace::gather(took)).await;
-        let changes = watch.changes().unwrap_or(Changes::Anything);
-        if !engine.has_parent_among(&changes) {
-            continue;
-        }
-        let engine = Arc::clone(&engine);
-        let follow = move || {
-            let begun = Instant::now();
-            let followed = crate::upkeep(|| engine.follow_parents(&changes));
-            (followed, begun.elapsed())
-        };
-        let (followed, lasted) = rounds::take(false, follow).await;
-        took = lasted;
-        if let Err(error) = followed {
-            tracing::warn!(error = %Chain(&error), "addresses of parents not taken over; will try again");
-        }
+        changes = watch.changes().unwrap_or(Changes::Anything);
     }
 }
 

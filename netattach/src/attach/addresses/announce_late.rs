@@ -11,12 +11,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::advertise::advertise;
 use crate::attach::{AttachError, Doing, Engine, StepError};
+use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::addressing::{Announcement, advertised, announcement};
 use crate::plan::{AttachmentPlan, routing};
-use crate::step::{Brought, Interface, Output, Step};
+use crate::spec::Link;
+use crate::step::{Brought, Interface, MadeBy, Output, Step};
 
 impl Engine {
     /// Announces the IPv4 addresses of the attachments in that record, and the IPv6 ones of ipvlans. Attachments that
@@ -77,11 +79,16 @@ fn announced<'o>(
         {
             let addressing = routing::settled(attachment, outputs, configure)?;
             let made_by = attachment.made_by();
-            let is_late = announcement(made_by, &addressing, true) == Announcement::Late;
+            let is_told = match announcement(made_by, &addressing, true) {
+                Announcement::Never => false,
+                Announcement::Late => true,
+                // The ADD has announced them, but not the Ethernet address that the parent of an ipvlan has got since.
+                Announcement::AtOnce => matches!(made_by, MadeBy::Link(Link::Ipvlan(_))),
+            };
             let mut announced = Announced { interface, v4: Vec::new(), v6: Vec::new() };
             for address in &addressing.addresses {
                 match address.addr() {
-                    IpAddr::V4(address) if is_late => announced.v4.push(address),
+                    IpAddr::V4(address) if is_told => announced.v4.push(address),
                     IpAddr::V6(address) if advertised(made_by) => announced.v6.push(address),
                     IpAddr::V4(_) | IpAddr::V6(_) => {}
                 }
@@ -102,7 +109,7 @@ fn tell((netns, pod): (&Netns, &mut Handle), announced: &Announced<'_>) -> Resul
     if let Some(mac) = link.mac.filter(|_| !v6.is_empty())
         && let Err(error) = advertise(netns, (link.index, mac), v6)?
     {
-        tracing::debug!(device = interface.name, %error, "IPv6 addresses not announced");
+        tracing::debug!(device = interface.name, error = %Chain(&error), "IPv6 addresses not announced");
     }
     if v4.is_empty() {
         return Ok(());

@@ -18,7 +18,7 @@ use crate::cni::code;
 use crate::error_chain::Chain;
 use crate::ipam::{Owner, Pool};
 use crate::mac::Mac;
-use crate::netlink::{Handle, RouteState, Station};
+use crate::netlink::{Changes, Handle, RouteState, Station};
 use crate::plan::{AttachmentPlan, Plan, PodRef, Sandbox, result};
 use crate::spec::{Link, PortVlans, Tie, VirtualFunction};
 use crate::step::{Brought, Output, Step};
@@ -141,10 +141,20 @@ struct Inner {
 /// How the attached links share a parent.
 #[derive(Debug, Default)]
 struct Shared {
-    /// [`Link::sharing`] of each owner's link; `None`: beside links of any kind.
-    ways: BTreeMap<Owner, Option<&'static str>>,
+    ways: BTreeMap<Owner, Way>,
     /// Number of owners for each way of sharing.
     counts: BTreeMap<&'static str, usize>,
+    /// Number of owners whose links follow the parent.
+    followers: usize,
+}
+
+/// How one link shares its parent.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    /// [`Link::sharing`]; `None`: beside links of any kind.
+    how: Option<&'static str>,
+    /// [`Link::follows_parent`].
+    follows: bool,
 }
 
 /// The claims of one owner.
@@ -269,24 +279,27 @@ impl Shared {
         let how = how?;
         // The usual case, without a search of all owners.
         self.counts.keys().find(|way| **way != how)?;
-        let known = self.ways.iter().filter_map(|(of, way)| Some((of, (*way)?)));
+        let known = self.ways.iter().filter_map(|(of, way)| Some((of, way.how?)));
         known.filter(|(of, _)| *of != owner).find(|(_, way)| *way != how)
     }
 
     /// Returns whether the owner is new.
-    fn add(&mut self, owner: &Owner, how: Option<&'static str>) -> bool {
+    fn add(&mut self, owner: &Owner, way: Way) -> bool {
         if self.ways.contains_key(owner) {
             return false;
         }
-        self.ways.insert(owner.clone(), how);
-        if let Some(how) = how {
+        self.ways.insert(owner.clone(), way);
+        self.followers += usize::from(way.follows);
+        if let Some(how) = way.how {
             *self.counts.entry(how).or_default() += 1;
         }
         true
     }
 
     fn take(&mut self, owner: &Owner) {
-        let Some(Some(how)) = self.ways.remove(owner) else { return };
+        let Some(way) = self.ways.remove(owner) else { return };
+        self.followers -= usize::from(way.follows);
+        let Some(how) = way.how else { return };
         if let Some(count) = self.counts.get_mut(how) {
             *count -= 1;
             if *count == 0 {
@@ -300,6 +313,17 @@ impl Occupied {
     /// Whether attachments use the device with this index as their parent.
     pub(in crate::attach) fn is_parent(&self, index: Segment) -> bool {
         self.lock().parents.contains_key(&index)
+    }
+
+    /// Returns those parents among the changes whose Ethernet address links of attachments have.
+    pub(in crate::attach) fn followed_among(&self, changes: &Changes) -> Vec<Segment> {
+        let is_among = |parent: &Segment| match changes {
+            Changes::Of(touched) => touched.links.contains(parent),
+            Changes::Anything => true,
+        };
+        let inner = self.lock();
+        let followed = inner.parents.iter().filter(|(parent, it)| it.followers > 0 && is_among(parent));
+        followed.map(|(parent, _)| *parent).collect()
     }
 
     /// Claims the address for the attachment until [`Occupied::release`]. Two attachments have one address only if one
@@ -404,7 +428,8 @@ impl Occupied {
         {
             return Err((other, of.container_id.clone()));
         }
-        if inner.parents.entry(parent).or_default().add(&owner, how) {
+        let way = Way { how, follows: attachment.link().is_some_and(Link::follows_parent) };
+        if inner.parents.entry(parent).or_default().add(&owner, way) {
             inner.of.entry(owner).or_default().parents.push(parent);
         }
         Ok(())
@@ -711,9 +736,10 @@ mod tests {
     use crate::attach::rig;
     use crate::cni::CniArgs;
     use crate::ipam;
+    use crate::netlink::Touched;
     use crate::objects::ObjectName;
     use crate::plan::fixtures;
-    use crate::spec;
+    use crate::spec::{self, Macvlan, MacvlanMode};
     use crate::step::{Claim, Interface, SetDevice, StepRef};
 
     /// Rows: STC-node-links.
@@ -1018,6 +1044,31 @@ mod tests {
             assert_eq!(claim(7, mac), Err(taken));
             assert_eq!(claim(8, mac), Ok(()), "another card");
         }
+    }
+
+    #[test]
+    fn a_parent_is_followed_as_long_as_it_has_a_link_that_follows_it() {
+        let touched = |links: &[u32]| {
+            Changes::Of(Touched { links: links.iter().copied().collect(), ..Touched::default() })
+        };
+        let passthru = Macvlan { mode: MacvlanMode::Passthru, ..Macvlan::plain("net1", "wire") };
+        let with = |container: &str, link: Option<Macvlan>| {
+            let mut plan = plan(container);
+            let steps = link.map(|link| Step::CreateLink(Link::Macvlan(link))).into_iter().collect();
+            plan.attachments = vec![fixtures::attachment("macvlan", steps)];
+            plan
+        };
+        let (follower, other) = (with("a", Some(passthru)), with("b", None));
+        let occupied = Occupied::default();
+        for (parent, plan) in [(7, &follower), (7, &other), (8, &other)] {
+            occupied.share(parent, None, &plan.sandbox, &plan.attachments[0]).unwrap();
+        }
+        assert_eq!(occupied.followed_among(&Changes::Anything), [7]);
+        assert_eq!(occupied.followed_among(&touched(&[7, 8, 9])), [7]);
+        assert_eq!(occupied.followed_among(&touched(&[8, 9])), [0; 0]);
+        occupied.release(&follower);
+        assert_eq!(occupied.followed_among(&Changes::Anything), [0; 0]);
+        assert!(occupied.is_parent(7));
     }
 
     #[test]

@@ -353,7 +353,7 @@ impl<'a> Executor<'a> {
             && let Some(mac) = pod.mac
             && let Err(error) = advertise(self.netns, (pod.index, mac), &it.v6())?
         {
-            tracing::warn!(device = pod.name, %error, "IPv6 addresses not announced to neighbours");
+            tracing::warn!(device = pod.name, error = %Chain(&error), "IPv6 addresses not announced to neighbours");
         }
         if it.configure.detect_duplicates {
             let detection = waits::detection(it.item.1);

@@ -9,10 +9,11 @@ use crate::enforce::error::EnforceError;
 use crate::enforce::{Enforce, WholeParents};
 use crate::error_chain::Chain;
 use crate::journal::{JournalKey, Record};
-use crate::netlink::{Changes, Handle};
+use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
-use crate::spec::Link;
 use crate::step::{HookKind, Outputs, Step};
+
+use super::parents::{Addresses, Parents};
 
 /// The reason for an attachment whose VF has lost its end on the node.
 const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver reloaded, or its VFs recreated";
@@ -40,7 +41,8 @@ pub(in crate::attach) fn guards<'p>(
     })
 }
 
-/// Describes the missing part of one attachment's enforcement.
+/// Describes the missing part of one attachment's enforcement. One that follows its parent has done so before:
+/// [`Engine::follow_parents_of`](crate::attach::Engine::follow_parents_of).
 pub(in crate::attach) fn difference(
     enforcer: &dyn Enforce,
     record: &Record,
@@ -50,73 +52,11 @@ pub(in crate::attach) fn difference(
     let mut guards = guards(&record.plan, &record.outputs, record.netns_cookie);
     match guards.find(|(of, _)| of.ifname == attachment.ifname) {
         Some((_, mut guarded)) => {
-            guarded.follow_parent(host)?;
+            guarded.keep(enforcer.mac(guarded.number()));
             Ok(enforcer.verify(&guarded, host)?)
         }
         None => Ok(None),
     }
-}
-
-/// Has attachments take over the Ethernet addresses that they have now, see [`EnforcedAttachment::follow_parent`].
-/// One that cannot be read keeps the address of its ADD.
-pub(in crate::attach) fn follow_parents(attachments: &mut [EnforcedAttachment]) {
-    if attachments.iter().all(|attachment| attachment.inherits().is_none()) {
-        return;
-    }
-    let failed = |error: EnforceError| {
-        tracing::warn!(error = %Chain(&error), "cannot read whether parents of pods have another Ethernet address");
-    };
-    let mut host = match Handle::open() {
-        Ok(host) => host,
-        Err(error) => return failed(error.into()),
-    };
-    for attachment in attachments {
-        if let Err(error) = attachment.follow_parent(&mut host) {
-            failed(error);
-        }
-    }
-}
-
-/// Writes the records of attachments anew whose parent is among the changes and has another Ethernet address, which
-/// is the pod's address then. Returns the sandboxes of these attachments. `attached`: sandboxes of which nothing has
-/// been undone.
-///
-/// # Errors
-/// Returned in addition: the last failure. The next look at the attachment tries again.
-pub(in crate::attach) fn follow(
-    enforcer: &dyn Enforce,
-    attached: &[Arc<Attached>],
-    changes: &Changes,
-) -> (Vec<JournalKey>, Result<(), EnforceError>) {
-    let is_changed = |parent: u32| match changes {
-        Changes::Of(touched) => touched.links.contains(&parent),
-        Changes::Anything => true,
-    };
-    let follows = |attached: &&Arc<Attached>| {
-        attached.plan.attachments.iter().any(|it| it.link().is_some_and(Link::follows_parent))
-    };
-    let mut following = attached.iter().filter(follows).peekable();
-    let (mut followed, mut outcome) = (Vec::new(), Ok(()));
-    if following.peek().is_none() {
-        return (followed, outcome);
-    }
-    let mut host = match Handle::open() {
-        Ok(host) => host,
-        Err(error) => return (followed, Err(error.into())),
-    };
-    for attached in following {
-        for (_, mut guarded) in guards(&attached.plan, &attached.outputs, attached.netns_cookie) {
-            if !guarded.inherits().is_some_and(is_changed) {
-                continue;
-            }
-            match guarded.follow_parent(&mut host).and_then(|()| enforcer.follow(&guarded)) {
-                Ok(true) => followed.push(attached.key.clone()),
-                Ok(false) => {}
-                Err(error) => outcome = Err(error),
-            }
-        }
-    }
-    (followed, outcome)
 }
 
 /// Tells the dataplane whether a device of kind `ifb` is in the pod's namespace. Returns whether there is one through
@@ -214,23 +154,23 @@ impl Which<'_> {
 }
 
 /// Reattaches programs that were removed from their devices. Returns the results for those attachments that are
-/// selected, out of `shares` shares. Attachments whose device is gone belong to pods that are being removed: they
-/// lack nothing.
+/// selected, out of `shares` shares, and the sandboxes that have followed their parents. Attachments whose device is
+/// gone belong to pods that are being removed: they lack nothing.
 ///
 /// # Errors
 /// Returned in addition to the results: the last failure. An attachment that cannot be checked does not prevent the
 /// check of others.
 pub(in crate::attach) fn restore(
-    enforcer: &dyn Enforce,
+    (enforcer, parents): (&dyn Enforce, &Parents),
     attached: &[Arc<Attached>],
     which: Which<'_>,
     shares: usize,
-) -> (Vec<Looked>, Result<(), EnforceError>) {
-    let (mut looked, mut outcome) = (Vec::new(), Ok(()));
-    let mut known = WholeParents::default();
+) -> (Vec<Looked>, Vec<JournalKey>, Result<(), EnforceError>) {
+    let (mut looked, mut followed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
+    let (mut known, mut addresses) = (WholeParents::default(), Addresses::default());
     let mut host = match Handle::open() {
         Ok(host) => host,
-        Err(error) => return (looked, Err(error.into())),
+        Err(error) => return (looked, followed, Err(error.into())),
     };
     for attached in attached {
         let share = Which::share(&attached.key.container_id, shares);
@@ -241,7 +181,14 @@ pub(in crate::attach) fn restore(
             if !which.has(&guarded) {
                 continue;
             }
-            let missing = restored(enforcer, &mut guarded, &mut known, &mut host).unwrap_or_else(|error| {
+            let has_followed = parents.follow(enforcer, &mut guarded, &mut addresses, &mut host);
+            if let Ok(true) = has_followed
+                && followed.last() != Some(&attached.key)
+            {
+                followed.push(attached.key.clone());
+            }
+            let missing = has_followed.and_then(|_| restored(enforcer, &guarded, &mut known, &mut host));
+            let missing = missing.unwrap_or_else(|error| {
                 let what = format!("it could not be checked: {}", Chain(&error));
                 outcome = Err(error);
                 Some(what)
@@ -252,18 +199,16 @@ pub(in crate::attach) fn restore(
             looked.push(Looked { share, subject: format!("{subject} {}", attachment.ifname), missing });
         }
     }
-    (looked, outcome)
+    (looked, followed, outcome)
 }
 
 /// Reattaches removed programs of an attachment, and returns what is still missing.
 fn restored(
     enforcer: &dyn Enforce,
-    guarded: &mut EnforcedAttachment,
+    guarded: &EnforcedAttachment,
     known: &mut WholeParents,
     host: &mut Handle,
 ) -> Result<Option<String>, EnforceError> {
-    guarded.follow_parent(host)?;
-    enforcer.follow(guarded)?;
     if guarded.is_on_representor() && guarded.is_gone(host)? {
         // The pod may still have its VF.
         return Ok(Some(NO_REPRESENTOR.to_owned()));
@@ -333,7 +278,9 @@ mod tests {
             })
         };
         let all = [attached("a", LIMIT), attached("b", 2)];
-        let (looked, outcome) = restore(&rig::Maps::default(), &all, Which::Share(0), 1);
+        let (maps, parents) = (rig::Maps::default(), Parents::default());
+        let (looked, followed, outcome) = restore((&maps, &parents), &all, Which::Share(0), 1);
+        assert!(followed.is_empty());
         let found = |subject: &str, missing: Option<&str>| Looked {
             share: 0,
             subject: subject.to_owned(),

@@ -23,8 +23,6 @@ use crate::netns::{self, Netns};
 
 /// Longest frame that is read, in bytes: longer ones are not replies to a client that accepts 1500.
 const LONGEST: usize = 2048;
-/// The kinds of links that may have the Ethernet address of their parent, also after that has changed.
-const FOLLOWING: [&str; 2] = ["ipvlan", "vlan"];
 /// Most frames of one socket that are read at a time.
 const AT_ONCE: usize = 64;
 
@@ -52,14 +50,18 @@ pub(super) fn raise(netns: &Netns, ifname: &str) -> Result<Interface, Error> {
 }
 
 /// Returns the Ethernet address of an interface that was leased an address by the address `then`. It is another one
-/// only for the kinds whose address the kernel changes with that of their parent; every other change is the pod's own.
+/// only if the kernel has changed it with that of the parent on the node; every other change is the pod's own.
 pub(super) fn present_mac(netns: &Netns, index: u32, then: Mac) -> Mac {
     let look = || -> Result<_, OpenError> { Ok(Handle::open_in(netns)?.link_by_index(index)?) };
-    match look() {
-        Ok(link) if FOLLOWING.contains(&&*link.kind) => link.mac.unwrap_or(then),
-        // If the interface is gone, no socket can be opened on it either.
-        _ => then,
-    }
+    // If the interface is gone, no socket can be opened on it either.
+    let Ok(link) = look() else { return then };
+    let of_parent = || Handle::open().ok()?.link_by_index(link.link?).ok()?.mac;
+    if link.may_follow_parent() { present(link.mac, then, of_parent) } else { then }
+}
+
+/// The address `own`, if it is that of the parent, otherwise `then`.
+fn present(own: Option<Mac>, then: Mac, of_parent: impl FnOnce() -> Option<Mac>) -> Mac {
+    own.filter(|own| *own != then && of_parent() == Some(*own)).unwrap_or(then)
 }
 
 impl Socket {
@@ -198,4 +200,18 @@ pub(super) fn now() -> Duration {
 /// Returns a number that differs from one call to the next.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(0_u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_has_another_address_than_that_of_its_lease_only_if_it_is_its_parents() {
+        let [then, of_parent, chosen] = [1, 2, 3].map(|last| Mac([2, 0, 0, 0, 0, last]));
+        let now = |own| present(own, then, || Some(of_parent));
+        assert_eq!([Some(of_parent), Some(chosen), None].map(now), [of_parent, then, then]);
+        assert_eq!(present(Some(of_parent), then, || None), then);
+        assert_eq!(present(Some(then), then, || panic!("nothing to compare")), then);
+    }
 }
