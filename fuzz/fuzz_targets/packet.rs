@@ -72,10 +72,7 @@ fn framed(read: &InMemory<'_>) {
     // As `may_use_vlan`: some are allowed.
     let allowed = |id: u16| id % 8 != 7;
     if tagged {
-        let peeled = frame::peel(read, &mut payload, |control| {
-            let id = frame::vlan_id(control);
-            if allowed(id) { Ok(id) } else { Err(DropReason::VlanTagged) }
-        });
+        let peeled = frame::peel(read, &mut payload, allowed);
         let said = reading::tags(read.bytes, read.tag_beside);
         let said = said.filter(|(ids, ..)| ids.iter().all(|id| allowed(*id)));
         assert_eq!(peeled.is_ok(), said.is_some(), "tags");

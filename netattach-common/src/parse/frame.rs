@@ -76,8 +76,8 @@ pub struct Payload {
 const _: () = assert!(size_of::<Payload>() == 8);
 
 /// Walks over at most two tags. At ingress the kernel has moved the outer one out of the frame; at egress it may be
-/// in either place. `allowed`: the id of a tag's control information, when the attachment may use it; asked for tags
-/// with an id. The lane of a frame is that without the tags that have none.
+/// in either place. `may_use`: whether the attachment may use the VLAN of this id; asked for tags with an id. The lane
+/// of a frame is that without the tags that have none.
 ///
 /// # Errors
 /// There are more tags, or one is not allowed or truncated.
@@ -85,38 +85,41 @@ const _: () = assert!(size_of::<Payload>() == 8);
 pub fn peel<B: Bytes>(
     bytes: &B,
     payload: &mut Payload,
-    allowed: impl Fn(u16) -> Result<u16, DropReason>,
+    may_use: impl Fn(u16) -> bool,
 ) -> Result<(), DropReason> {
     // A tag without an id carries a priority alone (IEEE 802.1Q, priority-tagged frames): it names no VLAN.
-    let allowed = |control: u16| if vlan_id(control) == 0 { Ok(0) } else { allowed(control) };
+    // The closure answers yes or no, no `Result` with the id: that would be unwritten in a refusal, and the verifier refuses to
+    // copy such a word.
+    let may_pass = |id: u16| id == 0 || may_use(id);
     let (mut ethertype, mut offset) = (payload.ethertype, ETHERNET_LEN);
-    let mut ids = [0u16; 2];
+    let (mut outer, mut inner) = (0, 0);
     let mut found = 0usize;
     let (present, beside) = bytes.tag_beside();
     if present {
-        ids[0] = allowed(beside)?;
+        outer = vlan_id(beside);
+        if !may_pass(outer) {
+            return Err(DropReason::VlanTagged);
+        }
         found = 1;
     }
     if is_tag(ethertype) {
         let tag: Tag = bytes.load(offset)?;
-        let id = allowed(u16::from_be(tag.control))?;
-        if ids[0] == 0 {
-            ids[0] = id
-        } else {
-            ids[1] = id
+        let id = vlan_id(u16::from_be(tag.control));
+        if !may_pass(id) {
+            return Err(DropReason::VlanTagged);
         }
+        (outer, inner) = behind(outer, id);
         found += 1;
         ethertype = u16::from_be(tag.ethertype);
         offset += TAG_LEN;
     }
     if is_tag(ethertype) && found == 1 {
         let tag: Tag = bytes.load(offset)?;
-        let id = allowed(u16::from_be(tag.control))?;
-        if ids[0] == 0 {
-            ids[0] = id
-        } else {
-            ids[1] = id
+        let id = vlan_id(u16::from_be(tag.control));
+        if !may_pass(id) {
+            return Err(DropReason::VlanTagged);
         }
+        (outer, inner) = behind(outer, id);
         ethertype = u16::from_be(tag.ethertype);
         offset += TAG_LEN;
     }
@@ -125,8 +128,14 @@ pub fn peel<B: Bytes>(
     }
     payload.ethertype = ethertype;
     payload.offset = offset as u16;
-    payload.lane = Lane::new(0, flow::tags(ids[0], ids[1]));
+    payload.lane = Lane::new(0, flow::tags(outer, inner));
     Ok(())
+}
+
+/// The ids of the outer and the inner VLAN of a frame with a tag of `id` behind that of `outer`; 0 is none.
+#[inline(always)]
+const fn behind(outer: u16, id: u16) -> (u16, u16) {
+    if outer == 0 { (id, 0) } else { (outer, id) }
 }
 
 /// The VLAN id of a tag's control information; the other bits are its priority.
@@ -163,11 +172,7 @@ mod tests {
         let number = u16::from_be_bytes([bytes[12], bytes[13]]);
         let read = InMemory { bytes: &bytes, in_place: 0, is_uncut: false, tag_beside: beside };
         let mut payload = Payload { ethertype: number, offset: ETHERNET_LEN as u16, lane: Lane::NONE };
-        let allowed = |control: u16| match vlan_id(control) {
-            id if ids.contains(&id) => Ok(id),
-            _ => Err(DropReason::VlanTagged),
-        };
-        peel(&read, &mut payload, allowed)?;
+        peel(&read, &mut payload, |id| ids.contains(&id))?;
         Ok((payload.ethertype, payload.offset, payload.lane.tags()))
     }
 

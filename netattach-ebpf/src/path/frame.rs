@@ -10,7 +10,7 @@ use netattach_common::{
     flow::Lane,
     parse::{
         self, Bytes, ETHERNET_LEN, EthernetHeader, Payload, Plain, ethertype,
-        frame::{is_named, is_tag, vlan_id},
+        frame::{is_named, is_tag},
         header::{self, Ipv4Header, Ipv6Header},
     },
 };
@@ -266,18 +266,7 @@ fn na_tags(skb: *mut __sk_buff, scope: *const Scope, payload: *mut Payload) -> u
 /// Strips the VLAN tags.
 #[inline(always)]
 fn peel(skb: &Skb, scope: &Scope, payload: &mut Payload) -> Result<(), DropReason> {
-    parse::frame::peel(skb, payload, |control| allowed(scope, control))
-}
-
-/// The VLAN id of a tag's control information (priority bits left out), when the attachment may use it.
-#[inline(always)]
-fn allowed(scope: &Scope, control: u16) -> Result<u16, DropReason> {
-    let id = vlan_id(control);
-    if scope.has(flag::VLANS) && maps::may_use_vlan(scope.id, id) {
-        Ok(id)
-    } else {
-        Err(DropReason::VlanTagged)
-    }
+    parse::frame::peel(skb, payload, |id| scope.has(flag::VLANS) && maps::may_use_vlan(scope.id, id))
 }
 
 /// A header at a constant offset, in place.
