@@ -516,12 +516,12 @@ fn a_configuration_without_a_name_gets_that_of_its_definition() {
     }
 }
 
-/// Two networks called `net` with one pool definition, each of which assigns addresses independently; the executed
-/// host-local finds the same pool. With a `name`, and with `separatePools: false`, there is one pool.
+/// Two networks called `net` with one pool definition, each of which assigns addresses by its own files, where the second
+/// passes over what the node routes to the first; the executed host-local finds the same pool. With a `name`, and with `separatePools: false`, there is one pool.
 #[test]
 fn networks_of_one_name_in_two_namespaces_have_pools_of_their_own() {
     for (named, separate, addresses, pools) in [
-        (false, true, ["10.53.0.2", "10.53.0.2"], ["@shop/net", "@other/net"]),
+        (false, true, ["10.53.0.2", "10.53.0.3"], ["@shop/net", "@other/net"]),
         (false, false, ["10.53.0.2", "10.53.0.3"], ["net", "net"]),
         (true, true, ["10.53.0.2", "10.53.0.3"], ["own", "own"]),
     ] {

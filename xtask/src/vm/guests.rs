@@ -141,6 +141,7 @@ const SRIOV: Guest = Guest {
                     "vrf::",
                 ],
             ),
+            ("cni", &["holders::the_node_gets_no_gateway"]),
             ("fast_path", &["kept_apart::"]),
             (
                 "lifecycle",

@@ -29,7 +29,8 @@ pub(in crate::attach) fn has(host: &mut Handle, address: IpAddr) -> Result<bool,
 
 /// Whether the node has an IPv6 address, which gets its route a moment later, from a thread of the kernel.
 fn is_without_route_yet(address: IpAddr) -> bool {
-    address.is_ipv6() && bind(address).is_ok() && !sysctl::is("ipv6/ip_nonlocal_bind", "1")
+    // Any value but 0 lets any address be bound; what cannot be read may be one.
+    address.is_ipv6() && sysctl::is("ipv6/ip_nonlocal_bind", "0") && bind(address).is_ok()
 }
 
 /// Binds a socket to an address. In IPv4 the kernel decides by its table of local routes, in IPv6 by the addresses of
@@ -91,9 +92,10 @@ mod tests {
             while !host.is_own_address("fd00::1".parse().unwrap()).unwrap() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
-            for any in ["0", "1"] {
-                for family in ["ipv4", "ipv6"] {
-                    sysctl::ensure(&format!("{family}/ip_nonlocal_bind"), any).unwrap();
+            for any in ["0", "1", "2"] {
+                // That of IPv4 is a yes or no in some kernels.
+                for (family, value) in [("ipv4", any.replace('2', "1")), ("ipv6", any.to_owned())] {
+                    sysctl::ensure(&format!("{family}/ip_nonlocal_bind"), &value).unwrap();
                 }
                 for (address, expected) in [
                     ("10.1.0.1", true),
