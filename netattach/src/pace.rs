@@ -64,6 +64,14 @@ pub fn gather(took: Duration) -> Duration {
     took.saturating_mul(PART_OF_CHANGES).clamp(GATHER, LONGEST_GATHER)
 }
 
+/// Returns the pause after so many failures in a row: `first` after one, and twice as long after each further one, up
+/// to `most`.
+pub fn after_failures(first: Duration, failed: u32, most: Duration) -> Duration {
+    // More would be years, whatever the first pause is.
+    let doublings = failed.saturating_sub(1).min(31);
+    first.saturating_mul(1 << doublings).min(most)
+}
+
 /// Returns the longest [`pause`].
 pub fn longest(every: Duration) -> Duration {
     every.saturating_mul(MOST)
@@ -104,6 +112,15 @@ mod tests {
             assert_eq!(gather(Duration::from_millis(took)), Duration::from_millis(expected), "{took} ms");
         }
         assert_eq!(gather(Duration::MAX), LONGEST_GATHER);
+    }
+
+    #[test]
+    fn failures_in_a_row_are_tried_again_more_and_more_rarely() {
+        let (first, most) = (Duration::from_secs(2), Duration::from_secs(60));
+        let pauses =
+            [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|failed| after_failures(first, failed, most).as_secs());
+        assert_eq!(pauses, [2, 2, 4, 8, 32, 60, 60, 60]);
+        assert_eq!(after_failures(Duration::MAX, u32::MAX, Duration::MAX), Duration::MAX);
     }
 
     #[test]

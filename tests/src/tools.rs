@@ -41,6 +41,20 @@ pub fn has_driver(kind: &str) -> bool {
     }
 }
 
+/// Whether bridges of this kernel filter by VLAN. If not, the test is reported as skipped, and its caller has to end
+/// it.
+///
+/// # Panics
+/// There is no namespace to try it in.
+pub fn bridges_filter_by_vlan(test: &str) -> bool {
+    let probe = Namespace::new().expect("a namespace");
+    let filter = ip(&probe, &["link", "add", "probe", "type", "bridge", "vlan_filtering", "1"]).is_ok();
+    if !filter {
+        report_skipped(test, "bridges of this kernel do not filter by VLAN");
+    }
+    filter
+}
+
 /// Reports a test as skipped, with the reason; its caller has to end it. For features that this kernel lacks.
 pub fn report_skipped(test: &str, reason: &str) {
     // Written past the harness, which keeps a test's output to itself unless it fails.

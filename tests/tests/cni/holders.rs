@@ -4,11 +4,10 @@
 use std::thread::spawn;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::ip;
 use netattach_tests::snapshot::Network;
-use netattach_tests::tools::report_skipped;
+use netattach_tests::tools::bridges_filter_by_vlan;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Namespace, Node, Pod};
+use netattach_tests::{Node, Pod};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -136,10 +135,7 @@ fn an_address_that_a_pod_has_chosen_before_a_pool_gives_it_is_given_to_nobody_el
 /// The gateway of a bridge's VLAN is on a device of its own, by which the node reaches the bridge's port in that VLAN.
 #[test]
 fn the_node_gets_no_gateway_that_a_pod_has_which_it_reaches_by_a_bridges_vlan() {
-    let probe = Namespace::new().unwrap();
-    if ip(&probe, &["link", "add", "probe", "type", "bridge", "vlan_filtering", "1"]).is_err() {
-        let test = "the_node_gets_no_gateway_that_a_pod_has_which_it_reaches_by_a_bridges_vlan";
-        report_skipped(test, "bridges of this kernel do not filter by VLAN");
+    if !bridges_filter_by_vlan("the_node_gets_no_gateway_that_a_pod_has_which_it_reaches_by_a_bridges_vlan") {
         return;
     }
     let mut node = Node::new(&[]).unwrap();

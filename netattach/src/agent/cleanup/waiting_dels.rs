@@ -21,6 +21,7 @@ use crate::cni;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::own_thread;
+use crate::pace;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, PendingError, Request, UnreadableError};
 use crate::sync::{Mutex, locked};
@@ -207,9 +208,8 @@ impl WaitingDels {
 
 /// Returns the time from a failed attempt to the next.
 fn pause(interval: Duration, attempts: u32) -> Duration {
-    let doubled = 1u32.checked_shl(attempts.saturating_sub(1).min(16)).unwrap_or(u32::MAX);
     // Slightly less than the interval, so that the check at that time finds it due.
-    (interval / 2).saturating_mul(doubled).min(LONGEST_PAUSE)
+    pace::after_failures(interval / 2, attempts, LONGEST_PAUSE)
 }
 
 impl Agent {

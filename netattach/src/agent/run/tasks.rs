@@ -230,18 +230,8 @@ async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String)
             }
         }
         refused = if is_refused { refused.saturating_add(1) } else { 0 };
-        ticks::pause(taint_pause(refused)).await;
+        ticks::pause(pace::after_failures(TAINT_INTERVAL, refused, TAINT_MOST_PAUSE)).await;
     }
-}
-
-/// The pause before the next check of a node that may have its startup taint, after this many refusals in a row.
-fn taint_pause(refused: u32) -> Duration {
-    doubled(TAINT_INTERVAL, refused, TAINT_MOST_PAUSE)
-}
-
-/// A pause that doubles with each failure in a row after the first, up to `most`.
-fn doubled(least: Duration, failed: u32, most: Duration) -> Duration {
-    least.saturating_mul(1 << failed.saturating_sub(1).min(10)).min(most)
 }
 
 /// Maintains the enforcement of routed traffic: once a second, and when links change. Changes are gathered:
@@ -312,7 +302,7 @@ async fn follow_parents(engine: Arc<Engine>, mut watch: LinkWatch) -> std::io::R
             if let Err(error) = followed {
                 tracing::warn!(error = %Chain(&error), "addresses of parents not taken over; will try again");
                 failed = failed.saturating_add(1);
-                tokio::time::sleep(doubled(PARENTS_PAUSE, failed, PARENTS_MOST_PAUSE)).await;
+                tokio::time::sleep(pace::after_failures(PARENTS_PAUSE, failed, PARENTS_MOST_PAUSE)).await;
                 changes = Changes::Anything;
                 continue;
             }
@@ -387,7 +377,8 @@ mod tests {
 
     #[test]
     fn a_taint_whose_removal_is_refused_is_tried_more_and_more_rarely() {
-        let pauses = [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|refused| taint_pause(refused).as_secs());
+        let pause = |refused| pace::after_failures(TAINT_INTERVAL, refused, TAINT_MOST_PAUSE);
+        let pauses = [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|refused| pause(refused).as_secs());
         assert_eq!(pauses, [2, 2, 4, 8, 32, 60, 60, 60]);
     }
 }

@@ -5,23 +5,13 @@ use netattach::spec::{BridgePort, PortVlans};
 use netattach_tests::Namespace;
 use netattach_tests::node::ip;
 use netattach_tests::runtime::{Call, config, with_result};
-use netattach_tests::tools::report_skipped;
+use netattach_tests::tools::bridges_filter_by_vlan;
 use serde_json::{Value, json};
 
 use super::{Rig, addresses};
 
 const NATIVE: VlanUse = VlanUse { pvid: true, untagged: true };
 const TAGGED: VlanUse = VlanUse { pvid: false, untagged: false };
-
-/// Whether bridges of this kernel know VLANs; if not, the test is reported as skipped.
-fn knows_vlans(test: &str) -> bool {
-    let node = Namespace::new().unwrap();
-    let known = ip(&node, &["link", "add", "probe", "type", "bridge", "vlan_filtering", "1"]).is_ok();
-    if !known {
-        report_skipped(test, "bridges of this kernel do not filter by VLAN");
-    }
-    known
-}
 
 /// Runs if the other tests of VLANs are skipped.
 #[test]
@@ -64,7 +54,7 @@ fn vlans_of(rig: &Rig, link: &str) -> VlanUses {
 /// Rows: BRG-vlan, BRG-vlanTrunk, BRG-vlan-both.
 #[test]
 fn a_port_is_in_its_vlans_and_in_no_other() {
-    if !knows_vlans("a_port_is_in_its_vlans_and_in_no_other") {
+    if !bridges_filter_by_vlan("a_port_is_in_its_vlans_and_in_no_other") {
         return;
     }
     let rig = Rig::new();
@@ -92,7 +82,7 @@ fn a_port_is_in_its_vlans_and_in_no_other() {
 /// Rows: BRG-vlan-gateway, BRG-vlan-leak.
 #[test]
 fn a_vlans_gateway_is_on_a_device_of_its_own_that_goes_when_the_add_fails() {
-    if !knows_vlans("a_vlans_gateway_is_on_a_device_of_its_own_that_goes_when_the_add_fails") {
+    if !bridges_filter_by_vlan("a_vlans_gateway_is_on_a_device_of_its_own_that_goes_when_the_add_fails") {
         return;
     }
     let rig = Rig::new();
@@ -139,7 +129,9 @@ fn a_vlans_gateway_is_on_a_device_of_its_own_that_goes_when_the_add_fails() {
 /// Rows: BRG-vlan-existing.
 #[test]
 fn a_bridge_of_others_that_knows_no_vlans_is_refused_and_one_of_ours_learns_them() {
-    if !knows_vlans("a_bridge_of_others_that_knows_no_vlans_is_refused_and_one_of_ours_learns_them") {
+    if !bridges_filter_by_vlan(
+        "a_bridge_of_others_that_knows_no_vlans_is_refused_and_one_of_ours_learns_them",
+    ) {
         return;
     }
     let rig = Rig::new();
