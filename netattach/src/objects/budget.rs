@@ -39,9 +39,12 @@ pub const ENTRIES: usize = netattach_common::capacity::PORTS;
 /// Comparisons allowed while compiling one direction: of blocks and numbers, and for each requirement of a selector a
 /// lookup of its label and as many comparisons as finding one of its values takes.
 pub const WORK: usize = 50_000_000;
-/// The same for all policies of one namespace together: an update compiles them under a lock that attaching and
-/// detaching pods of other namespaces wait for. [`ENTRY`] is added for each prefix and port entry.
+/// The same for all tables of one namespace together, but for those that are refused. [`ENTRY`] is added for each prefix
+/// and port entry.
 pub const WORK_OF_NAMESPACE: usize = 4 * WORK;
+/// The same in one update, with what is refused: an update compiles under a lock that attaching and detaching pods of
+/// other namespaces wait for. Twice as much, as a table that found no room is tried again when others have gone.
+pub const WORK_OF_UPDATE: usize = 2 * WORK_OF_NAMESPACE;
 /// The comparisons that sorting and storing one prefix or port entry counts as.
 pub const ENTRY: usize = 16;
 
@@ -87,7 +90,7 @@ pub enum Excess {
     Entries,
     /// [`WORK`].
     Work,
-    /// [`WORK_OF_NAMESPACE`].
+    /// [`WORK_OF_NAMESPACE`], or [`WORK_OF_UPDATE`].
     WorkOfNamespace,
 }
 
@@ -107,7 +110,8 @@ impl fmt::Display for Excess {
             Self::Work => write!(f, "takes more than {WORK} comparisons to work out"),
             Self::WorkOfNamespace => write!(
                 f,
-                "takes more comparisons to work out than are left of the {WORK_OF_NAMESPACE} of its namespace"
+                "takes more comparisons to work out than are left of the {WORK_OF_NAMESPACE} of its namespace, or of \
+                 the {WORK_OF_UPDATE} of an update"
             ),
         }
     }
@@ -124,7 +128,8 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Begins to count. `left` is what other tables of the namespace leave of [`WORK_OF_NAMESPACE`].
+    /// Begins to count. `left` is what other tables of the namespace leave of [`WORK_OF_NAMESPACE`] and
+    /// [`WORK_OF_UPDATE`].
     pub(crate) fn new(left: usize) -> Self {
         Self { prefixes: 0, entries: 0, work: 0, left }
     }
@@ -147,7 +152,7 @@ impl Meter {
         self.is_within()
     }
 
-    /// What counts for the namespace, in comparisons. Of refused ones no more than the bounds.
+    /// What it has taken, in comparisons: no more than the bounds.
     pub(crate) fn spent(&self) -> usize {
         let entries = self.prefixes.min(PREFIXES) + self.entries.min(ENTRIES);
         self.work.min(WORK) + ENTRY * entries
@@ -286,6 +291,7 @@ mod tests {
             ENTRIES,
             WORK,
             WORK_OF_NAMESPACE,
+            WORK_OF_UPDATE,
             REMOTE_PODS,
             REMOTE_ADDRESSES,
             ADDRESSES_OF_REMOTE_POD,

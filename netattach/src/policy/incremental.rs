@@ -11,7 +11,8 @@
 //! | settings | everything |
 //!
 //! Compiling everything equals an update from empty state; property tests compare the two. Where the work of a
-//! namespace does not suffice, it may be other attachments that are isolated: what no change concerns stays in force.
+//! namespace does not suffice, it may be other attachments that are isolated, as what was in force decides as well:
+//! those whose tables hold come first, then those without any, then those whose tables were refused, each by number.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,7 +30,8 @@ use super::peers::{Known, Peers};
 use super::resolve::{ByIdentity, Found, Key, exceeded, ports_of_target, resolve};
 use super::shares::{OF_NODE, beyond};
 use super::touch::Open;
-use crate::objects::budget::{Excess, Meter, WORK_OF_NAMESPACE};
+use super::work::{Cost, Work};
+use crate::objects::budget::{Excess, Meter};
 use crate::objects::policy::{Direction, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
@@ -51,14 +53,16 @@ pub struct Compiler {
     conditions: Conditions,
     /// Addresses that pods have given up, until [`Compiler::take_departed`] is called.
     departed: BTreeSet<(Place, IpAddr)>,
-    /// The cost of the tables that are in use after the update, by namespace, while attachments are compiled: see
-    /// [`WORK_OF_NAMESPACE`].
-    spent: BTreeMap<String, usize>,
+    /// What `tables` and this update take.
+    work: Work,
     /// What the attachments of one update have in common: empty between updates.
     common: Common,
     /// How many policies were looked at again, for the networks that their namespaces may use.
     #[cfg(test)]
     pub(super) looked_again: usize,
+    /// How many inputs of tables were put together.
+    #[cfg(test)]
+    keyed: std::cell::Cell<usize>,
     /// How many tables were worked out.
     #[cfg(test)]
     pub(super) worked_out: usize,
@@ -83,9 +87,30 @@ struct Selected {
     tables: [Option<Arc<CachedTables>>; 2],
 }
 
-/// An attachment that has let go of its tables, and gets others or the same.
-struct Waiting<'e> {
-    endpoint: &'e Arc<Endpoint>,
+/// What a change affects.
+#[derive(Default)]
+struct Affected {
+    changes: Changes,
+    /// Attachments that are new or changed.
+    moved: BTreeSet<u32>,
+    /// Policies whose tables must be compiled again.
+    touched: BTreeSet<PolicyName>,
+}
+
+/// The order in which attachments get their tables in an update: a later one takes no room from an earlier one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    /// It has tables that hold.
+    Holding,
+    /// It has none.
+    New,
+    /// It has tables that were refused.
+    Refused,
+}
+
+/// An attachment that has let go of its policies and tables, and gets others or the same.
+struct Waiting {
+    endpoint: Arc<Endpoint>,
     /// Its pod, and the policies that select it, sorted by name. `None`: its pod is unknown.
     selected: Option<(Arc<Pod>, Vec<Arc<Policy>>)>,
 }
@@ -93,7 +118,7 @@ struct Waiting<'e> {
 /// Kept while attachments are compiled: pods may have many, and a namespace many policies.
 #[derive(Debug, Default)]
 struct Common {
-    /// The policies that select a pod, on whichever networks.
+    /// The policies that select a pod, on whichever networks: empty while tables are worked out.
     of_pods: BTreeMap<ObjectName, Vec<Arc<Policy>>>,
     /// The results of the same policies and tables.
     results: HashMap<Input, Arc<EndpointPolicy>>,
@@ -107,10 +132,31 @@ type Input = (Vec<ByIdentity<Policy>>, [Option<ByIdentity<CachedTables>>; 2]);
 struct CachedTables {
     tables: Arc<CompiledPolicy>,
     conditions: Vec<Condition>,
-    /// The cost of making them ([`Meter::spent`]).
-    spent: usize,
-    /// Their namespace had too little work left for them: they deny everything.
-    is_short: bool,
+    /// The cost of making them ([`Meter::spent`]), or of trying to.
+    cost: Cost,
+    /// What they exceed: they deny everything, and take nothing of their namespace's work.
+    refused: Option<Excess>,
+}
+
+impl CachedTables {
+    /// Whether their namespace had too little work left for them.
+    fn is_short(&self) -> bool {
+        self.refused == Some(Excess::WorkOfNamespace)
+    }
+}
+
+impl Attached {
+    fn tables(&self) -> impl Iterator<Item = &Arc<CachedTables>> {
+        self.selected.iter().flat_map(|selected| selected.tables.iter().flatten())
+    }
+
+    fn rank(&self) -> Rank {
+        match self.tables().map(|tables| tables.refused.is_some()).max() {
+            None => Rank::New,
+            Some(false) => Rank::Holding,
+            Some(true) => Rank::Refused,
+        }
+    }
 }
 
 impl Compiler {
@@ -139,63 +185,75 @@ impl Compiler {
         if is_node_other {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
-        let again = self.tried_again(&changes, &touched);
-        self.retain_tables(|key, cached| {
-            let is_tried_again = cached.is_short && namespace_of(key).is_some_and(|it| again.contains(it));
-            !is_tried_again && key.policies.iter().all(|policy| !touched.contains(&policy.0.name))
-        });
+        self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.retain_attachments(endpoints);
         drop(before);
         self.let_go(&changes);
-        // All let go of their tables before any is worked out: what goes takes nothing of a namespace's work.
-        let mut waiting = Vec::new();
-        for (id, endpoint) in endpoints {
-            let is_new = moved.contains(id) || changes.pods.contains(&endpoint.pod);
-            waiting.extend(self.reselect(endpoint, is_new, &changes, &touched, &again));
-        }
-        let retaken = self.retaken(&waiting);
-        self.sum_up();
-        for attachment in waiting {
-            self.take_attachment(attachment);
-        }
-        drop(retaken);
-        self.common = Common::default();
-        // Tables that only the cache references are not used by any attachment.
-        self.retain_tables(|_, cached| Arc::strong_count(cached) > 1);
+        self.take_attachments(endpoints, &Affected { changes, moved, touched });
         self.desired()
     }
 
-    /// Returns the namespaces that had too little work left for tables, if anything that takes some of it changes: only
-    /// these tables are tried again. Their attachments are isolated until then.
-    fn tried_again(&self, changes: &Changes, touched: &BTreeSet<PolicyName>) -> BTreeSet<String> {
-        let short = self.tables.iter().filter(|(_, cached)| cached.is_short);
-        let short: BTreeSet<&str> = short.filter_map(|(key, _)| namespace_of(key)).collect();
-        if short.is_empty() {
-            return BTreeSet::new();
+    /// Compiles the attachments that a change affects, and tries again what was short where there is room now.
+    fn take_attachments(&mut self, endpoints: &Endpoints, affected: &Affected) {
+        self.work.begin(self.peers.len());
+        let ranks: BTreeMap<u32, Rank> = self.attachments.iter().map(|(id, it)| (*id, it.rank())).collect();
+        let rank_of = |id: &u32| ranks.get(id).copied().unwrap_or(Rank::New);
+        for rank in [Rank::Holding, Rank::New, Rank::Refused] {
+            let mut waiting = Vec::new();
+            for (id, endpoint) in endpoints {
+                if rank_of(id) == rank {
+                    waiting.extend(self.reselect(endpoint, affected));
+                }
+            }
+            self.common.of_pods = BTreeMap::new();
+            self.take_all(waiting);
+            // Tables that nobody has taken again had their room until now.
+            let again = self.short_with_room(|id| rank_of(id) <= rank);
+            self.take_all(again);
         }
-        let of_policies = touched.iter().map(|name| name.object.namespace.as_str());
-        let attached = self.attachments.values().map(|attached| &attached.endpoint.pod);
-        let of_pods = attached.filter(|pod| changes.pods.contains(*pod)).map(|pod| pod.namespace.as_str());
-        of_policies.chain(of_pods).filter(|namespace| short.contains(namespace)).map(str::to_owned).collect()
+        self.common = Common::default();
+        self.drop_unused();
     }
 
-    /// Sums up the cost of the tables that are in use.
-    fn sum_up(&mut self) {
-        self.spent.clear();
-        let in_use = self.tables.iter().filter(|(_, cached)| Arc::strong_count(cached) > 1);
-        for (key, cached) in in_use {
-            if let Some(namespace) = namespace_of(key) {
-                *self.spent.entry(namespace.to_owned()).or_default() += cached.spent;
-            }
+    fn take_all(&mut self, waiting: Vec<Waiting>) {
+        for attachment in waiting {
+            self.take_attachment(attachment);
         }
+        self.drop_unused();
+    }
+
+    /// Returns attachments whose namespace had too little work left for their tables: those for which there is room
+    /// now, and those of namespaces with other tables now, which may be theirs. The others stay isolated.
+    fn short_with_room(&mut self, is_due: impl Fn(&u32) -> bool) -> Vec<Waiting> {
+        let work = &self.work;
+        let is_again = |attached: &Attached| {
+            let namespace = &attached.endpoint.pod.namespace;
+            let mut short = attached.tables().filter(|tables| tables.is_short());
+            short.any(|tables| work.is_tried(namespace) || work.has_room(namespace, tables.cost))
+        };
+        let again = self.attachments.iter_mut().filter(|(id, attached)| is_due(id) && is_again(attached));
+        let let_go = again.filter_map(|(_, attached)| {
+            let pod = Arc::clone(attached.endpoint.pod_in(&self.objects)?);
+            let selected = attached.selected.take()?;
+            Some(Waiting { endpoint: Arc::clone(&attached.endpoint), selected: Some((pod, selected.by)) })
+        });
+        let_go.collect()
+    }
+
+    /// Drops tables that only the cache references: no attachment has them.
+    fn drop_unused(&mut self) {
+        self.retain_tables(|_, cached| Arc::strong_count(cached) > 1);
     }
 
     fn retain_tables(&mut self, is_kept: impl Fn(&Key, &Arc<CachedTables>) -> bool) {
-        let conditions = &mut self.conditions;
+        let (conditions, work) = (&mut self.conditions, &mut self.work);
         self.tables.retain(|key, cached| {
             let is_kept = is_kept(key, cached);
             if !is_kept {
                 conditions.remove(&cached.conditions);
+                if cached.refused.is_none() {
+                    work.lets_go(namespace_of(key), cached.cost);
+                }
             }
             is_kept
         });
@@ -241,10 +299,10 @@ impl Compiler {
         std::mem::take(&mut self.departed)
     }
 
-    /// The cost of all tables.
+    /// The cost of all tables that hold.
     #[cfg(test)]
     pub(super) fn spent(&self) -> usize {
-        self.tables.values().map(|cached| cached.spent).sum()
+        self.work.spent()
     }
 
     /// See [`Peers::compared`].
@@ -357,61 +415,36 @@ impl Compiler {
         self.conditions.replace(&before, &self.of_peers);
     }
 
-    /// Looks which policies an attachment has, and lets go of its tables. `None`: it is as it was.
-    fn reselect<'e>(
-        &mut self,
-        endpoint: &'e Arc<Endpoint>,
-        is_new: bool,
-        changes: &Changes,
-        touched: &BTreeSet<PolicyName>,
-        again: &BTreeSet<String>,
-    ) -> Option<Waiting<'e>> {
+    /// Looks which policies an attachment has, and lets go of those of before and of its tables. `None`: it is as it
+    /// was.
+    fn reselect(&mut self, endpoint: &Arc<Endpoint>, affected: &Affected) -> Option<Waiting> {
         let selected = match endpoint.pod_in(&self.objects).cloned() {
-            Some(pod) => match self.reselected(endpoint, &pod, is_new, changes, touched, again) {
+            Some(pod) => match self.reselected(endpoint, &pod, affected) {
                 Reselected::AsItWas => return None,
                 Reselected::By(policies) => Some((pod, policies)),
             },
             None => None,
         };
-        let attached = self.attachments.get_mut(&endpoint.id);
-        if let Some(before) = attached.and_then(|attached| attached.selected.as_mut()) {
-            before.tables = [None, None];
+        if let Some(attached) = self.attachments.get_mut(&endpoint.id) {
+            attached.selected = None;
         }
-        Some(Waiting { endpoint, selected })
+        Some(Waiting { endpoint: Arc::clone(endpoint), selected })
     }
 
-    /// Returns the tables that attachments have let go of and take again. Held, they count before any others are worked
-    /// out: the room for these would be too large otherwise.
-    fn retaken(&self, waiting: &[Waiting<'_>]) -> Vec<Arc<CachedTables>> {
-        if self.tables.values().all(|cached| Arc::strong_count(cached) > 1) {
-            return Vec::new();
-        }
-        let mut retaken = Vec::new();
-        for Waiting { endpoint, selected } in waiting {
-            let Some((pod, by)) = selected else { continue };
-            for direction in [Direction::Ingress, Direction::Egress] {
-                let key = self.key(direction, by, endpoint, pod, &mut Vec::new());
-                retaken.extend(key.and_then(|mut key| self.cached(&mut key, endpoint)));
-            }
-        }
-        retaken
-    }
-
-    fn take_attachment(&mut self, Waiting { endpoint, selected }: Waiting<'_>) {
+    fn take_attachment(&mut self, Waiting { endpoint, selected }: Waiting) {
         let mut conditions = Vec::new();
         let selected = match selected {
             Some((pod, by)) => {
-                let mut direction = |it| self.direction(it, &by, endpoint, &pod, &mut conditions);
+                let mut direction = |it| self.direction(it, &by, &endpoint, &pod, &mut conditions);
                 let tables = [direction(Direction::Ingress), direction(Direction::Egress)];
                 let policy = self.endpoint_policy(&by, &tables);
                 Some(Selected { by, policy, tables })
             }
             None => {
-                conditions.push(unknown_pod(endpoint));
+                conditions.push(unknown_pod(&endpoint));
                 None
             }
         };
-        let endpoint = Arc::clone(endpoint);
         self.conditions.add(&conditions);
         let before = self.attachments.insert(endpoint.id, Attached { endpoint, selected, conditions });
         if let Some(before) = before {
@@ -419,15 +452,9 @@ impl Compiler {
         }
     }
 
-    fn reselected(
-        &mut self,
-        endpoint: &Endpoint,
-        pod: &Pod,
-        is_new: bool,
-        changes: &Changes,
-        touched: &BTreeSet<PolicyName>,
-        again: &BTreeSet<String>,
-    ) -> Reselected {
+    fn reselected(&mut self, endpoint: &Endpoint, pod: &Pod, affected: &Affected) -> Reselected {
+        let Affected { changes, moved, touched } = affected;
+        let is_new = moved.contains(&endpoint.id) || changes.pods.contains(&endpoint.pod);
         let options = &self.options;
         let attached = self.attachments.get_mut(&endpoint.id).filter(|_| !is_new);
         let Some(selected) = attached.and_then(|attached| attached.selected.as_mut()) else {
@@ -439,10 +466,7 @@ impl Compiler {
             let here = all.iter().filter(|policy| is_about(policy, options, &endpoint.at));
             return Reselected::By(here.map(|policy| in_force(&self.policies, policy)).collect());
         };
-        let is_touched = |by: &[Arc<Policy>]| by.iter().any(|policy| touched.contains(&policy.name));
-        let is_short = selected.tables.iter().flatten().any(|tables| tables.is_short);
-        let is_tried_again = is_short && again.contains(&pod.name.namespace);
-        let mut is_concerned = is_tried_again || is_touched(&selected.by);
+        let mut is_concerned = selected.by.iter().any(|policy| touched.contains(&policy.name));
         if !changes.policies.is_empty() {
             selected.by.retain(|policy| !changes.policies.contains(&policy.name));
         }
@@ -456,8 +480,11 @@ impl Compiler {
         if !is_concerned {
             return Reselected::AsItWas;
         }
-        let mut by: Vec<Arc<Policy>> =
-            selected.by.iter().map(|policy| in_force(&self.policies, policy)).collect();
+        // Moved, not copied: all attachments may wait at once, and each may have thousands of policies.
+        let mut by = std::mem::take(&mut selected.by);
+        for policy in &mut by {
+            *policy = in_force(&self.policies, policy);
+        }
         by.sort_by(|one, other| one.name.cmp(&other.name));
         Reselected::By(by)
     }
@@ -471,6 +498,8 @@ impl Compiler {
         pod: &Pod,
         conditions: &mut Vec<Condition>,
     ) -> Option<Key> {
+        #[cfg(test)]
+        self.keyed.update(|keyed| keyed + 1);
         let inference = self.options.policy_types_inference;
         let isolating = by.iter().filter(|policy| policy.isolates(direction, inference)).cloned();
         let isolating: Vec<Arc<Policy>> = isolating.collect();
@@ -504,26 +533,37 @@ impl Compiler {
         pod: &Pod,
         conditions: &mut Vec<Condition>,
     ) -> Option<Arc<CachedTables>> {
-        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
         let mut key = self.key(direction, by, endpoint, pod, conditions)?;
-        if let Some(cached) = self.cached(&mut key, endpoint) {
+        let cached = self.cached(&mut key, endpoint);
+        // What is short is refused again until there is more room.
+        let is_current =
+            |it: &Arc<CachedTables>| !it.is_short() || !self.work.has_room(&pod.name.namespace, it.cost);
+        if let Some(cached) = cached.filter(is_current) {
             return Some(cached);
         }
+        Some(self.work_out(key, endpoint))
+    }
+
+    /// Works out the tables for an input, and keeps them.
+    fn work_out(&mut self, mut key: Key, endpoint: &Endpoint) -> Arc<CachedTables> {
+        static NOWHERE: BTreeSet<Place> = BTreeSet::new();
         #[cfg(test)]
         {
             self.worked_out += 1;
         }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
         let mut found = Found::default();
-        let spent = self.spent.entry(pod.name.namespace.clone()).or_default();
-        let mut meter = Meter::new(WORK_OF_NAMESPACE.saturating_sub(*spent));
+        let mut meter = Meter::new(self.work.left(namespace_of(&key)));
         let resolved =
             resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found, &mut meter);
-        *spent = spent.saturating_add(meter.spent());
-        let is_short = matches!(resolved, Err(Excess::WorkOfNamespace));
+        let refused = resolved.as_ref().err().copied();
+        let cost = self.work.tries(namespace_of(&key), meter.spent());
+        if refused.is_none() {
+            self.work.holds(namespace_of(&key), cost);
+        }
         // A short one may have ended before an answer differed by network. For all networks, it would be found before
         // those that are in force.
-        if !found.is_of_network && !is_short {
+        if !found.is_of_network && refused != Some(Excess::WorkOfNamespace) {
             key.at = None;
         }
         let tables = resolved.unwrap_or_else(|excess| {
@@ -532,13 +572,13 @@ impl Compiler {
             CompiledPolicy::default()
         });
         let tables = self.interner.share(tables);
-        let (conditions, spent) = (found.conditions, meter.spent());
-        let cached = Arc::new(CachedTables { tables, conditions, spent, is_short });
+        let cached = Arc::new(CachedTables { tables, conditions: found.conditions, cost, refused });
         self.conditions.add(&cached.conditions);
+        // What is there was short: it took none of the namespace's work.
         if let Some(before) = self.tables.insert(key, Arc::clone(&cached)) {
             self.conditions.remove(&before.conditions);
         }
-        Some(cached)
+        cached
     }
 
     /// The result of policies and tables: one value for all attachments of an update with the same.
@@ -594,8 +634,8 @@ enum Reselected {
 }
 
 /// Returns the namespace of the policies, of which there is at least one.
-fn namespace_of(key: &Key) -> Option<&str> {
-    key.policies.first().map(|policy| policy.0.namespace())
+fn namespace_of(key: &Key) -> &str {
+    key.policies.first().map_or("", |policy| policy.0.namespace())
 }
 
 /// Returns a policy as it is compiled, possibly without its rules ([`beyond`]).

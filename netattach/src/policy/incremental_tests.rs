@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Compiler, compile};
+use super::{Affected, Compiler, compile};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::objects::Place;
 use crate::objects::access::{AllowedNamespaces, Isolation, Restrictions};
 use crate::objects::budget::{
-    ALLOWED_NAMESPACES, Excess, POLICIES, REQUIREMENTS, RULES_OF_NODE, WORK_OF_NAMESPACE,
+    ALLOWED_NAMESPACES, Excess, POLICIES, REQUIREMENTS, RULES_OF_NODE, WORK_OF_NAMESPACE, WORK_OF_UPDATE,
 };
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Direction, Inference, POLICY_FOR_ANNOTATION, PolicyName};
@@ -805,9 +805,25 @@ fn nobody(comparisons: usize) -> Vec<Value> {
 /// A policy for `shop/x0`, or another number. It costs 40,000,000 comparisons and a little more, so that a namespace has
 /// room for four.
 fn costly(number: usize) -> Value {
+    costing(number, 40)
+}
+
+/// The same, for another number of millions of comparisons.
+fn costing(number: usize, millions: usize) -> Value {
     let selected = json!({"matchLabels": {"app": format!("x{number}")}});
-    let ingress = json!([{"from": nobody(40_000)}, {"ports": [{"port": 7}]}]);
+    let ingress = json!([{"from": nobody(millions * 1000)}, {"ports": [{"port": 7}]}]);
     json!({"podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress})
+}
+
+/// A world with such policies for `shop/x0`, `shop/x1`, ..., by their millions of comparisons.
+fn crowd_with(millions: &[usize]) -> World {
+    let policies: Vec<Value> = millions.iter().enumerate().map(|(number, it)| costing(number, *it)).collect();
+    crowd().0.with(&policies)
+}
+
+fn update(compiler: &mut Compiler, world: &World) -> Desired {
+    let endpoints: Endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
+    compiler.update(&Arc::new(world.objects.clone()), &endpoints, &Options::default())
 }
 
 /// Adds a policy for all pods of its namespace on `shop/net-a`, which costs next to nothing.
@@ -823,6 +839,12 @@ fn short(desired: &Desired) -> Vec<String> {
     let message = Excess::WorkOfNamespace.to_string();
     let short = desired.conditions.iter().filter(|it| it.message.starts_with(&message));
     short.map(|it| it.object.to_string()).collect()
+}
+
+/// The numbers of these among the policies `shop/p0`, `shop/p1`, ...
+fn short_numbers(desired: &Desired) -> BTreeSet<usize> {
+    let short = short(desired);
+    short.iter().filter_map(|name| name.rsplit_once("/p")?.1.parse().ok()).collect()
 }
 
 fn relabel(world: &mut World, pod: &str, pairs: &[(&str, &str)]) {
@@ -888,26 +910,113 @@ fn a_policy_that_is_added_isolates_nobody_for_whom_there_is_room() {
 }
 
 /// Beside attachments for which there is too little work left, all others have their tables, though one policy is for
-/// them all.
+/// them all. Nothing is put together twice but what is tried again.
 #[test]
-fn a_change_tries_again_what_was_short_and_nothing_else() {
+fn a_change_tries_again_what_has_room_and_nothing_else() {
     let (world, first) = crowd();
     let mut world = world.with(&(0..6).map(costly).collect::<Vec<_>>());
     add_cheap(&mut world, "shop/q");
     let mut compiler = Compiler::default();
-    let mut worked_out = |world: &World| {
-        let before = compiler.worked_out;
-        let endpoints: Endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
-        let desired = compiler.update(&Arc::new(world.objects.clone()), &endpoints, &Options::default());
+    let mut counted = |world: &World| {
+        let before = (compiler.keyed.get(), compiler.worked_out);
+        let desired = update(&mut compiler, world);
         let open = |id: usize| allowed(&desired, &format!("{id} in 8.8.8.8 tcp/7"));
         let open = [3, 4, 5, 6].map(|number| open(first + number));
-        assert_eq!(open, [true, false, false, true]);
-        compiler.worked_out - before
+        (compiler.keyed.get() - before.0, compiler.worked_out - before.1, open)
     };
-    assert_eq!(worked_out(&world), 7, "one for each of six pods, and one that all others have");
-    assert_eq!(worked_out(&world), 0, "nothing has changed");
+    let (_, worked_out, open) = counted(&world);
+    assert_eq!(worked_out, 7, "one for each of six pods, and one that all others have");
+    assert_eq!(open, [true, false, false, true]);
+    assert_eq!(counted(&world), (0, 0, open), "nothing has changed");
     relabel(&mut world, "x50", &[("app", "x50"), ("more", "y")]);
-    assert_eq!(worked_out(&world), 2);
+    assert_eq!(counted(&world), (2, 0, open), "one for each direction, and no more room for others");
+    relabel(&mut world, "x3", &[("app", "x3"), ("more", "y")]);
+    assert_eq!(counted(&world), (2, 0, open), "nobody else has its table, which it keeps");
+    relabel(&mut world, "x0", &[("app", "y")]);
+    assert_eq!(counted(&world), (6, 1, [true, true, false, true]), "room for one of the two");
+}
+
+/// A table that does not fit takes nothing from those that do, whatever the order, and neither does one that exceeds a
+/// bound of its own.
+#[test]
+fn what_is_refused_leaves_the_room_to_others() {
+    // The cost of each in millions of comparisons, and those that are short.
+    let table: [(&[usize], &[usize]); 5] = [
+        (&[40, 40, 40, 40, 40, 10, 10, 10], &[4]),
+        (&[40, 40, 40, 40, 40, 10, 10, 10, 10], &[4, 8]),
+        (&[10, 10, 10, 40, 40, 40, 40, 40], &[7]),
+        (&[60, 60, 60, 40, 40, 40, 40], &[]),
+        (&[40, 40, 60, 40, 40, 40, 10], &[5]),
+    ];
+    for (millions, expected) in table {
+        let mut compiler = Compiler::default();
+        let desired = update(&mut compiler, &crowd_with(millions));
+        let expected = BTreeSet::from_iter(expected.iter().copied());
+        assert_eq!(short_numbers(&desired), expected, "{millions:?}");
+        assert!(compiler.spent() < WORK_OF_NAMESPACE + 200 * CROWD, "{millions:?}: {}", compiler.spent());
+    }
+}
+
+/// Ten tables that do not fit use up the work of an update before one that does: the next update has it.
+#[test]
+fn an_update_ends_trying_and_the_next_goes_on() {
+    let mut millions = vec![40; 14];
+    millions.push(10);
+    let world = crowd_with(&millions);
+    let mut compiler = Compiler::default();
+    let mut counted = || {
+        let before = compiler.worked_out;
+        let short = short_numbers(&update(&mut compiler, &world));
+        // Each may go beyond by one selector, which is not compared with anybody any more.
+        let tried = compiler.work.tried("shop");
+        assert!(tried < WORK_OF_UPDATE + 15 * 2 * CROWD * REQUIREMENTS, "{tried}");
+        (short, compiler.worked_out - before)
+    };
+    assert_eq!(counted(), ((4..15).collect(), 15));
+    assert_eq!(
+        counted(),
+        ((4..14).collect(), 5),
+        "the last one, and those that the first had no work left for"
+    );
+    assert_eq!(counted(), ((4..14).collect(), 0), "nothing has changed");
+}
+
+/// The attachment that was there first, by its number, gets a policy last: with whatever changes for all, it takes no
+/// room from those whose tables hold.
+#[test]
+fn what_is_new_or_was_short_comes_after_what_holds() {
+    let mut world = crowd_with(&[40; 5]);
+    let of_first = world.objects.policies.remove(&ObjectName::new("shop", "p0")).unwrap();
+    let mut compiler = Compiler::default();
+    let first = BTreeSet::from([0]);
+    assert_eq!(short_numbers(&update(&mut compiler, &world)), BTreeSet::new());
+    world.objects.policies.insert(of_first.name.object.clone(), of_first);
+    add_cheap(&mut world, "shop/q");
+    assert_eq!(short_numbers(&update(&mut compiler, &world)), first, "it is new");
+    world.objects.policies.remove(&ObjectName::new("shop", "q")).unwrap();
+    assert_eq!(short_numbers(&update(&mut compiler, &world)), first, "it was short");
+    let anew = update(&mut Compiler::default(), &world);
+    assert_eq!(short_numbers(&anew), BTreeSet::from([4]), "after a restart, numbers alone decide");
+}
+
+/// Lists of policies are long where attachments are many: one that waits for its tables has let go of the list of
+/// before.
+#[test]
+fn an_attachment_that_waits_has_one_list_of_policies() {
+    let world = World::new().with(&[json!({"policyTypes": ["Ingress"]})]);
+    let policy = &world.objects.policies[&ObjectName::new("shop", "p0")];
+    let endpoint = Arc::new(world.endpoints[0].clone());
+    let touched = Affected { touched: BTreeSet::from([policy.name.clone()]), ..Affected::default() };
+    let moved = Affected { moved: BTreeSet::from([endpoint.id]), ..Affected::default() };
+    // The second has one more for the other attachments of the pod, until all have been looked at.
+    for (affected, more) in [(touched, 0), (moved, 1)] {
+        let mut compiler = Compiler::default();
+        drop(update(&mut compiler, &world));
+        let before = Arc::strong_count(policy);
+        let waiting = compiler.reselect(&endpoint, &affected).unwrap();
+        assert_eq!(Arc::strong_count(policy), before + more);
+        assert_eq!(waiting.selected.unwrap().1.len(), 1);
+    }
 }
 
 /// One policy for two networks that give one address to different pods: each network has tables of its own, and there is

@@ -9,6 +9,7 @@
 //! | [`incremental`] | the compiler: compiles again only what a change affects |
 //! | `shares` | the policies that go without their rules because all rules together exceed the node's budget |
 //! | `entry`, `touch` | a policy as the compiler keeps it; which policies a change of pods and namespaces affects |
+//! | `work` | the work that compiling takes, by namespace |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
 //! | `scope` | which pods an address stands for, if a policy is for several networks |
 //! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
@@ -49,3 +50,4 @@ mod scope;
 mod shares;
 mod touch;
 mod traffic;
+mod work;
