@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use super::{
-    Config, Error, Held, InUse, Lease, LeasedAddress, Lessee, Owner, Patience, Pool, PoolUse, Survey,
+    Config, Error, Held, InUse, Lacking, Lease, LeasedAddress, Lessee, Owner, Patience, Pool, PoolUse, Survey,
 };
 use super::{dhcp, host_local};
 use crate::cni;
@@ -129,19 +129,19 @@ impl Leases {
         Ok(self.dhcp.as_ref().map_or(Ok(()), |dhcp| dhcp.release_container(container_id, keep))?)
     }
 
-    /// Returns the indices of those owners in `holders` that do not hold each of their addresses in the pool, or any
-    /// address if they list none. For periodic checks: fails if another process holds the pool's lock, and is
-    /// repeated later.
+    /// Finds those owners in `holders` that do not hold each of their addresses in the pool, or any address if they
+    /// list none. For periodic checks: fails if another process holds the pool's lock, and is repeated later.
     ///
     /// # Errors
     /// The pool could not be read, or another process holds its lock.
-    pub fn lacking(&self, pool: &Pool, holders: &[(Owner, Vec<IpAddr>)]) -> Result<Vec<usize>, Error> {
+    pub fn lacking(&self, pool: &Pool, holders: &[(Owner, Vec<IpAddr>)]) -> Result<Lacking, Error> {
         match pool {
             Pool::HostLocal(pool) => Ok(self.host_local.lacking(&pool.data_dir, &pool.network, holders)?),
         }
     }
 
-    /// Leases again those addresses of the lessee that another program has removed, and returns them.
+    /// Leases again those addresses of the lessee that another program has removed, and returns them. Those whose
+    /// leases cannot be read now stay as they are.
     ///
     /// # Errors
     /// Another owner has an address now, or it could not be leased.
@@ -160,14 +160,15 @@ impl Leases {
         }
     }
 
-    /// Releases all addresses that the lessee holds in the configuration's pool.
+    /// Releases all addresses that the lessee holds in the configuration's pool. `recorded`: the addresses that it was
+    /// given; empty if they are not known.
     ///
     /// # Errors
-    /// An address could not be released.
-    pub fn release(&self, config: &Config, lessee: Lessee<'_>) -> Result<(), Error> {
+    /// An address could not be released, or may be the lessee's and cannot be read now; all others are released.
+    pub fn release(&self, config: &Config, lessee: Lessee<'_>, recorded: &[IpAddr]) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => {
-                self.host_local.release(&config.data_dir, &config.network, lessee.owner)?;
+                self.host_local.release(&config.data_dir, &config.network, lessee.owner, recorded)?;
                 Ok(())
             }
             Config::Static(_) => Ok(()),

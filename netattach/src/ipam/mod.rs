@@ -504,6 +504,16 @@ pub struct Lease {
     pub server: Option<Ipv4Addr>,
 }
 
+/// The leases that a pool lacks, see [`Leases::lacking`].
+#[derive(Debug)]
+pub struct Lacking {
+    /// The indices of the owners that do not hold all their addresses. An address whose lease cannot be read counts as
+    /// held.
+    pub holders: Vec<usize>,
+    /// Why leases of the pool cannot be read now, in the order of their addresses. Each error names the lease.
+    pub unread: Vec<Error>,
+}
+
 /// The ranges and the leases of a pool, see [`Leases::survey`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Survey {

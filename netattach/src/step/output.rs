@@ -33,6 +33,12 @@ impl Outputs {
         self.0.get(position).map(|(_, output)| read(output))
     }
 
+    /// Returns the addresses that a step has leased; `None`: it has not finished, or leases none.
+    pub fn leased(&self, at: &StepRef) -> Option<Vec<IpAddr>> {
+        let Some(Output::Lease { addresses, .. }) = self.get(at) else { return None };
+        Some(addresses.iter().map(|leased| leased.address.addr()).collect())
+    }
+
     /// Whether a step has finished.
     pub fn contains_key(&self, at: &StepRef) -> bool {
         self.position(*at).is_ok()

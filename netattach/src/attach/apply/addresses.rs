@@ -48,7 +48,7 @@ impl Executor<'_> {
             if let Some(segment) = segment(attachment, self.progress.outputs().of(at.0)) {
                 addresses.iter().for_each(|ip| self.node.occupied.release_address(segment, *ip, &owner));
             }
-            waits::at_any(resource.as_ref(), || self.node.leases.release(config, lessee))?;
+            waits::at_any(resource.as_ref(), || self.node.leases.release(config, lessee, &addresses))?;
         }
     }
 

@@ -20,7 +20,7 @@ use crate::attach::apply::owner;
 use crate::attach::engine::Engine;
 use crate::attach::registry::Attached;
 use crate::error_chain::Chain;
-use crate::ipam::{self, Lessee, Owner};
+use crate::ipam::{self, Lacking, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::plan::{AttachmentPlan, addressing, result, routing};
@@ -321,7 +321,7 @@ impl Engine {
     }
 
     /// Returns the sandboxes that lack a lease. Costs one read of each pool; a pool whose lock another process holds
-    /// is skipped.
+    /// is skipped. Warns of leases that cannot be read, which are not lacking.
     ///
     /// # Errors
     /// None: a pool that cannot be read is reported when it is needed.
@@ -339,8 +339,9 @@ impl Engine {
         let mut without: BTreeSet<usize> = BTreeSet::new();
         for (pool, Holders { sandboxes, leases }) in &pools {
             match self.node.leases.lacking(pool, leases) {
-                Ok(lacking) => {
-                    without.extend(lacking.into_iter().filter_map(|at| sandboxes.get(at).copied()));
+                Ok(Lacking { holders, unread }) => {
+                    without.extend(holders.into_iter().filter_map(|at| sandboxes.get(at).copied()));
+                    warn_of_unread(pool, &unread);
                 }
                 Err(error) => tracing::debug!(%pool, error = %Chain(&error), "cannot check its leases"),
             }
@@ -365,6 +366,16 @@ impl Engine {
     }
 }
 
+/// Most leases of a pool that one check warns of: without a free descriptor, for example, none can be read.
+const NAMED: usize = 8;
+
+/// Warns of leases that cannot be read.
+fn warn_of_unread(pool: &ipam::Pool, unread: &[ipam::Error]) {
+    for error in unread.iter().take(NAMED) {
+        tracing::warn!(%pool, unread = unread.len(), error = %Chain(error), "cannot check a lease");
+    }
+}
+
 /// The leases of sandboxes in a pool.
 #[derive(Default)]
 struct Holders {
@@ -384,8 +395,7 @@ struct Held<'a> {
 fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
     attached.plan.steps().filter_map(|(at, attachment, step)| {
         let Step::Lease(config) = step else { return None };
-        let Some(Output::Lease { addresses, .. }) = attached.outputs.get(&at) else { return None };
-        let addresses = addresses.iter().map(|leased| leased.address.addr()).collect();
+        let addresses = attached.outputs.leased(&at)?;
         let is_kept = config.pool().is_some();
         is_kept.then(|| Held { config, owner: owner(&attached.plan.sandbox, attachment), addresses })
     })

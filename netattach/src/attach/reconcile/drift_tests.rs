@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::attach::rig::{self, Maps};
+use crate::ipam::host_local::withheld::Withheld;
 use crate::journal::Store;
+use crate::plan::Plan;
 use crate::plan::addressing::Others;
 use crate::spec::Bridge;
 use crate::step::{Outputs, StepRef};
@@ -199,6 +201,33 @@ fn a_bridge_lacks_what_it_has_nothing_in_the_place_of() {
     assert_eq!(all.map(|it| it.is_ours()), [false, true, true]);
 }
 
+/// Attaches a container, with a lease alone.
+fn attach(engine: &Engine, container: &str, plan: Plan) {
+    let mut outputs = Outputs::default();
+    outputs.insert(StepRef(0, 0), rig::lease(engine, &plan));
+    let key = rig::key(container);
+    engine.registry().insert(Arc::new(Attached { key, plan, outputs, netns_cookie: None, planned: None }));
+}
+
+#[test]
+fn a_lease_that_cannot_be_read_keeps_no_other_of_its_pool_from_being_taken_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = crate::sync::Arc::new(Maps::default());
+    let engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), &maps);
+    for (container, number) in [("a", 1), ("b", 2)] {
+        attach(&engine, container, rig::plan(directory, container, number));
+    }
+    let pool = directory.join("pools/net");
+    let _withheld = Withheld::new(&pool.join("10.1.0.2"));
+    fs::remove_file(pool.join("10.1.0.3")).unwrap();
+    assert_eq!(engine.without_lease().unwrap(), [rig::key("b")]);
+    let taken = |container| engine.take_leases_back(&rig::key(container)).unwrap();
+    assert_eq!(taken("b"), ["the lease of 10.1.0.3 was removed"]);
+    assert_eq!(taken("a"), [""; 0]);
+    assert_eq!(engine.without_lease().unwrap(), []);
+}
+
 #[test]
 fn a_look_at_leases_passes_over_a_pool_that_another_process_has_locked_and_over_no_other() {
     let directory = tempfile::tempdir().unwrap();
@@ -212,15 +241,7 @@ fn a_look_at_leases_passes_over_a_pool_that_another_process_has_locked_and_over_
             panic!("the first step is a lease of host-local")
         };
         config.network = network.to_owned();
-        let mut outputs = Outputs::default();
-        outputs.insert(StepRef(0, 0), rig::lease(&engine, &plan));
-        engine.registry().insert(Arc::new(Attached {
-            key: rig::key(container),
-            plan,
-            outputs,
-            netns_cookie: None,
-            planned: None,
-        }));
+        attach(&engine, container, plan);
     }
     assert_eq!(engine.without_lease().unwrap(), []);
     let pools = directory.join("pools");

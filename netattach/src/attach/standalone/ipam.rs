@@ -44,13 +44,13 @@ impl Addresses<'_> {
         let result = CniResult { ips: ips.collect(), routes, dns, ..CniResult::default() };
         result.to_value(self.request.version).inspect_err(|_| {
             // The DEL that follows tries the release again.
-            let _ = self.on_behalf(|lessee| self.leases.release(&config, lessee));
+            let _ = self.on_behalf(|lessee| self.leases.release(&config, lessee, &[]));
         })
     }
 
     fn del(&self) -> Result<(), CniError> {
         let Some(config) = self.kind.remains(&self.request.config) else { return Ok(()) };
-        self.on_behalf(|lessee| self.leases.release(&config, lessee)).map_err(lease_error)
+        self.on_behalf(|lessee| self.leases.release(&config, lessee, &[])).map_err(lease_error)
     }
 
     /// Verifies that every address of `prevResult` that this plugin may have given is held for the attachment.

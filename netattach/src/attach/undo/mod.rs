@@ -378,7 +378,8 @@ impl Begun<'_> {
             Inverse::Release { config, owner } => {
                 let lessee = Lessee { owner, netns };
                 let resource = waits::of_lease(self.attachment, config);
-                waits::at_any(resource.as_ref(), || node.leases.release(config, lessee))?;
+                let recorded = outputs.leased(&self.at).unwrap_or_default();
+                waits::at_any(resource.as_ref(), || node.leases.release(config, lessee, &recorded))?;
             }
             Inverse::Untranslate => {
                 let of = (&plan.sandbox, self.attachment);
@@ -486,6 +487,7 @@ mod tests {
     use super::super::rig::{self, Maps};
     use super::*;
     use crate::error_chain::Chain;
+    use crate::ipam::host_local::withheld::Withheld;
     use crate::ipam::{self, Owner, dhcp};
     use crate::journal::{Loaded, Store};
     use crate::netns::{NetnsError, within};
@@ -556,6 +558,55 @@ mod tests {
         let lo = host.link("lo").unwrap().index;
         host.rename(lo, "other").unwrap();
         del().unwrap();
+        assert_eq!(held(directory, &maps), of_a(&[], &[]));
+    }
+
+    /// Attaches the sandbox of a plan, whose pool has a second set of addresses.
+    fn attach_with_two(engine: &Engine, mut plan: Plan) {
+        let Step::Lease(ipam::Config::HostLocal(config)) = &mut plan.attachments[0].steps[0] else {
+            panic!("the first step is a lease of host-local")
+        };
+        let range =
+            json!({"subnet": "fd00::/112", "start": "fd00::1", "end": "fd00::ff", "gateway": "fd00::1"});
+        config.sets.push(serde_json::from_value(json!([range])).unwrap());
+        let key = rig::key(&plan.sandbox.container_id);
+        let mut record = engine.journal.create(key, plan.clone()).unwrap();
+        let lease = rig::lease(engine, &plan);
+        for (at, _, step) in plan.steps() {
+            record.begin(&[at]).unwrap();
+            let output = if let Step::Lease(_) = step { lease.clone() } else { Output::Nothing };
+            record.done(at, output).unwrap();
+        }
+        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    }
+
+    /// Otherwise the address stays taken for ever, or pods that have nothing to do with it cannot be removed.
+    #[test]
+    fn a_removal_fails_as_long_as_an_address_of_its_record_cannot_be_read_and_for_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let mut engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), &maps);
+        for (container, id) in [("a", 1), ("b", 2)] {
+            attach_with_two(&engine, rig::plan(directory, container, id));
+            maps.enter(id);
+        }
+        let pool = directory.join("pools/net");
+        let withheld = Withheld::new(&pool.join("fd00::2"));
+        // Those of before know what is in the pool without reading it.
+        engine.node.leases = ipam::Leases::default();
+        let del = |container| engine.del(&rig::request("DEL", container));
+        for _ in 0..2 {
+            let failed = Chain(&del("a").unwrap_err()).to_string();
+            let unread = format!("read {}: ", pool.join("fd00::2").display());
+            assert!(failed.contains(RELEASE) && failed.contains(&unread), "{failed}");
+            assert!(!pool.join("10.1.0.2").exists(), "the other one is free");
+        }
+        for removed in ["10.1.0.3", "fd00::3"] {
+            std::fs::remove_file(pool.join(removed)).unwrap();
+        }
+        del("b").unwrap();
+        drop(withheld);
+        del("a").unwrap();
         assert_eq!(held(directory, &maps), of_a(&[], &[]));
     }
 

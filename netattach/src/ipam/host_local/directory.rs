@@ -18,7 +18,7 @@
 //! reservation does no harm; it may leave a file without content, like a Go plugin that is killed between create and
 //! write. Under the lock such a file has no writer any more: it counts as free and is replaced.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -54,9 +54,9 @@ pub(super) struct Locked<'a>(&'a Opened);
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     files: Files,
-    /// The first file that could not be read, perhaps only for the moment. Its address counts as taken, its owner is
+    /// The files that could not be read, perhaps only for the moment. Their addresses count as taken, their owners are
     /// unknown.
-    pub(super) unread: Option<(PathBuf, Errno)>,
+    pub(super) unread: BTreeMap<IpAddr, Unread>,
     /// The address reserved last, by set, with the file that stores it, as read or written under this lock.
     cursors: HashMap<usize, Cursor>,
     /// Number of empty files: they have the spare names from 1 to this.
@@ -64,6 +64,38 @@ pub(super) struct Contents {
     /// Whether the files of released reservations are kept as spare files: useful only in a process that lives longer
     /// than one call.
     pub(super) keeps_spares: bool,
+}
+
+/// A reservation that could not be read.
+#[derive(Debug)]
+pub(super) struct Unread {
+    path: PathBuf,
+    reason: Errno,
+}
+
+impl Unread {
+    pub(super) fn error(&self) -> Error {
+        Error::Read { path: self.path.clone(), source: self.reason.into() }
+    }
+}
+
+/// What was found of an owner.
+#[derive(Debug)]
+pub(super) struct Found {
+    /// The addresses that it holds.
+    pub(super) addresses: Vec<IpAddr>,
+    /// Why there may be more: a reservation that may be its own could not be read.
+    pub(super) unread: Option<Error>,
+}
+
+impl Found {
+    /// Returns the addresses.
+    ///
+    /// # Errors
+    /// There may be more.
+    pub(super) fn whole(self) -> Result<Vec<IpAddr>, Error> {
+        self.unread.map_or(Ok(self.addresses), Err)
+    }
 }
 
 /// The address reserved last in a set, and its file.
@@ -146,9 +178,9 @@ impl Locked<'_> {
                 match self.read_reservation(name) {
                     Ok(Some(file)) => contents.files.insert(address, file),
                     Ok(None) => {}
-                    Err(error) => {
+                    Err(reason) => {
                         contents.files.insert(address, File::Unreadable);
-                        contents.unread.get_or_insert_with(|| (self.0.path.join(name), error));
+                        contents.unread.insert(address, Unread { path: self.0.path.join(name), reason });
                     }
                 }
             }
@@ -365,21 +397,34 @@ impl Locked<'_> {
 }
 
 impl Contents {
-    /// What was found of an owner.
-    ///
-    /// # Errors
-    /// Nothing was found, and a file could not be read.
-    pub(super) fn found(&self, addresses: Vec<IpAddr>) -> Result<Vec<IpAddr>, Error> {
-        if addresses.is_empty() { self.all_read().map(|()| addresses) } else { Ok(addresses) }
+    /// Finds what an owner holds. `expected`: the addresses that it was given; empty if they are not known.
+    pub(super) fn find(&self, owner: &Owner, expected: &[IpAddr]) -> Found {
+        self.found(self.held_by(owner), expected)
     }
 
-    /// # Errors
-    /// A file could not be read.
-    pub(super) fn all_read(&self) -> Result<(), Error> {
-        match &self.unread {
-            None => Ok(()),
-            Some((path, error)) => Err(Error::Read { path: path.clone(), source: (*error).into() }),
-        }
+    /// Finds what a container holds for any interface except those in `keep`.
+    pub(super) fn find_of_container(&self, container_id: &str, keep: &[String]) -> Found {
+        self.found(self.held_by_container(container_id, keep), &[])
+    }
+
+    /// A reservation that could not be read may be the owner's if it is of an address that the owner was given. If that
+    /// is not known, any may be, unless something was found: all DELs of the pool would fail otherwise.
+    fn found(&self, addresses: Vec<IpAddr>, expected: &[IpAddr]) -> Found {
+        let may_be_its = |address: &IpAddr| match expected.is_empty() {
+            true => addresses.is_empty(),
+            false => expected.iter().any(|it| it.to_canonical() == *address),
+        };
+        let unread = self.unread.iter().find(|(address, _)| may_be_its(address));
+        let unread = unread.map(|(_, unread)| unread.error());
+        Found { addresses, unread }
+    }
+
+    /// The addresses among `expected` that an owner does not hold. It may hold those whose reservations could not be
+    /// read, so they are not among them.
+    pub(super) fn missing(&self, owner: &Owner, expected: &[IpAddr]) -> Vec<IpAddr> {
+        let held = self.held_by(owner);
+        let is_missing = |address: &IpAddr| !held.contains(address) && !self.unread.contains_key(address);
+        expected.iter().map(IpAddr::to_canonical).filter(is_missing).collect()
     }
 
     /// Whether the address is reserved, by any owner.
@@ -442,7 +487,7 @@ impl Contents {
     }
 
     /// The addresses that a container holds for any interface except those in `keep`.
-    pub(super) fn held_by_container(&self, container_id: &str, keep: &[String]) -> Vec<IpAddr> {
+    fn held_by_container(&self, container_id: &str, keep: &[String]) -> Vec<IpAddr> {
         let holds = |content: &[u8]| {
             let Ok(text) = std::str::from_utf8(content) else { return false };
             match text.split_once("\r\n") {

@@ -20,6 +20,8 @@ mod resolv_conf;
 mod store;
 mod survey;
 mod usage;
+#[cfg(test)]
+pub(crate) mod withheld;
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -55,7 +57,7 @@ pub fn allocate(config: &Config, owner: &Owner) -> Result<Lease, Error> {
 /// # Errors
 /// See [`Leases::release`].
 pub fn release(data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
-    Leases::default().release(data_dir, network, owner)
+    Leases::default().release(data_dir, network, owner, &[])
 }
 
 /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.

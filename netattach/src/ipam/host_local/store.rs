@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::allocator::{self, AllocateError, Reservations};
-use super::directory::{self, Contents, LOCK, Locked, Opened, Stamp};
+use super::directory::{self, Contents, Found, LOCK, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, Pool, config, survey, usage};
 use crate::durable;
-use crate::ipam::{Failure, Held, InUse, Patience, PoolUse, Survey};
+use crate::ipam::{self, Failure, Held, InUse, Lacking, Patience, PoolUse, Survey};
 use crate::sync::{Arc, Mutex, locked, locked_until};
 
 /// Default time limit for waiting for a directory's lock.
@@ -247,12 +247,21 @@ impl Leases {
     }
 
     /// Removes every reservation of `owner`, whichever set or configuration it came from, and returns their number. If
-    /// there is none, or no directory, nothing is left to do: 0.
+    /// there is none, or no directory, nothing is left to do: 0. `recorded`: the addresses that `owner` was given;
+    /// empty if they are not known.
     ///
     /// # Errors
+    /// [`Error::Read`] if the reservation of a recorded address cannot be read now; without recorded addresses, if no
+    /// reservation of `owner` is found and another one cannot be read. What could be found is removed all the same.
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
-    pub fn release(&self, data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| contents.found(contents.held_by(owner)))
+    pub fn release(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        owner: &Owner,
+        recorded: &[IpAddr],
+    ) -> Result<usize, Error> {
+        self.remove_where(data_dir, network, |contents| contents.find(owner, recorded))
     }
 
     /// Removes all reservations whose owner is not in `in_use`, and returns their number. A reservation written
@@ -261,13 +270,16 @@ impl Leases {
     /// # Errors
     /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
     pub fn retain(&self, data_dir: &Path, network: &str, in_use: &InUse) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| Ok(contents.held_by_others(in_use)))
+        self.remove_where(data_dir, network, |contents| Found {
+            addresses: contents.held_by_others(in_use),
+            unread: None,
+        })
     }
 
     /// The addresses that a container holds for any interface except those in `keep`.
     ///
     /// # Errors
-    /// As [`Leases::release`].
+    /// As [`Leases::release`] without recorded addresses.
     pub fn held(
         &self,
         data_dir: &Path,
@@ -276,15 +288,15 @@ impl Leases {
         keep: &[String],
     ) -> Result<Vec<IpAddr>, Error> {
         let path = directory_of(data_dir, network)?;
-        let find = |contents: &Contents| contents.found(contents.held_by_container(container_id, keep));
-        let held = self.locked(&path, |_, contents| find(contents))?;
+        let held =
+            self.locked(&path, |_, contents| contents.find_of_container(container_id, keep).whole())?;
         Ok(held.unwrap_or_default())
     }
 
     /// Removes a container's reservations for all interfaces except those in `keep`, and returns their number.
     ///
     /// # Errors
-    /// As [`Leases::release`].
+    /// As [`Leases::release`] without recorded addresses.
     pub fn release_container(
         &self,
         data_dir: &Path,
@@ -292,25 +304,27 @@ impl Leases {
         container_id: &str,
         keep: &[String],
     ) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| {
-            contents.found(contents.held_by_container(container_id, keep))
-        })
+        self.remove_where(data_dir, network, |contents| contents.find_of_container(container_id, keep))
     }
 
-    /// Removes the reservations of a network's pool that `which` names, and returns their number; 0 if there is no directory.
+    /// Removes the reservations of a network's pool that `which` finds, and returns their number; 0 if there is no
+    /// directory.
+    ///
+    /// # Errors
+    /// There may be more, which is determined after the removal; or the failed file operation.
     fn remove_where(
         &self,
         data_dir: &Path,
         network: &str,
-        which: impl Fn(&Contents) -> Result<Vec<IpAddr>, Error>,
+        which: impl Fn(&Contents) -> Found,
     ) -> Result<usize, Error> {
         let path = directory_of(data_dir, network)?;
         let removed = self.locked(&path, |directory, contents| {
-            let addresses = which(contents)?;
-            for address in &addresses {
+            let found = which(contents);
+            for address in &found.addresses {
                 directory.remove(contents, *address)?;
             }
-            Ok(addresses.len())
+            found.whole().map(|removed| removed.len())
         })?;
         Ok(removed.unwrap_or(0))
     }
@@ -364,8 +378,9 @@ impl Leases {
     /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.
     ///
     /// # Errors
-    /// [`Error::NotReserved`] or [`Error::NothingReserved`] if it does not; [`Error::Busy`] if the directory stays
-    /// locked; otherwise the failed file operation.
+    /// [`Error::NotReserved`] or [`Error::NothingReserved`] if it does not; [`Error::Read`] if that is not known, as a
+    /// reservation cannot be read now; [`Error::Busy`] if the directory stays locked; otherwise the failed file
+    /// operation.
     pub fn check(
         &self,
         data_dir: &Path,
@@ -374,12 +389,8 @@ impl Leases {
         expected: &[IpAddr],
     ) -> Result<(), Error> {
         let path = directory_of(data_dir, network)?;
-        let lacks = |held: &[IpAddr]| expected.iter().any(|address| !held.contains(&address.to_canonical()));
-        let find = |contents: &Contents| {
-            let held = contents.found(contents.held_by(owner))?;
-            if lacks(&held) { contents.all_read().map(|()| held) } else { Ok(held) }
-        };
-        let held = self.locked(&path, |_, contents| find(contents))?.unwrap_or_default();
+        let held = self.locked(&path, |_, contents| contents.find(owner, expected).whole())?;
+        let held = held.unwrap_or_default();
         match expected.iter().find(|address| !held.contains(&address.to_canonical())) {
             Some(&address) => Err(Error::NotReserved { address, owner: owner.clone(), directory: path }),
             None if held.is_empty() => Err(Error::NothingReserved { owner: owner.clone(), directory: path }),
@@ -387,8 +398,9 @@ impl Leases {
         }
     }
 
-    /// Returns the indices of those owners in `holders` that do not hold each of their addresses, or any address if they
-    /// list none. Locks the directory once for all, for which it waits at most `LOOK_DEADLINE`.
+    /// Finds those owners in `holders` that do not hold each of their addresses, or any address if they list none, and
+    /// the reservations that cannot be read now. Locks the directory once for all, for which it waits at most
+    /// `LOOK_DEADLINE`.
     ///
     /// # Errors
     /// [`Error::Busy`] if another process or thread has locked the directory; otherwise the failed file operation.
@@ -397,23 +409,25 @@ impl Leases {
         data_dir: &Path,
         network: &str,
         holders: &[(Owner, Vec<IpAddr>)],
-    ) -> Result<Vec<usize>, Error> {
+    ) -> Result<Lacking, Error> {
         let path = directory_of(data_dir, network)?;
-        let lacks = |held: &[IpAddr], expected: &[IpAddr]| {
-            held.is_empty() || expected.iter().any(|address| !held.contains(&address.to_canonical()))
+        let lacks = |contents: &Contents, owner: &Owner, expected: &[IpAddr]| match expected.is_empty() {
+            true => contents.find(owner, expected).whole().is_ok_and(|held| held.is_empty()),
+            false => !contents.missing(owner, expected).is_empty(),
         };
         let lacking = self.locked_for(&path, Patience::Look, |_, contents| {
             let all = holders.iter().enumerate();
-            let lacking = all.filter(|(_, (owner, expected))| lacks(&contents.held_by(owner), expected));
-            let lacking: Vec<usize> = lacking.map(|(at, _)| at).collect();
-            if lacking.is_empty() { Ok(lacking) } else { contents.all_read().map(|()| lacking) }
+            let lacking = all.filter(|(_, (owner, expected))| lacks(contents, owner, expected));
+            let unread = contents.unread.values().map(|unread| ipam::Error::from(unread.error()));
+            Ok(Lacking { holders: lacking.map(|(at, _)| at).collect(), unread: unread.collect() })
         })?;
         // Without a directory there are no reservations.
-        Ok(lacking.unwrap_or_else(|| (0..holders.len()).collect()))
+        let all = || Lacking { holders: (0..holders.len()).collect(), unread: Vec::new() };
+        Ok(lacking.unwrap_or_else(all))
     }
 
     /// Reserves addresses of `owner` again that another program has removed, and returns them. Recreates a missing
-    /// directory.
+    /// directory. Passes over addresses whose reservations cannot be read now, as they may not have been removed.
     ///
     /// # Errors
     /// [`Error::NotReserved`] if another owner has one of the addresses now; [`Error::Busy`] if the directory stays
@@ -427,11 +441,9 @@ impl Leases {
     ) -> Result<Vec<IpAddr>, Error> {
         let path = directory_of(data_dir, network)?;
         let restore = |directory: &Locked<'_>, contents: &mut Contents| {
-            let held = contents.held_by(owner);
             let mut restored = Vec::new();
-            for address in addresses.iter().map(IpAddr::to_canonical).filter(|it| !held.contains(it)) {
+            for address in contents.missing(owner, addresses) {
                 if contents.is_taken(address) {
-                    contents.all_read()?;
                     return Err(Error::NotReserved {
                         address,
                         owner: owner.clone(),
@@ -560,7 +572,7 @@ fn acted<T>(
 ) -> Result<T, Error> {
     let result = act(directory, contents);
     // What could not be read now is read by the next call.
-    if contents.unread.is_none() && result.as_ref().err().is_none_or(Error::is_decision) {
+    if contents.unread.is_empty() && result.as_ref().err().is_none_or(Error::is_decision) {
         *stamp = kept.or_else(|| directory.mark());
     }
     result
@@ -601,8 +613,10 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
+    use rustix::io::Errno;
     use serde_json::json;
 
+    use super::super::withheld::Withheld;
     use super::*;
     use crate::error_chain::Chain;
 
@@ -675,7 +689,7 @@ mod tests {
             fs::write(config.directory().join("10.0.0.2"), crate::bounded::padded("abc\r\neth0", bytes))
                 .unwrap();
             let leases = Leases::default();
-            assert_eq!(leases.release(dir.path(), "net", &abc).unwrap(), released, "{bytes}");
+            assert_eq!(leases.release(dir.path(), "net", &abc, &[]).unwrap(), released, "{bytes}");
             assert_eq!(addresses(&leases.allocate(&config, &owner("b", "eth0")).unwrap()), [next], "{bytes}");
             assert!(config.directory().join("10.0.0.2").exists(), "{bytes}");
             fs::remove_dir_all(config.directory()).unwrap();
@@ -712,7 +726,7 @@ mod tests {
         // There is none for the directory, then none for its lock, to list it, and for the reservation.
         for unread in ["net", "lock", "net", "10.0.0.2"] {
             let leases = Leases::default();
-            let release = || leases.release(dir.path(), "net", &a);
+            let release = || leases.release(dir.path(), "net", &a, &[]);
             let error = release().unwrap_err();
             assert!(error.failure() == Failure::Io && error.to_string().ends_with(unread), "{error}");
             if unread == "10.0.0.2" {
@@ -726,6 +740,75 @@ mod tests {
         }
     }
 
+    /// A pool with an IPv4 and an IPv6 range, and two owners with their addresses.
+    fn of_two(data_dir: &Path) -> (Config, [(Owner, Vec<IpAddr>); 2]) {
+        let config = config(data_dir, json!([[{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/112"}]]));
+        let holders = ["a", "b"].map(|id| {
+            let owner = owner(id, "eth0");
+            let lease = allocate(&config, &owner);
+            (owner, lease.addresses.iter().map(|(address, _)| address.addr()).collect())
+        });
+        (config, holders)
+    }
+
+    /// Otherwise it stays taken for ever: the DEL succeeds, and is not repeated.
+    #[test]
+    fn a_release_fails_as_long_as_an_address_of_its_record_cannot_be_read_and_for_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, [(a, of_a), (b, of_b)]) = of_two(dir.path());
+        let file = |address: &IpAddr| config.directory().join(address.to_string());
+        let withheld = Withheld::new(&file(&of_a[1]));
+        let leases = Leases::default();
+        let release = |owner: &Owner, recorded: &[IpAddr]| leases.release(dir.path(), "net", owner, recorded);
+        for _ in 0..2 {
+            let error = release(&a, &of_a).unwrap_err();
+            let unread = file(&of_a[1]);
+            assert!(matches!(&error, Error::Read { path, .. } if *path == unread), "{error}");
+            assert!(!file(&of_a[0]).exists(), "the other one is released");
+        }
+        leases.check(dir.path(), "net", &b, &of_b).unwrap();
+        let error = leases.check(dir.path(), "net", &a, &of_a[1..]).unwrap_err();
+        assert!(matches!(error, Error::Read { .. }), "{error}");
+        let error = leases.check(dir.path(), "net", &b, &of_a[..1]).unwrap_err();
+        assert!(matches!(error, Error::NotReserved { .. }), "{error}");
+        assert_eq!(release(&b, &of_b).unwrap(), 2);
+        assert_eq!(release(&b, &of_b).unwrap(), 0, "none of its own is unread");
+        let error = release(&b, &[]).unwrap_err();
+        assert!(matches!(error, Error::Read { .. }), "without a record it may be its own: {error}");
+        drop(withheld);
+        assert_eq!(release(&a, &of_a).unwrap(), 1);
+        assert!(!file(&of_a[1]).exists());
+    }
+
+    #[test]
+    fn of_a_pool_with_a_reservation_that_cannot_be_read_all_others_are_taken_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, holders) = of_two(dir.path());
+        let [(a, of_a), (b, of_b)] = &holders;
+        let file = |address: &IpAddr| config.directory().join(address.to_string());
+        let withheld = Withheld::new(&file(&of_a[0]));
+        let leases = Leases::default();
+        let look = || {
+            let Lacking { holders, unread } = leases.lacking(dir.path(), "net", &holders).unwrap();
+            (holders, unread.iter().map(|error| Chain(error).to_string()).collect::<Vec<_>>())
+        };
+        let unread = format!("read {}: {}", file(&of_a[0]).display(), io::Error::from(Errno::AGAIN));
+        assert_eq!(look(), (vec![], vec![unread.clone()]));
+        for address in [&of_a[1], &of_b[0]] {
+            fs::remove_file(file(address)).unwrap();
+        }
+        assert_eq!(look(), (vec![0, 1], vec![unread.clone()]));
+        let restore = |owner: &Owner, addresses: &[IpAddr]| {
+            leases.restore(dir.path(), "net", owner, addresses).unwrap()
+        };
+        assert_eq!(restore(a, of_a), of_a[1..]);
+        assert_eq!(restore(b, of_b), of_b[..1]);
+        assert_eq!(look(), (vec![], vec![unread]));
+        drop(withheld);
+        assert_eq!(look(), (vec![], vec![]));
+        leases.check(dir.path(), "net", a, of_a).unwrap();
+    }
+
     #[test]
     fn interfaces_of_one_container_are_released_one_by_one() {
         let dir = tempfile::tempdir().unwrap();
@@ -734,9 +817,9 @@ mod tests {
         for ifname in ["eth0", "net1"] {
             leases.allocate(&config, &owner("abc", ifname)).unwrap();
         }
-        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 1);
-        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 0);
-        assert_eq!(leases.release(dir.path(), "unknown", &owner("abc", "eth0")).unwrap(), 0);
+        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap(), 1);
+        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap(), 0);
+        assert_eq!(leases.release(dir.path(), "unknown", &owner("abc", "eth0"), &[]).unwrap(), 0);
         assert_eq!(
             files(&config),
             named(&[(SPARE, ""), ("10.0.0.3", "abc\r\nnet1"), ("last_reserved_ip.0", "10.0.0.3")])
@@ -756,7 +839,7 @@ mod tests {
         }
         let (first, second) = (inode("10.0.0.2"), inode("10.0.0.3"));
         for ifname in ["net1", "net2"] {
-            leases.release(dir.path(), "net", &owner("a-long-name", ifname)).unwrap();
+            leases.release(dir.path(), "net", &owner("a-long-name", ifname), &[]).unwrap();
         }
         assert_eq!(files(&config), named(&[(SPARE, ""), (SECOND, ""), ("last_reserved_ip.0", "10.0.0.3")]));
         leases.allocate(&config, &owner("b", "eth0")).unwrap();
@@ -766,11 +849,11 @@ mod tests {
         // Another process knows of no spare file that is not its own.
         Leases::default().allocate(&config, &owner("c", "eth0")).unwrap();
         assert_eq!(files(&config).len(), 3);
-        Leases::default().release(dir.path(), "net", &owner("c", "eth0")).unwrap();
+        Leases::default().release(dir.path(), "net", &owner("c", "eth0"), &[]).unwrap();
         leases.check(dir.path(), "net", &owner("b", "eth0"), &[]).unwrap();
         // A file that has another hard link keeps its content.
         fs::hard_link(config.directory().join("10.0.0.4"), dir.path().join("kept")).unwrap();
-        leases.release(dir.path(), "net", &owner("b", "eth0")).unwrap();
+        leases.release(dir.path(), "net", &owner("b", "eth0"), &[]).unwrap();
         assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.5")]));
         assert_eq!(fs::read_to_string(dir.path().join("kept")).unwrap(), "b\r\neth0");
     }
@@ -786,7 +869,7 @@ mod tests {
                 leases.allocate(&config, &owner(container, "eth0")).unwrap();
             }
             for container in &containers {
-                leases.release(dir.path(), "net", &owner(container, "eth0")).unwrap();
+                leases.release(dir.path(), "net", &owner(container, "eth0"), &[]).unwrap();
             }
             let files = files(&config);
             let empty =
@@ -805,7 +888,7 @@ mod tests {
         let again = leases.allocate(&config, &owner("a", "eth0")).unwrap();
         assert_eq!(addresses(&again), ["10.0.0.2/29"]);
         fs::rename(config.directory(), dir.path().join("old")).unwrap();
-        assert_eq!(leases.release(dir.path(), "net", &owner("a", "eth0")).unwrap(), 0);
+        assert_eq!(leases.release(dir.path(), "net", &owner("a", "eth0"), &[]).unwrap(), 0);
         assert!(dir.path().join("old/10.0.0.2").exists());
     }
 
@@ -825,7 +908,7 @@ mod tests {
                 config.directory().display()
             )
         );
-        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0")).unwrap(), 1);
+        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap(), 1);
         assert_eq!(files(&config), []);
         assert_eq!(
             leases.check(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap_err().to_string(),
@@ -898,16 +981,24 @@ mod tests {
             let next = config.directory().join(format!("10.0.0.{}", 2 + (round * 2 + 1) % 253));
             fs::write(&next, "theirs\r\neth0").unwrap();
             assert_eq!(
-                leases.release(dir.path(), "net", &owner("theirs", "eth0")).unwrap(),
+                leases.release(dir.path(), "net", &owner("theirs", "eth0"), &[]).unwrap(),
                 1,
                 "{round} {lease:?}"
             );
             fs::write(&next, "theirs\r\neth1").unwrap();
             fs::remove_file(&next).unwrap();
             fs::write(&next, "theirs\r\neth2").unwrap();
-            assert_eq!(leases.release(dir.path(), "net", &owner("theirs", "eth1")).unwrap(), 0, "{round}");
-            assert_eq!(leases.release(dir.path(), "net", &owner("theirs", "eth2")).unwrap(), 1, "{round}");
-            assert_eq!(leases.release(dir.path(), "net", &owner("ours", "eth0")).unwrap(), 1, "{round}");
+            assert_eq!(
+                leases.release(dir.path(), "net", &owner("theirs", "eth1"), &[]).unwrap(),
+                0,
+                "{round}"
+            );
+            assert_eq!(
+                leases.release(dir.path(), "net", &owner("theirs", "eth2"), &[]).unwrap(),
+                1,
+                "{round}"
+            );
+            assert_eq!(leases.release(dir.path(), "net", &owner("ours", "eth0"), &[]).unwrap(), 1, "{round}");
             fs::write(
                 config.directory().join("last_reserved_ip.0"),
                 format!("10.0.0.{}", 2 + (round * 2 + 1) % 253),
@@ -950,7 +1041,8 @@ mod tests {
             let lease = leases.allocate(&config, &owner).unwrap();
             (owner, lease.addresses.iter().map(|(address, _)| address.addr()).collect::<Vec<IpAddr>>())
         });
-        let lacking = |holders: &[(Owner, Vec<IpAddr>)]| leases.lacking(dir.path(), "net", holders).unwrap();
+        let lacking =
+            |holders: &[(Owner, Vec<IpAddr>)]| leases.lacking(dir.path(), "net", holders).unwrap().holders;
         assert_eq!(lacking(&holders), [0; 0]);
         fs::remove_file(config.directory().join(holders[1].1[1].to_string())).unwrap();
         let stranger = (owner("d", "eth0"), Vec::new());
@@ -993,7 +1085,7 @@ mod tests {
             lock.unlock().unwrap();
             waits.join().unwrap().unwrap();
         });
-        assert_eq!(leases.lacking(dir.path(), "net", &[]).unwrap(), [0; 0]);
+        assert_eq!(leases.lacking(dir.path(), "net", &[]).unwrap().holders, [0; 0]);
     }
 
     #[test]
@@ -1031,8 +1123,9 @@ mod tests {
     #[test]
     fn names_that_leave_the_data_directory_are_refused() {
         for name in ["..", "", "a/b", ".hidden", "a\nb"] {
-            let error =
-                Leases::default().release(Path::new("/nonexistent"), name, &owner("a", "b")).unwrap_err();
+            let error = Leases::default()
+                .release(Path::new("/nonexistent"), name, &owner("a", "b"), &[])
+                .unwrap_err();
             assert_eq!(error.to_string(), format!("{name:?} is not a network name"));
         }
     }
