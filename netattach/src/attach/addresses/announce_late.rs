@@ -7,8 +7,11 @@
 //! IPv6 addresses are announced during the ADD: the request for the announcement flushes the pod's neighbour table,
 //! which is harmless as long as no process runs in the pod. All those of an ipvlan are announced here ([`advertise`]).
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
+
+use tokio::sync::Notify;
 
 use super::advertise::advertise;
 use crate::attach::{AttachError, Doing, Engine, StepError};
@@ -20,8 +23,38 @@ use crate::plan::addressing::{Announcement, advertised, announcement};
 use crate::plan::{AttachmentPlan, routing};
 use crate::spec::{Addressing, Link};
 use crate::step::{Brought, Interface, MadeBy, Output, Step};
+use crate::sync::{Mutex, locked};
+
+/// Sandboxes whose addresses are to be announced outside of what has found that they are.
+#[derive(Debug, Default)]
+pub(in crate::attach) struct Unannounced {
+    waiting: Mutex<BTreeSet<JournalKey>>,
+    added: Notify,
+}
 
 impl Engine {
+    /// Has the addresses of these records announced by who awaits [`Engine::unannounced`].
+    pub fn announce_soon(&self, records: impl IntoIterator<Item = JournalKey>) {
+        locked(&self.unannounced.waiting).extend(records);
+        self.unannounced.added.notify_one();
+    }
+
+    /// Waits for records whose addresses are to be announced, and hands them over. The future may be dropped at any
+    /// time.
+    pub async fn unannounced(&self) -> BTreeSet<JournalKey> {
+        loop {
+            let waiting = self.take_unannounced();
+            if !waiting.is_empty() {
+                return waiting;
+            }
+            self.unannounced.added.notified().await;
+        }
+    }
+
+    pub(in crate::attach) fn take_unannounced(&self) -> BTreeSet<JournalKey> {
+        std::mem::take(&mut *locked(&self.unannounced.waiting))
+    }
+
     /// Announces the IPv4 addresses of the attachments in that record, and all those of ipvlans. Attachments that were
     /// detached, or whose namespace or interface is gone, need no announcement. Repeating the call only repeats
     /// the announcement.
@@ -148,9 +181,28 @@ fn tell((netns, pod): (&Netns, &mut Handle), announced: &Announced<'_>) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::attach::rig;
+    use crate::journal::Store;
     use crate::plan::fixtures;
     use crate::spec::{Ipvlan, IpvlanMode};
+
+    #[tokio::test]
+    async fn records_to_announce_are_handed_over_once_and_none_is_lost_by_a_wait_that_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &crate::sync::Arc::default());
+        let [a, b, c] = ["a", "b", "c"].map(rig::key);
+        engine.announce_soon([a.clone()]);
+        engine.announce_soon([a.clone(), b.clone()]);
+        assert_eq!(engine.unannounced().await, [a, b].into());
+        let wait = tokio::time::timeout(Duration::from_millis(1), engine.unannounced());
+        assert!(wait.await.is_err());
+        engine.announce_soon([c.clone()]);
+        assert_eq!(engine.unannounced().await, [c].into());
+    }
 
     #[test]
     fn all_addresses_of_an_ipvlan_are_announced_and_of_others_what_the_add_has_left() {
