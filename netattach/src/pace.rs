@@ -1,8 +1,9 @@
 //! Intervals of periodic checks: the cost of a check grows with the node, but the cost of all checks together must
 //! stay bounded.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -72,6 +73,55 @@ pub fn after_failures(first: Duration, failed: u32, most: Duration) -> Duration 
     first.saturating_mul(1 << doublings).min(most)
 }
 
+/// Work that has failed and is tried again, each piece of it after pauses of its own: see [`after_failures`].
+#[derive(Debug)]
+pub struct Retries<K> {
+    first: Duration,
+    most: Duration,
+    failed: BTreeMap<K, Failed>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    /// Failures in a row.
+    times: u32,
+    due: Instant,
+}
+
+impl<K: Ord + Clone> Retries<K> {
+    /// Nothing has failed. `first` and `most`: the first pause and the longest one.
+    pub fn new(first: Duration, most: Duration) -> Self {
+        Self { first, most, failed: BTreeMap::new() }
+    }
+
+    /// Notes the outcome: of what was `tried`, all but the `failed` is done.
+    pub fn note(&mut self, tried: &BTreeSet<K>, failed: &BTreeSet<K>, now: Instant) {
+        self.failed.retain(|what, _| !tried.contains(what) || failed.contains(what));
+        for what in failed {
+            let times = self.failed.get(what).map_or(1, |it| it.times.saturating_add(1));
+            let due = now + after_failures(self.first, times, self.most);
+            self.failed.insert(what.clone(), Failed { times, due });
+        }
+    }
+
+    /// What is to be tried again now.
+    pub fn due(&self, now: Instant) -> BTreeSet<K> {
+        let due = self.failed.iter().filter(|(_, it)| it.due <= now);
+        due.map(|(what, _)| what.clone()).collect()
+    }
+
+    /// How long until something is to be tried again; endless if nothing is.
+    pub fn pause(&self, now: Instant) -> Duration {
+        let next = self.failed.values().map(|it| it.due).min();
+        next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
+    }
+
+    /// Whether everything that was tried is done.
+    pub fn is_empty(&self) -> bool {
+        self.failed.is_empty()
+    }
+}
+
 /// Returns the longest [`pause`].
 pub fn longest(every: Duration) -> Duration {
     every.saturating_mul(MOST)
@@ -121,6 +171,33 @@ mod tests {
             [0, 1, 2, 3, 5, 6, 7, u32::MAX].map(|failed| after_failures(first, failed, most).as_secs());
         assert_eq!(pauses, [2, 2, 4, 8, 32, 60, 60, 60]);
         assert_eq!(after_failures(Duration::MAX, u32::MAX, Duration::MAX), Duration::MAX);
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_after_pauses_of_its_own() {
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let [nothing, a, b, both] =
+            [&[][..], &["a"], &["b"], &["a", "b"]].map(|it| BTreeSet::from_iter(it.to_vec()));
+        let mut retries = Retries::new(Duration::from_secs(1), Duration::from_secs(8));
+        retries.note(&both, &nothing, begun);
+        assert_eq!((retries.pause(begun), retries.is_empty()), (Duration::MAX, true));
+        retries.note(&both, &a, begun);
+        assert_eq!((retries.pause(begun), retries.due(begun)), (Duration::from_secs(1), nothing.clone()));
+        retries.note(&a, &a, at(1));
+        // One that fails for the first time does not wait as long as another, nor does the other wait any longer.
+        retries.note(&b, &b, at(1));
+        assert_eq!((retries.pause(at(1)), retries.due(at(2))), (Duration::from_secs(1), b.clone()));
+        retries.note(&b, &nothing, at(2));
+        assert_eq!((retries.pause(at(2)), retries.due(at(3))), (Duration::from_secs(1), a.clone()));
+        for seconds in [3, 7, 15] {
+            retries.note(&a, &a, at(seconds));
+        }
+        assert_eq!(retries.pause(at(15)), Duration::from_secs(8));
+        assert_eq!((retries.pause(at(60)), retries.due(at(60))), (Duration::ZERO, a.clone()));
+        // What was tried for another reason is done as well.
+        retries.note(&both, &nothing, at(60));
+        assert!(retries.is_empty());
     }
 
     #[test]

@@ -12,12 +12,13 @@ use super::apply::{admit, translation};
 use super::device::representor;
 use super::engine::{Engine, is_whole, leased_from};
 use super::reconcile::enforcement::guards;
-use super::reconcile::parents::follow_at_start;
+use super::reconcile::parents::{follow_at_start, follows_a_parent};
 use super::registry::Attached;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::ipam::{Patience, Pool};
 use crate::journal::{JournalKey, Loaded, Record, RecordState};
+use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::{self, AttachmentPlan};
@@ -35,9 +36,9 @@ pub struct Recovery {
     pub adopted: usize,
     /// Records to roll back: of sandboxes that are partly attached or partly detached, or of an earlier boot.
     pub unfinished: Vec<JournalKey>,
-    /// Attached records whose addresses are to be announced: those that are so recent that an earlier agent may have
-    /// ended before it did, and those with another Ethernet address than an earlier agent knew.
-    pub young: Vec<JournalKey>,
+    /// Attached records whose addresses are to be announced, because an earlier agent may have ended before it did:
+    /// recent ones, and those that follow parents, which may have got another Ethernet address at any time.
+    pub unannounced: Vec<JournalKey>,
     /// Records that could not be recovered and are kept, with the problem of each.
     pub left_alone: Vec<(JournalKey, String)>,
     /// Errors of the dataplane while taking over attachments.
@@ -133,8 +134,7 @@ impl Engine {
             // The claims of all records are known now. A representor belongs to the newest claim of its VF: an older
             // record, whose DEL is still to come, must not attach programs of an attachment that has ended.
             guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
-            let followed = follow_at_start(enforcer.as_ref(), &mut guarded);
-            recovery.young.extend(self.not_announced(&followed, &recovery.young));
+            follow_at_start(enforcer.as_ref(), &mut guarded);
             for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.unenforced.push(Chain(&error).to_string());
             }
@@ -177,11 +177,10 @@ impl Engine {
             if let Some(nat) = &self.node.nat {
                 translation::adopt(nat, record);
             }
+            let may_lack_it = may_be_unannounced(&attached, &record.planned, &self.journal.now());
+            recovery.unannounced.extend(may_lack_it.then(|| record.key.clone()));
             self.registry.insert(Arc::new(attached));
             recovery.adopted += 1;
-            recovery
-                .young
-                .extend(record.planned.is_within(YOUNG, &self.journal.now()).then(|| record.key.clone()));
             recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
         } else {
             if let Some(nat) = &self.node.nat {
@@ -190,20 +189,6 @@ impl Engine {
             recovery.unfinished.push(record.key.clone());
         }
         Ok(())
-    }
-
-    /// Returns the adopted records with one of these attachments, except those that are announced anyway.
-    fn not_announced(&self, ids: &BTreeSet<u32>, announced: &[JournalKey]) -> Vec<JournalKey> {
-        if ids.is_empty() {
-            return Vec::new();
-        }
-        let announced: BTreeSet<&JournalKey> = announced.iter().collect();
-        let has_one = |attached: &Attached| {
-            attached.plan.attachments.iter().any(|it| it.number().is_some_and(|id| ids.contains(&id)))
-        };
-        let all = self.registry.all();
-        let found = all.iter().filter(|it| has_one(it) && !announced.contains(&it.key));
-        found.map(|attached| attached.key.clone()).collect()
     }
 
     /// Notes that [`Engine::adopt`] has processed the records of an earlier boot: a record that is torn later is of
@@ -370,6 +355,12 @@ fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
     begun_ids(record).filter(is_there).collect()
 }
 
+/// Whether an earlier agent may have ended before it announced the addresses of a sandbox: after its ADD, or after it
+/// followed a parent.
+fn may_be_unannounced(attached: &Attached, planned: &Moment, now: &Moment) -> bool {
+    planned.is_within(YOUNG, now) || follows_a_parent(attached)
+}
+
 /// Whether a record that is to be rolled back may still have its addresses.
 fn may_have_addresses(record: &Record, recorded: &BTreeSet<u32>) -> bool {
     let is_there = |id: u32| record.state != RecordState::Removing || recorded.contains(&id);
@@ -381,6 +372,34 @@ mod tests {
     use super::*;
     use crate::attach::rig;
     use crate::journal::Store;
+    use crate::spec::{Ipvlan, IpvlanMode, Link};
+    use crate::step::Outputs;
+
+    /// An agent may be killed after it has followed a parent, and before the announcement; no record tells.
+    #[test]
+    fn a_start_announces_young_sandboxes_and_all_that_follow_a_parent() {
+        let attached = |link: Option<Link>| {
+            let mut plan = rig::plan(Path::new("/nonexistent"), "a", 1);
+            plan.attachments[0].steps.extend(link.map(Step::CreateLink));
+            let (key, outputs) = (rig::key("a"), Outputs::default());
+            Attached { key, plan, outputs, netns_cookie: None, planned: None }
+        };
+        let ipvlan = |in_pod| {
+            let (pod_name, mode) = ("net1".to_owned(), IpvlanMode::L2);
+            Some(Link::Ipvlan(Ipvlan { pod_name, parent: None, mode, mtu: None, group: 0, in_pod }))
+        };
+        let at = |since: Duration| Moment {
+            boot: "this".to_owned(),
+            since_boot: Some(u64::try_from(since.as_nanos()).unwrap()),
+        };
+        let found = |link, age| {
+            let planned = Duration::from_secs(60);
+            may_be_unannounced(&attached(link), &at(planned), &at(planned + age))
+        };
+        assert!(found(None, YOUNG) && found(ipvlan(false), YOUNG));
+        let old = YOUNG + Duration::from_secs(1);
+        assert_eq!([None, ipvlan(true), ipvlan(false)].map(|link| found(link, old)), [false, false, true]);
+    }
 
     #[test]
     fn pools_on_another_file_system_than_the_records_are_named() {

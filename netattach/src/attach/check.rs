@@ -79,14 +79,9 @@ pub(super) fn differences_in_pod(
         let last = result::result(sandbox, attachment, outputs)?;
         let want = expected(attachment, outputs, &last, &sandbox.netns)?;
         let failed = |source| AttachError::step(Doing::Check, attachment, "read the kernel's state", source);
-        let parents_mac = match want.follows {
-            Some(_) => {
-                let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-                parents_mac(&want, &mut host).map_err(failed)?
-            }
-            None => None,
-        };
-        let difference = compare_in_pod(attachment, (&want, parents_mac), pod, netns).map_err(failed)?;
+        let host = want.follows.map(|_| Handle::open()).transpose();
+        let mut host = host.map_err(|error| AttachError::Open(error.into()))?;
+        let difference = compare_in_pod(attachment, (&want, host.as_mut()), pod, netns).map_err(failed)?;
         differences.extend(difference.map(|difference| (attachment.ifname.clone(), difference)));
     }
     Ok(differences)
@@ -102,7 +97,7 @@ pub(super) fn compare(
     pod: &mut Handle,
     netns: &Netns,
 ) -> Result<Option<String>, StepError> {
-    let found = match compare_pod_end(want, parents_mac(want, host)?, pod)? {
+    let found = match look_at_pod_end(want, Some(&mut *host), pod)? {
         Found::Differs(difference) => return Ok(Some(difference)),
         Found::NotWanted => None,
         Found::AsWanted(link) => Some(link),
@@ -156,14 +151,14 @@ pub(super) fn compare(
 }
 
 /// Describes the first difference between the pod's namespace and its expected state. Reads nothing else, and calls
-/// no other plugin. `parents_mac`: see [`compare_pod_end`].
+/// no other plugin. `host`: needed if the interface follows a parent.
 fn compare_in_pod(
     attachment: &AttachmentPlan,
-    (want, parents_mac): (&Expected, Option<Mac>),
+    (want, host): (&Expected, Option<&mut Handle>),
     pod: &mut Handle,
     netns: &Netns,
 ) -> Result<Option<String>, StepError> {
-    match compare_pod_end(want, parents_mac, pod)? {
+    match look_at_pod_end(want, host, pod)? {
         Found::Differs(difference) => Ok(Some(difference)),
         Found::NotWanted | Found::AsWanted(_) => compare_around_pod_end(attachment, want, pod, netns),
     }
@@ -209,9 +204,18 @@ enum Found {
     Differs(String),
 }
 
-/// Returns the present Ethernet address of the parent that the interface follows, if there is one.
-fn parents_mac(want: &Expected, host: &mut Handle) -> Result<Option<Mac>, StepError> {
-    let Some(parent) = want.follows else { return Ok(None) };
+/// Compares the interface in the pod. The parent that it follows may get another Ethernet address between two requests:
+/// so it is looked at once more if it differs.
+fn look_at_pod_end(want: &Expected, host: Option<&mut Handle>, pod: &mut Handle) -> Result<Found, StepError> {
+    let (Some(parent), Some(host)) = (want.follows, host) else { return compare_pod_end(want, None, pod) };
+    match compare_pod_end(want, mac_of(parent, host)?, pod)? {
+        Found::Differs(_) => compare_pod_end(want, mac_of(parent, host)?, pod),
+        found => Ok(found),
+    }
+}
+
+/// Returns the present Ethernet address of a parent, if it is there.
+fn mac_of(parent: u32, host: &mut Handle) -> Result<Option<Mac>, StepError> {
     match host.link_by_index(parent) {
         Err(error) if error.not_found() => Ok(None),
         found => Ok(found?.mac),

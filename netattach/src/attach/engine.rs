@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::addresses::announce_late::Unannounced;
 use super::addresses::occupied::AddressError;
 use super::apply::{LinkError, apply};
 use super::check::{check, differences_in_pod};
@@ -45,6 +46,7 @@ pub struct Engine {
     pub(super) own: NetnsId,
     pub(super) recognised: Recognised,
     pub(super) parents: Parents,
+    pub(super) unannounced: Unannounced,
 }
 
 /// The message for a pod that can send past programs, or may, through a device that it has created: the kind, because
@@ -67,8 +69,19 @@ impl Engine {
     ) -> Result<Self, NetnsError> {
         let own = Netns::current()?.id();
         let (registry, recognised) = (Registry::new(limit), Recognised::default());
-        let parents = Parents::default();
-        Ok(Self { node, journal, registry, options, inheritance, repeated, own, recognised, parents })
+        let (parents, unannounced) = (Parents::default(), Unannounced::default());
+        Ok(Self {
+            node,
+            journal,
+            registry,
+            options,
+            inheritance,
+            repeated,
+            own,
+            recognised,
+            parents,
+            unannounced,
+        })
     }
 
     /// Returns the attached sandboxes.
@@ -437,10 +450,9 @@ impl Engine {
 
     fn check_attached(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
         waits::admit(&waits::footprint(&record.plan))?;
-        if let Some(attached) = self.registry.stays(&record.key) {
-            self.follow_parents_of(&attached);
-        }
-        check(&self.node, record, netns)
+        let attached = self.registry.stays(&record.key);
+        let followed = attached.map_or(Ok(()), |attached| self.follow_parents_of(&attached));
+        check(&self.node, record, netns).and(followed)
     }
 
     /// Returns changes that other programs have made in the pod of a sandbox, in the container's turn: the first

@@ -285,6 +285,9 @@ pub enum StepError {
     /// A step that this one depends on has no output: the plan is wrong.
     #[error("the plan lacks {0} before this step")]
     Missing(&'static str),
+    /// Addresses could not be announced to neighbours.
+    #[error("send announcements")]
+    Announce(#[source] std::io::Error),
     /// The journal failed.
     #[error("journal")]
     Journal(#[from] JournalError),
@@ -429,7 +432,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Enforce(EnforceError::AddressGuarded { .. }) => code::TRY_AGAIN_LATER,
         StepError::Netns(_) => code::INVALID_NETNS,
         StepError::Unenforceable(_) => code::INVALID_CONFIG,
-        StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
+        StepError::Cache(_) | StepError::DeviceInfo { .. } | StepError::Announce(_) => code::IO_FAILURE,
         StepError::Open(_) | StepError::Sysctl(_) | StepError::Enforce(_) | StepError::Missing(_) => {
             code::INTERNAL
         }

@@ -68,6 +68,7 @@ pub use reconcile::departed::inhabited;
 pub use reconcile::drift::Drifted;
 pub use reconcile::edited::{Examined, WholeRecords};
 pub use reconcile::enforcement::{Looked, Which};
+pub use reconcile::parents::NotFollowed;
 pub use registry::{Attached, Registry};
 pub use repeated_add::RepeatedAdd;
 

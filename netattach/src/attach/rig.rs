@@ -96,8 +96,12 @@ impl Enforce for Maps {
         locked(&self.macs).get(&id).copied()
     }
 
+    /// A number that there cannot be cannot follow.
     fn follow(&self, guarded: &EnforcedAttachment) -> Result<bool, EnforceError> {
         locked(&self.compared).push(guarded.number());
+        if guarded.number() >= LIMIT {
+            return Err(EnforceError::NoDevice("eth0".to_owned()));
+        }
         let mut macs = locked(&self.macs);
         let Some(noted) = macs.get_mut(&guarded.number()) else { return Ok(false) };
         Ok(std::mem::replace(noted, guarded.mac()) != guarded.mac())

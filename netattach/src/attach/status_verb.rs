@@ -101,7 +101,7 @@ impl Engine {
         };
         let with = (enforcer.as_ref(), &self.parents);
         let (looked, followed, outcome) = enforcement::restore(with, &among, which, shares);
-        self.announce_followed(&followed);
+        self.announce_followed(followed);
         (looked, outcome)
     }
 
@@ -114,14 +114,14 @@ impl Engine {
         let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
             return Ok(());
         };
-        self.follow_parents_of(&attached);
+        let followed = self.follow_parents_of(&attached);
         let Attached { plan, outputs, netns_cookie, .. } = &*attached;
         for (attachment, guarded) in enforcement::guards(plan, outputs, *netns_cookie) {
             enforcer.settle(&guarded).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
             })?;
         }
-        Ok(())
+        followed
     }
 
     /// Whether STATUS of the network requires calls of other plugins.

@@ -53,7 +53,8 @@ pub struct Enforcer {
     requirement: EnforcementRequirement,
     state: Mutex<State>,
     /// Link-local addresses that attachments had until their parents got other Ethernet addresses: their flows are
-    /// still to be removed. A pass over the flow table removes those of all.
+    /// still to be removed. A pass over the flow table removes those of all. An agent that is killed before forgets
+    /// them: the record has only the present address, and a flow that nobody uses ends by itself.
     former: Mutex<BTreeSet<Host>>,
 }
 

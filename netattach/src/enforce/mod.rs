@@ -112,7 +112,7 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// Returns the numbers of the attachments with records in the dataplane.
     fn recorded(&self) -> Vec<u32>;
     /// Returns the first missing part of the attachment's enforcement, as text: record, addresses, policy
-    /// or programs.
+    /// or programs. The Ethernet address of one that has its parent's is not compared: see [`Enforce::follow`].
     ///
     /// # Errors
     /// The check failed.

@@ -26,8 +26,7 @@ impl Enforcer {
         if point.is_nowhere() {
             return Ok(None);
         }
-        let record = self.record(attachment);
-        if let Some(difference) = self.dataplane().attachments().difference(*id, &point.device(), &record)? {
+        if let Some(difference) = self.other_record(attachment)? {
             return Ok(Some(difference));
         }
         {
@@ -50,6 +49,19 @@ impl Enforcer {
             return Ok(Some(format!("device {device} does not send at the attachment's rate")));
         }
         Ok(None)
+    }
+
+    /// Describes how the record of an attachment differs. Whoever follows its parent compares its Ethernet address, and
+    /// may write it at any time: here it has that of the record.
+    fn other_record(&self, attachment: &EnforcedAttachment) -> Result<Option<String>, EnforceError> {
+        let attachments = self.dataplane().attachments();
+        // Records are written anew under this lock.
+        let following = attachment.inherits().map(|_| self.lock());
+        let mut record = self.record(attachment);
+        if following.is_some() {
+            record.mac = attachments.mac(attachment.id).unwrap_or(record.mac);
+        }
+        Ok(attachments.difference(attachment.id, &attachment.point.device(), &record)?)
     }
 
     /// The first program that should run but does not, as text. A parent's programs run for all of its attachments.

@@ -27,6 +27,7 @@
 //! | `vrf`, `tap`, `netkit`, `ifb` | VRFs and their ports; taps; netkit pairs; whether intermediate devices exist |
 //! | `watch`, `filter_watch`, `change_watch`, `address_watch` | notifications about links and routes; about removed filters; about which links have changed; about addresses |
 //! | `readable`, `socket_filter` | waits for notifications; has the kernel filter out those that are not needed |
+//! | `packet_socket` | sockets for whole frames of a link |
 
 mod above;
 mod address;
@@ -54,6 +55,7 @@ mod names;
 mod neighbour;
 mod netkit;
 mod nft;
+pub(crate) mod packet_socket;
 mod peer;
 mod properties;
 mod readable;

@@ -64,8 +64,9 @@ pub fn announced_by_requests(made_by: MadeBy<'_>, addressing: &Addressing) -> bo
     }
 }
 
-/// Whether the IPv6 addresses of an interface are announced by neighbour advertisements that netattach sends: see
-/// [`announced_by_requests`]. In the layer 3 modes an ipvlan has no neighbours.
+/// Whether the addresses of an interface are announced by frames that netattach sends itself: the kernel announces no
+/// IPv6 address of an ipvlan, and of its IPv4 addresses one of each subnet, see [`announced_by_requests`]. In the layer
+/// 3 modes an ipvlan has no neighbours.
 pub fn advertised(made_by: MadeBy<'_>) -> bool {
     matches!(made_by, MadeBy::Link(Link::Ipvlan(ipvlan)) if ipvlan.mode == IpvlanMode::L2)
 }
@@ -583,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_addresses_are_advertised_on_ipvlans_that_have_neighbours() {
+    fn addresses_are_advertised_on_ipvlans_that_have_neighbours() {
         let ipvlan = |mode| {
             let pod_name = "net1".to_owned();
             Link::Ipvlan(Ipvlan { pod_name, parent: None, mode, mtu: None, group: 0, in_pod: false })

@@ -313,6 +313,41 @@ fn neighbours_are_told_of_the_ipv6_addresses_of_an_ipvlan() {
     node.del(&a).success();
 }
 
+/// The kernel would announce the first one alone.
+#[test]
+fn neighbours_are_told_of_both_addresses_of_an_ipvlan_in_a_subnet_and_again_when_they_follow() {
+    if !has_driver() {
+        return report_skipped("neighbours_are_told_of_both_addresses", "the kernel has no ipvlan");
+    }
+    let (node, outside) = node("l2");
+    let both = ["10.52.0.30", "10.52.0.31"];
+    let ipam = json!({"type": "static", "addresses": both.map(|it| json!({"address": format!("{it}/24")}))});
+    let two = json!({"cniVersion": "1.0.0", "type": "ipvlan", "master": WIRE, "ipam": ipam});
+    node.write("net-two", &network(NAMESPACE, "two", &two)).unwrap();
+    // The holder that was there before.
+    for address in both {
+        let before = ["lladdr", "02:00:00:00:00:99", "dev", "wire1", "nud", "stale"];
+        ip(&outside, &[&["neigh", "replace", address][..], &before[..]].concat()).unwrap();
+    }
+    let known = || {
+        let show = || Command::new("ip").args(["-j", "neigh", "show", "dev", "wire1"]).output();
+        let listed: Value = serde_json::from_slice(&outside.run(show).unwrap().stdout).unwrap();
+        both.map(|address| {
+            let entry = listed.as_array().unwrap().iter().find(|it| it["dst"] == address);
+            entry.and_then(|it| it["lladdr"].as_str()).map(str::to_owned)
+        })
+    };
+    let a = add(&node, "a", "two");
+    node.add(&a).success();
+    let own = Handle::open_in(node.namespace.netns()).unwrap().link(WIRE).unwrap().mac.unwrap().to_string();
+    for mac in [own.as_str(), "02:00:00:00:00:77"] {
+        ip(&node.namespace, &["link", "set", WIRE, "address", mac]).unwrap();
+        let are_told = || known().iter().all(|it| it.as_deref() == Some(mac));
+        assert!(eventually(PATIENCE, are_told), "{:?}, not {mac}", known());
+    }
+    node.del(&a).success();
+}
+
 /// As the address of a bond changes that fails over, with an agent and while there is none.
 ///
 /// Rows: IVL-parent-mac.
@@ -341,6 +376,17 @@ fn a_pod_on_an_ipvlan_follows_a_parent_that_gets_another_ethernet_address() {
     assert!(eventually(PATIENCE, || is_known("02:00:00:00:00:77")));
     assert!(connects(&a.namespace, to, PATIENCE));
     node.check(&a).success();
+    // CHECK compares while the address changes, and the agent follows.
+    let script = format!(
+        "for i in 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29; do \
+         ip link set {WIRE} address 02:00:00:00:00:$i && sleep 0.05 || exit 1; done"
+    );
+    let mut changing = node.namespace.run(|| Command::new("sh").args(["-c", &script]).spawn()).unwrap();
+    while changing.try_wait().unwrap().is_none() {
+        node.check(&a).success();
+    }
+    assert!(changing.wait().unwrap().success());
+    assert!(connects(&a.namespace, to, PATIENCE));
     node.kill().unwrap();
     change(&node, "02:00:00:00:00:78");
     node.start().unwrap();

@@ -19,6 +19,11 @@ use crate::rpc::message::Condition;
 use crate::sync::locked;
 
 impl Health {
+    /// Requests a check of all attachments.
+    pub(in crate::agent) fn look_at_attachments_soon(&self) {
+        self.attachments.want();
+    }
+
     /// Restores missing programs, and records the attachments that still lack theirs. Checks all
     /// attachments if a request wants this, else those on devices from which filters were removed, or those
     /// of the next share.

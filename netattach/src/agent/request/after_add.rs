@@ -85,7 +85,8 @@ impl Agent {
         let Ok(_announcer) = self.after_add.announcer.acquire().await else { return };
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
         if let Ok(Err(error)) = own_thread::blocking(move || engine.announce(&of)).await {
-            tracing::warn!(container = record.container_id, error = %Chain(&error), "addresses not announced: neighbours that knew another holder find this one when they ask again");
+            tracing::warn!(container = record.container_id, error = %Chain(&error), "addresses not announced to neighbours; will try again");
+            self.engine.announce_soon([record.clone()]);
         }
     }
 
@@ -97,7 +98,7 @@ impl Agent {
         self.no_add_works(latest).await;
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
         if let Ok(Err(error)) = own_thread::blocking(move || crate::upkeep(|| engine.settle(&of))).await {
-            tracing::warn!(container = record.container_id, error = %Chain(&error), "programs in the pod still run as filters; the next check tries again");
+            tracing::warn!(container = record.container_id, error = %Chain(&error), "work after the ADD not completed; the next check tries again");
         }
     }
 }

@@ -185,7 +185,7 @@ async fn serve_until(
         background.keep("the objects of the cluster", cluster.ended());
     }
     let observer = Arc::new(Observer::default());
-    tasks::follow_packets(&mut background, &parts, &observer, &settings)?;
+    tasks::follow_packets(&mut background, &parts, (&observer, &health), &settings)?;
     let node_network = answers::node_network(&settings, &parts)?;
     let network = node_network.clone();
     let reporter = answers::reporter(&mut background, &parts, &health, observer, &settings, network);
@@ -193,7 +193,7 @@ async fn serve_until(
     let server = answers::server(&settings)?;
     let traces = answers::traces(&mut background, &settings)?;
     let taken_over = recovery.is_whole();
-    let Recovery { unfinished, young, left_alone, .. } = recovery;
+    let Recovery { unfinished, unannounced, left_alone, .. } = recovery;
     let outside =
         answers::outside(&settings, server.clone(), traces, Arc::clone(&metrics), no_group, left_alone);
     let (of_engine, of_intents, of_health) = (Arc::clone(engine), Arc::clone(intents), Arc::clone(&health));
@@ -204,7 +204,7 @@ async fn serve_until(
     let looked = look_first(signals, Arc::clone(&health), node_network.clone(), taken_over);
     let Some(()) = looked.await else { return Ok(()) };
     tasks::follow_source(&mut background, &parts, node_network, &metrics)?;
-    finish_earlier(&mut background, &agent, young, unfinished, pending);
+    finish_earlier(&mut background, &agent, unannounced, unfinished, pending);
     if let Some(cluster) = cluster {
         tasks::serve_cluster(&mut background, cluster, source, &agent, &settings)?;
     }
@@ -246,16 +246,16 @@ async fn look_first(
     unless_signal(signals.ending(), looks).await
 }
 
-/// Starts the unfinished work of earlier agents. `young`, `unfinished`: as in [`Recovery`].
+/// Starts the unfinished work of earlier agents. `unannounced`, `unfinished`: as in [`Recovery`].
 fn finish_earlier(
     background: &mut Background,
     agent: &Arc<Agent>,
-    young: Vec<JournalKey>,
+    unannounced: Vec<JournalKey>,
     unfinished: Vec<JournalKey>,
     pending: Vec<Pending>,
 ) {
     // Take the turns of these containers before any request can ask for one.
-    young.into_iter().for_each(|record| agent.finish_later(record));
+    unannounced.into_iter().for_each(|record| agent.finish_later(record));
     let left_over = LeftOver::gather(agent.admission.turns(), unfinished, pending);
     agent.earlier.begun(left_over.len());
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(agent)));

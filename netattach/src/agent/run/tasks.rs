@@ -1,5 +1,6 @@
 //! The agent's background tasks, from its start to its end.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,18 +18,19 @@ use crate::agent::monitoring::{events, packet_log};
 use crate::agent::node_network::NodeNetwork;
 use crate::agent::pods::{live, repair};
 use crate::agent::report::flow::wall_clock;
-use crate::attach::{Engine, Node};
+use crate::attach::{Engine, Node, NotFollowed};
 use crate::bpf;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::firewall::Firewall;
+use crate::journal::JournalKey;
 use crate::kube::{Cluster, TaintRemoval};
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
 use crate::netlink::{AddressWatch, Changes, LinkWatch, StationWatch};
 use crate::observe::{Event, Observer};
-use crate::pace;
+use crate::pace::{self, Retries};
 use crate::put_back::PutBack;
 use crate::rounds;
 use crate::settings::Settings;
@@ -69,7 +71,8 @@ const TAINT_INTERVAL: Duration = Duration::from_secs(2);
 /// The longest pause after the API server has refused the taint's removal again and again.
 const TAINT_MOST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The pause after addresses of parents were not taken over; it doubles with each failure in a row, up to the longest.
+/// The pause after the addresses of a parent were not taken over, or those of a pod not announced; it doubles with each
+/// failure in a row, up to the longest.
 const PARENTS_PAUSE: Duration = Duration::from_secs(1);
 const PARENTS_MOST_PAUSE: Duration = Duration::from_secs(8);
 
@@ -77,7 +80,7 @@ const PARENTS_MOST_PAUSE: Duration = Duration::from_secs(8);
 pub(super) fn follow_packets(
     background: &mut Background,
     parts: &Parts,
-    observer: &Arc<Observer>,
+    (observer, health): (&Arc<Observer>, &Arc<Health>),
     settings: &Settings,
 ) -> Result<(), AgentError> {
     let Parts { enforcer, engine, .. } = parts;
@@ -95,7 +98,9 @@ pub(super) fn follow_packets(
         packet_log::keep(log, names, settings.bpf_log_of(), Arc::clone(engine))?;
     }
     background.keep("the flow table", collect_flows(Arc::clone(enforcer)));
-    background.keep("addresses of parents", follow_parents(Arc::clone(engine), LinkWatch::open_for_links()?));
+    let of_parents = follow_parents(Arc::clone(engine), Arc::clone(health), LinkWatch::open_for_links()?);
+    background.keep("addresses of parents", of_parents);
+    background.keep("announcements to neighbours", announce(Arc::clone(engine)));
     background.keep("free memory at rest", memory::keep_at_rest());
     Ok(())
 }
@@ -285,33 +290,79 @@ async fn keep_addresses(enforcer: Arc<Enforcer>, mut watch: AddressWatch) -> std
 
 /// Has links of pods follow a parent that gets another Ethernet address: see [`Engine::follow_parents`]. Changes are
 /// gathered, and most are of links that no pod has as its parent. What has changed between the adoption and the first
-/// notification, and while a failure lasts, is found by a look at all parents.
-async fn follow_parents(engine: Arc<Engine>, mut watch: LinkWatch) -> std::io::Result<()> {
-    let (mut changes, mut failed) = (Changes::Anything, 0_u32);
+/// notification is found by a look at all parents. Those that fail are looked at again, while others are followed; the
+/// status shows at once which attachments do not follow.
+async fn follow_parents(
+    engine: Arc<Engine>,
+    health: Arc<Health>,
+    mut watch: LinkWatch,
+) -> std::io::Result<()> {
+    let mut changes = Changes::Anything;
+    let mut retries = Retries::new(PARENTS_PAUSE, PARENTS_MOST_PAUSE);
     loop {
         let mut took = Duration::ZERO;
-        if engine.has_parent_among(&changes) {
-            let engine = Arc::clone(&engine);
+        let mut parents = engine.followed_among(&changes);
+        parents.extend(retries.due(Instant::now()));
+        if !parents.is_empty() {
+            let (engine, tried) = (Arc::clone(&engine), parents.clone());
             let follow = move || {
                 let begun = Instant::now();
-                let followed = crate::upkeep(|| engine.follow_parents(&changes));
+                let followed = crate::upkeep(|| engine.follow_parents(&tried));
                 (followed, begun.elapsed())
             };
             let (followed, lasted) = rounds::take(false, follow).await;
             took = lasted;
-            if let Err(error) = followed {
-                tracing::warn!(error = %Chain(&error), "addresses of parents not taken over; will try again");
-                failed = failed.saturating_add(1);
-                tokio::time::sleep(pace::after_failures(PARENTS_PAUSE, failed, PARENTS_MOST_PAUSE)).await;
-                changes = Changes::Anything;
-                continue;
+            let had_failed = !retries.is_empty();
+            retries.note(&parents, &not_followed(followed), Instant::now());
+            if had_failed == retries.is_empty() {
+                health.look_at_attachments_soon();
             }
-            failed = 0;
         }
-        watch.readable().await?;
+        // The wait may be dropped at any time: notifications stay in the socket.
+        if let Ok(ready) = tokio::time::timeout(retries.pause(Instant::now()), watch.readable()).await {
+            ready?;
+        }
         tokio::time::sleep(pace::gather(took)).await;
         changes = watch.changes().unwrap_or(Changes::Anything);
     }
+}
+
+/// Returns the parents that could not be followed.
+fn not_followed(followed: Result<(), NotFollowed>) -> BTreeSet<u32> {
+    let Err(failed) = followed else { return BTreeSet::new() };
+    tracing::warn!(error = %Chain(&failed), "addresses of parents not taken over; will try again");
+    failed.parents
+}
+
+/// Announces the addresses of pods that have followed their parents, or could not be announced after the ADD; those
+/// that fail, again.
+async fn announce(engine: Arc<Engine>) {
+    let mut retries = Retries::new(PARENTS_PAUSE, PARENTS_MOST_PAUSE);
+    loop {
+        let waited = tokio::time::timeout(retries.pause(Instant::now()), engine.unannounced()).await;
+        let mut records = waited.unwrap_or_default();
+        records.extend(retries.due(Instant::now()));
+        let announcing = Arc::clone(&engine);
+        let announced = move || {
+            let failed = crate::upkeep(|| not_announced(&announcing, &records));
+            (records, failed)
+        };
+        let (tried, failed) = rounds::take(false, announced).await;
+        retries.note(&tried, &failed, Instant::now());
+    }
+}
+
+/// Announces the addresses of these records, and returns those for which that failed.
+fn not_announced(engine: &Engine, records: &BTreeSet<JournalKey>) -> BTreeSet<JournalKey> {
+    let fails = |record: &&JournalKey| {
+        let announced = engine.announce(record);
+        if let Err(error) = &announced {
+            let container = &record.container_id;
+            tracing::warn!(container, error = %Chain(error), "addresses not announced to neighbours; will try again");
+        }
+        announced.is_err()
+    };
+    records.iter().filter(fails).cloned().collect()
 }
 
 /// Restores what other programs remove from the packet filter, within a second. Logs the first few repairs,

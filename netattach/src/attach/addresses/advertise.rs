@@ -1,18 +1,27 @@
-//! Announces IPv6 addresses to neighbours by unsolicited neighbour advertisements (RFC 4861, section 7.2.6).
+//! Announces addresses of ipvlans to neighbours: IPv4 by ARP requests for the address itself (RFC 5227, section 2.3),
+//! IPv6 by unsolicited neighbour advertisements (RFC 4861, section 7.2.6).
 //!
-//! The kernel sends them itself when the Ethernet address of an interface is set (`ndisc_netdev_event`), which it
-//! refuses for an ipvlan, and when duplicate address detection ends, which addresses here do not wait for. A request to
-//! resolve a neighbour would not do: its solicitation is from the link-local address, so it tells of no other one.
+//! The kernel sends both itself when the Ethernet address of an interface is set (`inetdev_event`,
+//! `ndisc_netdev_event`), which it refuses for an ipvlan; and IPv6 ones when duplicate address detection ends, which
+//! addresses here do not wait for. A request to resolve a neighbour would not do: it tells of the link-local address,
+//! and of the first IPv4 address of the subnet.
 
 use std::io;
-use std::net::{Ipv6Addr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
 use crate::mac::Mac;
+use crate::netlink::packet_socket;
 use crate::netns::{Netns, NetnsError, within};
 
+/// All stations on the link.
+const EVERYBODY: [u8; 6] = [0xff; 6];
+/// The ethertype of ARP; Ethernet and IPv4, with the lengths of their addresses; a request (RFC 826).
+const ARP_REQUEST: [u8; 10] = [8, 6, 0, 1, 8, 0, 6, 4, 0, 1];
+/// Length of a frame with such a request, in bytes.
+const REQUEST_LENGTH: usize = 42;
 /// All hosts on the link.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Length of an advertisement with the option below, in bytes.
@@ -25,24 +34,52 @@ const TARGET_ADDRESS: [u8; 2] = [2, 1];
 /// Neighbours ignore advertisements that a router has passed on.
 const HOPS: u32 = 255;
 
-/// Sends an advertisement of each address from the interface with this index, which has these addresses and this
-/// Ethernet address. The pod's programs judge them like everything that the pod sends.
+/// Announces each address from the interface with this index, which has this Ethernet address. An address that the pod
+/// has removed needs no announcement. The pod's programs judge them like everything that the pod sends.
 ///
 /// # Errors
-/// The namespace cannot be entered; or a socket cannot be opened or used, for example because the pod has removed an
-/// address: the others are advertised nevertheless.
+/// The namespace cannot be entered; or a socket cannot be opened or used: the other addresses are announced
+/// nevertheless.
 pub(in crate::attach) fn advertise(
     netns: &Netns,
     (index, mac): (u32, Mac),
-    addresses: &[Ipv6Addr],
+    addresses: &[IpAddr],
 ) -> Result<io::Result<()>, NetnsError> {
+    let announce = |address: &IpAddr| match *address {
+        IpAddr::V4(address) => send_v4(address, index, &arp(address, mac)),
+        IpAddr::V6(address) => send_v6(address, index, &message(address, mac)),
+    };
     within(netns, || {
-        let sent = addresses.iter().map(|address| send(*address, index, &message(*address, mac)));
+        let sent = addresses.iter().map(|address| match announce(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(()),
+            sent => sent,
+        });
         sent.fold(Ok(()), Result::and)
     })
 }
 
-fn send(address: Ipv6Addr, index: u32, message: &[u8]) -> io::Result<()> {
+fn send_v4(address: Ipv4Addr, index: u32, frame: &[u8]) -> io::Result<()> {
+    // Fails for an address that the interface has lost, which somebody else may have by now.
+    let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC);
+    let probe: OwnedFd = rustix::net::socket_with(AddressFamily::INET, kind, flags, None)?;
+    rustix::net::bind(&probe, &SocketAddrV4::new(address, 0))?;
+    let socket = packet_socket::open(index, libc::ETH_P_ARP, None)?;
+    rustix::net::send(&socket, frame, SendFlags::DONTWAIT)?;
+    Ok(())
+}
+
+/// A frame with a request for the address by its holder.
+fn arp(address: Ipv4Addr, mac: Mac) -> [u8; REQUEST_LENGTH] {
+    let parts: [&[u8]; 7] =
+        [&EVERYBODY, &mac.0, &ARP_REQUEST, &mac.0, &address.octets(), &[0; 6], &address.octets()];
+    let mut frame = [0; REQUEST_LENGTH];
+    for (to, byte) in frame.iter_mut().zip(parts.into_iter().flatten()) {
+        *to = *byte;
+    }
+    frame
+}
+
+fn send_v6(address: Ipv6Addr, index: u32, message: &[u8]) -> io::Result<()> {
     let (kind, flags) = (SocketType::RAW, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
     let socket: OwnedFd = rustix::net::socket_with(AddressFamily::INET6, kind, flags, Some(ipproto::ICMPV6))?;
     sockopt::set_ipv6_multicast_hops(&socket, HOPS)?;
@@ -67,6 +104,20 @@ fn message(address: Ipv6Addr, mac: Mac) -> [u8; LENGTH] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_is_requested_of_everybody_by_its_holder() {
+        let found = arp(Ipv4Addr::new(10, 52, 0, 3), Mac([2, 0, 0, 0, 0, 0x77]));
+        let expected: [&[u8]; 6] = [
+            &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 0x77, 8, 6],
+            &[0, 1, 8, 0, 6, 4, 0, 1],
+            &[2, 0, 0, 0, 0, 0x77],
+            &[10, 52, 0, 3],
+            &[0, 0, 0, 0, 0, 0],
+            &[10, 52, 0, 3],
+        ];
+        assert_eq!(found.as_slice(), expected.concat());
+    }
 
     #[test]
     fn an_advertisement_replaces_what_neighbours_know_of_the_address() {

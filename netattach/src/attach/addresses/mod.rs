@@ -6,14 +6,14 @@
 //! | `pool_use` | the pools that attachments use, by network |
 //! | `map_room` | the entries of attachments in the maps of allowed addresses |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
-//! | `advertise` | announces IPv6 addresses where the kernel does not |
+//! | `advertise` | announces addresses where the kernel does not |
 //! | `leases` | DHCP leases, taken and released |
 //! | `of_node` | whether the node has an address |
 //! | `own` | the addresses that an attachment still has, if its record does not tell |
 //! | `survey` | the use of address pools, for operators |
 
 pub(super) mod advertise;
-mod announce_late;
+pub(super) mod announce_late;
 mod leases;
 pub(super) mod map_room;
 pub(super) mod occupied;

@@ -1,6 +1,6 @@
 //! Steps that several attachments of a pod take at once, each in one datagram to the kernel.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -57,6 +57,10 @@ impl Wanted<'_> {
         self.addressing.addresses.iter().any(|address| address.addr().is_ipv6())
     }
 
+    fn all(&self) -> Vec<IpAddr> {
+        self.addressing.addresses.iter().map(|address| address.addr()).collect()
+    }
+
     fn v4(&self) -> Vec<Ipv4Addr> {
         let each = self.addressing.addresses.iter().map(|address| address.addr());
         let v4 = each.filter_map(|address| match address {
@@ -64,15 +68,6 @@ impl Wanted<'_> {
             IpAddr::V6(_) => None,
         });
         v4.collect()
-    }
-
-    fn v6(&self) -> Vec<Ipv6Addr> {
-        let each = self.addressing.addresses.iter().map(|address| address.addr());
-        let v6 = each.filter_map(|address| match address {
-            IpAddr::V4(_) => None,
-            IpAddr::V6(address) => Some(address),
-        });
-        v6.collect()
     }
 }
 
@@ -323,7 +318,7 @@ impl<'a> Executor<'a> {
     /// Announces addresses of the selected families, now and whenever the link comes up again: IPv4 by
     /// `Addressing::announce_v4`, IPv6 by a setting that route netlink cannot change. The kernel's announcement when
     /// the link comes up is lost on a bridge, whose port does not forward yet, and on a card, which has no carrier
-    /// yet. IPv6 addresses of an ipvlan are advertised ([`advertise`]), unless that is done after the answer. Waits for
+    /// yet. All addresses of an ipvlan are advertised ([`advertise`]), unless that is done after the answer. Waits for
     /// duplicate address detection, if requested.
     ///
     /// Also makes IPv6 addresses survive when the pod sets the link down and up again, like IPv4 addresses and as
@@ -351,9 +346,9 @@ impl<'a> Executor<'a> {
         if !self.node.announces_late
             && addressing::advertised(it.item.1.made_by())
             && let Some(mac) = pod.mac
-            && let Err(error) = advertise(self.netns, (pod.index, mac), &it.v6())?
+            && let Err(error) = advertise(self.netns, (pod.index, mac), &it.all())?
         {
-            tracing::warn!(device = pod.name, error = %Chain(&error), "IPv6 addresses not announced to neighbours");
+            tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
         }
         if it.configure.detect_duplicates {
             let detection = waits::detection(it.item.1);

@@ -51,10 +51,7 @@ pub(in crate::attach) fn difference(
 ) -> Result<Option<String>, StepError> {
     let mut guards = guards(&record.plan, &record.outputs, record.netns_cookie);
     match guards.find(|(of, _)| of.ifname == attachment.ifname) {
-        Some((_, mut guarded)) => {
-            guarded.keep(enforcer.mac(guarded.number()));
-            Ok(enforcer.verify(&guarded, host)?)
-        }
+        Some((_, guarded)) => Ok(enforcer.verify(&guarded, host)?),
         None => Ok(None),
     }
 }

@@ -12,13 +12,14 @@
 //! | [`Engine::settle`](crate::attach::Engine::settle) | after an ADD: its parent may have changed before the registry had the attachment |
 //! | CHECK, [`Engine::restore_attachments`](crate::attach::Engine::restore_attachments) | with their own looks |
 //!
-//! Whoever follows announces the pod's addresses: what the kernel has announced at the change was from the new address,
-//! and dropped.
+//! Whoever follows has the pod's addresses announced ([`Engine::announce_soon`]): what the kernel has announced at the
+//! change was from the new address, and dropped. An agent may end between the two, so each start announces those of all
+//! pods that follow a parent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::enforcement;
-use crate::attach::{Attached, Engine};
+use crate::attach::{AttachError, Attached, Doing, Engine};
 use crate::enforce::Enforce;
 use crate::enforce::attachment::{EnforcedAttachment, present_mac};
 use crate::enforce::error::EnforceError;
@@ -26,6 +27,7 @@ use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
+use crate::plan::AttachmentPlan;
 use crate::spec::Link;
 use crate::sync::{Mutex, locked};
 
@@ -58,25 +60,55 @@ impl Addresses {
     }
 }
 
+/// Attachments that could not follow their parents.
+#[derive(Debug, thiserror::Error)]
+#[error("attachments on the devices {parents:?}")]
+pub struct NotFollowed {
+    /// The indices of the parents.
+    pub parents: BTreeSet<u32>,
+    /// The last failure.
+    pub source: Box<EnforceError>,
+}
+
+impl NotFollowed {
+    /// Adds the failure of an attachment on that parent, or of the parent itself.
+    fn add(outcome: &mut Result<(), Self>, parent: u32, error: EnforceError) {
+        let source = Box::new(error);
+        match outcome {
+            Ok(()) => *outcome = Err(Self { parents: BTreeSet::from([parent]), source }),
+            Err(failed) => {
+                failed.parents.insert(parent);
+                failed.source = source;
+            }
+        }
+    }
+}
+
 impl Parents {
     /// Returns those of the parents that have another address than when all their attachments were looked at, and
     /// counts them as looked at from now on: the caller looks, and reports a failure to [`Parents::look_again`].
-    /// `followed`: every parent that has attachments; others are forgotten.
+    /// `followed`: every parent that has attachments; others are forgotten. One that cannot be read is `failed`.
     fn readdressed(
         &self,
-        parents: &[u32],
+        parents: &BTreeSet<u32>,
         followed: impl Fn(u32) -> bool,
         host: &mut Handle,
-    ) -> Result<BTreeSet<u32>, EnforceError> {
+        failed: &mut Result<(), NotFollowed>,
+    ) -> BTreeSet<u32> {
         let mut looked = locked(&self.0);
         let mut changed = BTreeMap::new();
         for parent in parents {
-            let found = present_mac(host, *parent)?;
-            changed.extend(found.filter(|mac| looked.get(parent) != Some(mac)).map(|mac| (*parent, mac)));
+            match present_mac(host, *parent) {
+                Ok(found) => {
+                    let other = found.filter(|mac| looked.get(parent) != Some(mac));
+                    changed.extend(other.map(|mac| (*parent, mac)));
+                }
+                Err(error) => NotFollowed::add(failed, *parent, error.into()),
+            }
         }
-        looked.retain(|parent, _| followed(*parent));
         looked.extend(&changed);
-        Ok(changed.into_keys().collect())
+        looked.retain(|parent, _| followed(*parent));
+        changed.into_keys().collect()
     }
 
     /// The attachments on these parents are still to be looked at.
@@ -113,85 +145,100 @@ impl Parents {
     }
 }
 
+/// A look at attachments, which reads each parent once.
+struct Look<'e> {
+    enforcer: &'e dyn Enforce,
+    addresses: Addresses,
+    host: Handle,
+}
+
+impl<'e> Look<'e> {
+    fn begin(enforcer: &'e dyn Enforce) -> Result<Self, netlink::Error> {
+        Ok(Self { enforcer, addresses: Addresses::default(), host: Handle::open()? })
+    }
+}
+
 impl Engine {
-    /// Whether the changes may be of parents that links of pods follow.
-    pub fn has_parent_among(&self, changes: &Changes) -> bool {
-        !self.node.occupied.followed_among(changes).is_empty()
+    /// Returns those parents among the changes that links of pods follow.
+    pub fn followed_among(&self, changes: &Changes) -> BTreeSet<u32> {
+        self.node.occupied.followed_among(changes).into_iter().collect()
     }
 
-    /// Has attachments follow those parents among the changes that have got another Ethernet address, and announces
-    /// their addresses.
+    /// Has attachments follow those of the parents that have got another Ethernet address, and their addresses
+    /// announced.
     ///
     /// # Errors
-    /// The last failure. The next call looks at the attachments on these parents again, if they are among the changes.
-    pub fn follow_parents(&self, changes: &Changes) -> Result<(), EnforceError> {
+    /// The parents of attachments that could not follow. All others have done so, and the next call for these parents
+    /// looks at their attachments again.
+    pub fn follow_parents(&self, parents: &BTreeSet<u32>) -> Result<(), NotFollowed> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
-        let occupied = &self.node.occupied;
-        let mut host = Handle::open()?;
-        let among = occupied.followed_among(changes);
-        let changed = self.parents.readdressed(&among, |parent| occupied.is_parent(parent), &mut host)?;
+        let not_begun =
+            |error: netlink::Error| NotFollowed { parents: parents.clone(), source: Box::new(error.into()) };
+        let mut look = Look::begin(enforcer.as_ref()).map_err(not_begun)?;
+        let (is_parent, mut outcome) = (|parent| self.node.occupied.is_parent(parent), Ok(()));
+        let changed = self.parents.readdressed(parents, is_parent, &mut look.host, &mut outcome);
         if changed.is_empty() {
-            return Ok(());
+            return outcome;
         }
-        let (mut followed, mut outcome) = (Vec::new(), Ok(()));
-        let mut addresses = Addresses::default();
-        for attached in self.registry.staying().iter().filter(|attached| has_follower(attached)) {
-            let on_changed = |guarded: &EnforcedAttachment| {
-                guarded.inherits().is_some_and(|parent| changed.contains(&parent))
-            };
-            let (is_other, done) =
-                self.follow_each((enforcer.as_ref(), attached), on_changed, &mut addresses, &mut host);
+        let mut followed = Vec::new();
+        for attached in self.registry.staying().iter().filter(|attached| follows_a_parent(attached)) {
+            let failed = |_: &AttachmentPlan, parent, error| NotFollowed::add(&mut outcome, parent, error);
+            let is_other = self.follow_each(attached, &mut look, |parent| changed.contains(&parent), failed);
             followed.extend(is_other.then(|| attached.key.clone()));
-            outcome = done.and(outcome);
         }
-        if outcome.is_err() {
-            self.parents.look_again(&changed);
+        if let Err(failed) = &outcome {
+            self.parents.look_again(&failed.parents);
         }
-        self.announce_followed(&followed);
+        self.announce_followed(followed);
         outcome
     }
 
-    /// Has the attachments of one sandbox follow their parents, and announces their addresses if one has another
-    /// Ethernet address now. A failure is logged: the periodic looks try again.
-    pub(in crate::attach) fn follow_parents_of(&self, attached: &Attached) {
-        let Some(enforcer) = self.node.enforcer.as_ref().filter(|_| has_follower(attached)) else { return };
-        let (mut addresses, of) = (Addresses::default(), (enforcer.as_ref(), attached));
-        let (is_other, outcome) = match Handle::open() {
-            Ok(mut host) => self.follow_each(of, |_| true, &mut addresses, &mut host),
-            Err(error) => (false, Err(error.into())),
+    /// Has the attachments of one sandbox follow their parents, and their addresses announced if one has another
+    /// Ethernet address now.
+    ///
+    /// # Errors
+    /// The last failure of those that CHECK compares. It is logged, and the periodic looks try again.
+    pub(in crate::attach) fn follow_parents_of(&self, attached: &Attached) -> Result<(), AttachError> {
+        let Some(enforcer) = self.node.enforcer.as_ref().filter(|_| follows_a_parent(attached)) else {
+            return Ok(());
         };
-        if is_other {
-            self.announce_followed(std::slice::from_ref(&attached.key));
-        }
-        if let Err(error) = outcome {
+        let mut look = Look::begin(enforcer.as_ref()).map_err(|error| AttachError::Open(error.into()))?;
+        let mut outcome = Ok(());
+        let is_other = self.follow_each(attached, &mut look, |_| true, |attachment, _, error| {
             let container = &attached.key.container_id;
-            tracing::warn!(container, error = %Chain(&error), "cannot read the parents of its links; will try again");
-        }
+            tracing::warn!(container, error = %Chain(&error), "cannot follow the parent of a link; will try again");
+            if !attachment.disable_check {
+                outcome = Err(AttachError::step(Doing::Check, attachment, "follow its parent", error));
+            }
+        });
+        self.announce_followed(is_other.then(|| attached.key.clone()).into_iter().collect());
+        outcome
     }
 
-    /// Has those attachments of a sandbox that are `wanted` follow their parents. Returns whether a record was written
-    /// anew, and the last failure.
+    /// Has the attachments of a sandbox on parents that are `wanted` follow these. Returns whether a record was written
+    /// anew. Each that cannot be looked at is `failed`, with its parent.
     fn follow_each(
         &self,
-        (enforcer, attached): (&dyn Enforce, &Attached),
-        wanted: impl Fn(&EnforcedAttachment) -> bool,
-        addresses: &mut Addresses,
-        host: &mut Handle,
-    ) -> (bool, Result<(), EnforceError>) {
-        let (mut is_other, mut outcome) = (false, Ok(()));
+        attached: &Attached,
+        look: &mut Look<'_>,
+        wanted: impl Fn(u32) -> bool,
+        mut failed: impl FnMut(&AttachmentPlan, u32, EnforceError),
+    ) -> bool {
+        let mut is_other = false;
         let Attached { plan, outputs, netns_cookie, .. } = attached;
-        let guards = enforcement::guards(plan, outputs, *netns_cookie).map(|(_, guarded)| guarded);
-        for mut guarded in guards.filter(wanted) {
-            match self.parents.follow(enforcer, &mut guarded, addresses, host) {
+        for (attachment, mut guarded) in enforcement::guards(plan, outputs, *netns_cookie) {
+            let Some(parent) = guarded.inherits().filter(|parent| wanted(*parent)) else { continue };
+            let Look { enforcer, addresses, host } = &mut *look;
+            match self.parents.follow(*enforcer, &mut guarded, addresses, host) {
                 Ok(is_written) => is_other |= is_written,
-                Err(error) => outcome = Err(error),
+                Err(error) => failed(attachment, parent, error),
             }
         }
-        (is_other, outcome)
+        is_other
     }
 
-    /// Announces the addresses of sandboxes that have followed their parents.
-    pub(in crate::attach) fn announce_followed(&self, followed: &[JournalKey]) {
+    /// Has the addresses of sandboxes announced that have followed their parents.
+    pub(in crate::attach) fn announce_followed(&self, followed: Vec<JournalKey>) {
         if followed.is_empty() {
             return;
         }
@@ -199,30 +246,21 @@ impl Engine {
             sandboxes = followed.len(),
             "parents of pods have other Ethernet addresses, which are now those of the pods"
         );
-        for key in followed {
-            if let Err(error) = self.announce(key) {
-                let container = &key.container_id;
-                tracing::warn!(container, error = %Chain(&error), "addresses not announced to neighbours");
-            }
-        }
+        self.announce_soon(followed);
     }
 }
 
 /// Whether an attachment of the sandbox has the Ethernet address of its parent.
-fn has_follower(attached: &Attached) -> bool {
+pub(in crate::attach) fn follows_a_parent(attached: &Attached) -> bool {
     attached.plan.attachments.iter().any(|it| it.link().is_some_and(Link::follows_parent))
 }
 
 /// Has attachments of an earlier agent take over the Ethernet addresses that they have now. One that cannot be read
-/// keeps that in its record. Returns the numbers of those with another one than in the record.
-pub(in crate::attach) fn follow_at_start(
-    enforcer: &dyn Enforce,
-    attachments: &mut [EnforcedAttachment],
-) -> BTreeSet<u32> {
-    let mut followed = BTreeSet::new();
+/// keeps that in its record.
+pub(in crate::attach) fn follow_at_start(enforcer: &dyn Enforce, attachments: &mut [EnforcedAttachment]) {
     let mut following = attachments.iter_mut().filter(|it| it.inherits().is_some()).peekable();
     if following.peek().is_none() {
-        return followed;
+        return;
     }
     let failed = |error: EnforceError| {
         tracing::warn!(error = %Chain(&error), "cannot read whether parents of pods have another Ethernet address");
@@ -231,7 +269,6 @@ pub(in crate::attach) fn follow_at_start(
     let mut host = Handle::open().map_err(|error| failed(error.into())).ok();
     for attachment in following {
         let noted = enforcer.mac(attachment.number());
-        let before = noted.unwrap_or(attachment.mac());
         let taken_over = match (&mut host, attachment.inherits()) {
             (Some(host), Some(parent)) => {
                 let of_parent = addresses.of(parent, host).map_err(EnforceError::from);
@@ -245,9 +282,7 @@ pub(in crate::attach) fn follow_at_start(
         if !taken_over {
             attachment.keep(noted);
         }
-        followed.extend((attachment.mac() != before).then(|| attachment.number()));
     }
-    followed
 }
 
 #[cfg(test)]
@@ -321,11 +356,11 @@ mod tests {
                 engine.registry.insert(attached);
             }
             let compared = |changes: &Changes| {
-                engine.follow_parents(changes).unwrap();
+                engine.follow_parents(&engine.followed_among(changes)).unwrap();
                 maps.take_compared()
             };
-            assert!(!engine.has_parent_among(&touched([index + 1])));
-            assert!(engine.has_parent_among(&touched([index])));
+            assert_eq!(engine.followed_among(&touched([index + 1])), BTreeSet::new());
+            assert_eq!(engine.followed_among(&touched([index])), [index].into());
             assert_eq!(compared(&Changes::Anything), [0; 0], "as it was");
             host.announce_all(index, OTHER).unwrap();
             maps.record(2, OTHER);
@@ -337,15 +372,58 @@ mod tests {
             assert_eq!(compared(&touched([index])), [0; 0]);
             // A parent that has an address for a moment in which a periodic look finds it.
             host.announce_all(index, first).unwrap();
-            engine.follow_parents_of(&engine.registry.get(&rig::key("a")).unwrap());
+            engine.follow_parents_of(&engine.registry.get(&rig::key("a")).unwrap()).unwrap();
             assert_eq!((maps.take_compared(), maps.mac(1)), (vec![1], Some(first)));
             host.announce_all(index, OTHER).unwrap();
             assert_eq!(compared(&touched([index])), [1, 2]);
             // At a start.
             host.announce_all(index, first).unwrap();
             let mut found: Vec<_> = engine.registry.all().iter().flat_map(|it| guarded(it)).collect();
-            assert_eq!(follow_at_start(&*maps, &mut found), [1, 2].into());
+            follow_at_start(&*maps, &mut found);
             assert!(found.iter().all(|it| it.mac() == first));
+        })
+        .unwrap();
+    }
+
+    /// An attachment whose record cannot be written keeps no other from following, on its parent or on others, and only
+    /// its parent is looked at again.
+    #[test]
+    fn one_that_cannot_follow_holds_up_no_other_and_is_a_difference_for_check() {
+        let netns = Netns::private().unwrap();
+        within(&netns, || {
+            let mut host = Handle::open().unwrap();
+            let mut bridge = |name: &str| {
+                let bridge = Bridge { name: name.to_owned(), ..Bridge::default() };
+                host.ensure_bridge(&bridge).unwrap().link.index
+            };
+            let [wire, other] = ["wire", "other"].map(&mut bridge);
+            for index in [wire, other] {
+                host.announce_all(index, OTHER).unwrap();
+            }
+            let (directory, maps) =
+                (tempfile::tempdir().unwrap(), crate::sync::Arc::new(rig::Maps::default()));
+            let journal = Store::open(directory.path().join("journal")).unwrap();
+            let engine = rig::engine(directory.path(), journal, &maps);
+            let first = Mac([2, 0, 0, 0, 0, 1]);
+            for (container, id, parent) in [("a", rig::LIMIT, wire), ("b", 1, wire), ("c", 2, other)] {
+                let attached = on(parent, first, container, id);
+                maps.record(id, first);
+                engine.node.occupied.adopt(&attached);
+                engine.registry.insert(attached);
+            }
+            let all = engine.followed_among(&Changes::Anything);
+            let failed = engine.follow_parents(&all).unwrap_err();
+            assert_eq!(failed.parents, [wire].into());
+            assert_eq!([1, 2].map(|id| maps.mac(id)), [Some(OTHER); 2]);
+            assert_eq!(engine.take_unannounced(), [rig::key("b"), rig::key("c")].into());
+            maps.take_compared();
+            assert!(engine.follow_parents(&all).is_err());
+            assert_eq!(maps.take_compared(), [rig::LIMIT], "the others have followed");
+            assert_eq!(engine.take_unannounced(), BTreeSet::new());
+            let of = |container| engine.registry.get(&rig::key(container)).unwrap();
+            let error = Chain(&engine.follow_parents_of(&of("a")).unwrap_err()).to_string();
+            assert!(error.starts_with("check net1 (shop/lan): follow its parent: "), "{error}");
+            engine.follow_parents_of(&of("b")).unwrap();
         })
         .unwrap();
     }

@@ -2,13 +2,12 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::mem::size_of;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+use rustix::net::{RecvFlags, SendFlags};
 
 use super::Error;
 use super::codec::Message;
@@ -18,7 +17,7 @@ use super::record::Interface;
 use super::{filter, probe};
 use crate::error_chain::Chain;
 use crate::mac::Mac;
-use crate::netlink::{Handle, OpenError, socket_filter};
+use crate::netlink::{Handle, OpenError, packet_socket};
 use crate::netns::{self, Netns};
 
 /// Longest frame that is read, in bytes: longer ones are not replies to a client that accepts 1500.
@@ -116,30 +115,9 @@ fn open(
     protocol: i32,
     filter: &mut [libc::sock_filter],
 ) -> Result<OwnedFd, Error> {
-    let socket = netns::within(netns, || open_here(index, protocol, filter)).map_err(OpenError::from)?;
+    let socket = netns::within(netns, || packet_socket::open(index, protocol, Some(filter)));
+    let socket = socket.map_err(OpenError::from)?;
     socket.map_err(Error::Socket)
-}
-
-fn open_here(index: u32, protocol: i32, filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // Without a protocol until it has its filter and its interface: so it receives nothing before.
-    let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-    socket_filter::attach(&socket, filter)?;
-    // SAFETY: every field is a number or an array of numbers: all zeroes is a valid value.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    // Protocol numbers have 16 bits.
-    address.sll_protocol = (protocol as u16).to_be();
-    address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
-    // SAFETY: the kernel reads as many bytes of `address` as it is long; it lives through the call.
-    let bound = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
-        )
-    };
-    if bound == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Probes the link for another host with the address, and returns that host.
