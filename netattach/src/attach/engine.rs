@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::addresses::occupied::AddressError;
+use super::addresses::holder::AddressError;
 use super::apply::{LinkError, apply};
 use super::check::{check, differences_in_pod};
 use super::device::DeviceError;

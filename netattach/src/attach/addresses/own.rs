@@ -71,7 +71,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::attach::addresses::occupied::Address;
+    use crate::attach::addresses::holder::Address;
     use crate::attach::rig;
     use crate::cni::CniArgs;
     use crate::ipam::Kind;

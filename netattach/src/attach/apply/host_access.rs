@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
 use super::ensure_if_present;
-use crate::attach::addresses::occupied::{Address, AddressError, Holder};
+use crate::attach::addresses::holder::{Address, AddressError, Holder};
 use crate::attach::addresses::own;
 use crate::attach::{Node, StepError};
 use crate::cni::code;

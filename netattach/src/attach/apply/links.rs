@@ -3,7 +3,8 @@
 use std::os::fd::AsFd;
 
 use super::{Executor, ensure_if_present, interface};
-use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::addresses::holder::Address;
+use crate::attach::addresses::in_use::check_mac_is_free;
 use crate::attach::device::{DeviceError, representor, take_device};
 use crate::attach::{StepError, facts};
 use crate::cni::code;
