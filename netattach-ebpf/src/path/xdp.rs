@@ -5,6 +5,7 @@
 //! |---|---|
 //! | from the MAC address of an attachment on the bridge that the uplink is a port of | `wire-source` |
 //! | IP, from an address of an attachment that the uplink leads to; also behind VLAN tags without an id, which pods' programs take for none | `wire-source` |
+//! | more tags than that, the first two without an id: a bridge that filters by VLAN takes one of them off | `malformed` |
 //! | to an attachment on that bridge: a datagram of UDP, or the first segment of a TCP connection, of no flow in the flow table, which the attachment's ingress policy does not allow | `ingress-peer`, `ingress-port` |
 //!
 //! The last case is checked only where nothing on the way to the pod could rewrite the packet, and only for whole
@@ -18,7 +19,7 @@ use aya_ebpf::{
     programs::XdpContext,
 };
 use netattach_common::{
-    Address, DropReason, FastPort, FlowKey, Ip4, Ip6, LocalKey, Ports, Side, Uplink,
+    Address, DropReason, FastPort, FlowKey, Ip4, Ip6, LocalKey, Mac, Ports, Side, Uplink,
     attachment::{flag as attachment, link_local},
     decide::Query,
     flow::{Lane, Tuple, tcp},
@@ -97,24 +98,27 @@ fn dropped(ctx: &XdpContext) -> Option<(u32, DropReason)> {
             let ports = opening(ctx, ip.next_header, ETHERNET_LEN + IPV6_LEN)?;
             denied::<Ip6>(receiver, ip.source, ip.destination, ip.next_header, ports)
         }
-        number if is_tag(number) => {
-            let claimed = claimed_behind_tags(ctx, uplink);
-            (claimed != NOBODY).then_some((claimed, DropReason::WireSource))
-        }
+        number if is_tag(number) => behind_tags(ctx, uplink, ethernet.destination),
         _ => None,
     }
 }
 
-/// The attachment whose address the packet behind at most two tags without an id has as its source, or [`NOBODY`]: more
-/// tags, and those of VLANs, are for the pod's program to judge.
+/// Judges a frame by what is behind at most two tags without an id; tags of VLANs are for the pod's program to judge.
+/// With more tags it is dropped, and counted for the attachment that it is sent to, if there is one: the pod's program
+/// sees one tag less where the bridge has taken the first for its own, and would believe what the frame claims.
 #[inline(always)]
-fn claimed_behind_tags(ctx: &XdpContext, uplink: &Uplink) -> u32 {
-    let number = behind_tag(ctx, ETHERNET_LEN);
-    if !is_tag(number) {
-        return claimed(ctx, uplink, number, ETHERNET_LEN + TAG_LEN);
-    }
-    let number = behind_tag(ctx, ETHERNET_LEN + TAG_LEN);
-    claimed(ctx, uplink, number, ETHERNET_LEN + 2 * TAG_LEN)
+fn behind_tags(ctx: &XdpContext, uplink: &Uplink, receiver: Mac) -> Option<(u32, DropReason)> {
+    let first = behind_tag(ctx, ETHERNET_LEN);
+    let claimed = if is_tag(first) {
+        let second = behind_tag(ctx, ETHERNET_LEN + TAG_LEN);
+        if is_tag(second) {
+            return Some((local(uplink, link_local(receiver)), DropReason::Malformed));
+        }
+        claimed(ctx, uplink, second, ETHERNET_LEN + 2 * TAG_LEN)
+    } else {
+        claimed(ctx, uplink, first, ETHERNET_LEN + TAG_LEN)
+    };
+    (claimed != NOBODY).then_some((claimed, DropReason::WireSource))
 }
 
 /// The ethertype behind a tag without an id; 0, which is none, behind any other.

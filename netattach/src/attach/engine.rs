@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::addresses::announce_late::Unannounced;
-use super::addresses::occupied::AddressError;
+use super::addresses::holder::AddressError;
 use super::apply::{LinkError, apply};
 use super::check::{check, differences_in_pod};
 use super::device::DeviceError;

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::InheritanceError;
-use super::addresses::occupied::AddressError;
+use super::addresses::holder::AddressError;
 use super::apply::host_access::HostAccessError;
 use super::apply::routing::RoutingError;
 use super::apply::routing::vrf::VrfError;

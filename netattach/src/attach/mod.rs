@@ -48,7 +48,8 @@ pub mod standalone;
 mod status_verb;
 pub mod undo;
 
-pub use addresses::occupied::{Address, Holder, Occupied};
+pub use addresses::holder::{Address, Holder};
+pub use addresses::occupied::Occupied;
 pub use addresses::survey::SurveyError;
 pub use adopt::Recovery;
 pub use apply::bridges::Bridges;

@@ -97,7 +97,7 @@ fn what_claims_to_be_an_attachment_is_dropped() {
         for tags in [&[0][..], &[0xc000], &[0xc000, 0]] {
             assert_eq!(tagged(tags), Some(DropReason::WireSource), "{spoofed:?} {tags:?}");
         }
-        for tags in [&[5][..], &[0, 5], &[5, 0], &[0, 0, 0]] {
+        for tags in [&[5][..], &[0, 5], &[5, 0], &[5, 0, 0]] {
             assert_eq!(tagged(tags), None, "{spoofed:?} {tags:?}");
         }
     }
@@ -106,6 +106,26 @@ fn what_claims_to_be_an_attachment_is_dropped() {
     assert_eq!(rig.receive_frame(&arp_request(OUTSIDE, PEER_V4, "10.0.0.1")), None);
     assert_eq!(rig.receive_frame(&other_ethertype(0x88cc)), None);
     assert_eq!(rig.receive_frame(&outside().udp(1, 2).frame()[..20]), None);
+}
+
+/// A bridge that filters by VLAN takes the first tag for its own, and the pod's program takes the two others for none.
+#[test]
+fn more_tags_without_an_id_than_are_read_let_nothing_pass() {
+    for leads_to in [Segment::Bridge(BRIDGE), Segment::Routed] {
+        let rig = XdpRig::new(leads_to, Some(XdpDrops::Spoofed));
+        for packet in [Packet::between(PEER_V4, "10.0.0.1"), Packet::between(PEER_V6, "fd00::1"), outside()] {
+            for tags in [&[0, 0, 0][..], &[0xc000, 0, 0xc000], &[0, 0, 5], &[0, 0, 0, 0, 5]] {
+                let tagged = |packet: Packet, tag: &u16| packet.tagged(*tag);
+                let frame = tags.iter().fold(packet.clone().from_mac(OUTSIDE), tagged).udp(1, 2).frame();
+                assert_eq!(rig.receive_frame(&frame), Some(DropReason::Malformed), "{packet:?} {tags:?}");
+                // To nobody of the node it is dropped all the same, and counted for no attachment.
+                let to_all = [&[0xff; 6][..], &frame[6..]].concat();
+                let before = rig.0.rig.dataplane.stats(PEER).unwrap();
+                assert_eq!(run_xdp(&rig.0.rig.pin("prog/na_xdp"), &to_all).unwrap(), XDP_DROP, "{tags:?}");
+                assert_eq!(rig.0.rig.dataplane.stats(PEER).unwrap(), before);
+            }
+        }
+    }
 }
 
 /// The next holder of its address is another attachment, and until then there is none.

@@ -2,7 +2,9 @@
 //!
 //! | module | what it does |
 //! |---|---|
+//! | `holder` | who has an address, and how a refusal says so |
 //! | `occupied` | keeps track of address holders: no address is used twice on a segment |
+//! | `in_use` | whether the kernel knows a holder of an address |
 //! | `pool_use` | the pools that attachments use, by network |
 //! | `map_room` | the entries of attachments in the maps of allowed addresses |
 //! | `announce_late` | announces addresses to neighbours after an ADD has been answered |
@@ -14,6 +16,8 @@
 
 pub(super) mod advertise;
 pub(super) mod announce_late;
+pub(super) mod holder;
+pub(super) mod in_use;
 mod leases;
 pub(super) mod map_room;
 pub(super) mod occupied;

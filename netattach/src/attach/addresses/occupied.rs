@@ -1,36 +1,23 @@
 //! Keeps track of address holders: an address that a request chooses must not be in use elsewhere on the segment.
 //!
-//! This module stores the addresses of attachments, because the kernel forgets a pod that is silent; for other
-//! holders it asks the kernel.
+//! This module stores the addresses of attachments, because the kernel forgets a pod that is silent. For other holders
+//! `in_use` asks the kernel.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use ipnet::IpNet;
-
-use crate::attach::addresses::of_node;
+use crate::attach::addresses::holder::{Address, AddressError, Holder};
 use crate::attach::apply::owner;
 use crate::attach::device::take_device::asked_mac;
 use crate::attach::{Attached, StepError};
-use crate::cni::code;
 use crate::error_chain::Chain;
 use crate::ipam::{Owner, Pool};
 use crate::mac::Mac;
-use crate::netlink::{Changes, Handle, RouteState, Station};
+use crate::netlink::Changes;
 use crate::plan::{AttachmentPlan, Plan, PodRef, Sandbox, result};
-use crate::spec::{Link, PortVlans, Tie, VirtualFunction};
+use crate::spec::{Link, PortVlans, Tie};
 use crate::step::{Brought, Output, Step};
-
-/// An address that may have only one holder on a segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Address {
-    /// An Ethernet address.
-    Mac(Mac),
-    /// An IP address.
-    Ip(IpAddr),
-}
 
 /// Where an address is used: the index of the bridge, of the macvlans' parent, or of the physical function's
 /// interface of a VF; 0 for addresses that the node routes to.
@@ -38,87 +25,6 @@ pub(super) type Segment = u32;
 
 /// The segment of all addresses that the node routes to.
 pub(in crate::attach) const ROUTED: Segment = 0;
-
-/// The holder of an address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Holder {
-    /// An attachment.
-    Attachment {
-        /// Its container.
-        container: String,
-        /// The holder as text for messages, by name only if the pod that is refused is of its namespace.
-        who: String,
-    },
-    /// The bridge or the node's end of a link with this name, as its gateway address.
-    Gateway(String),
-    /// A device of the node, by its name.
-    Node(String),
-    /// A VF of a card, whatever its user.
-    Function(VirtualFunction),
-    /// A macvlan on the parent with this name, whatever its user.
-    Sibling(String),
-    /// The node itself, or a broadcast or multicast address of one of its links.
-    Own,
-    /// A next hop of one of the node's routes.
-    NextHop,
-    /// The destination of a host route of the node to that address; with the name of the route's device, if it has
-    /// one.
-    Route(Option<String>),
-    /// The destination of a network route of the node that contains the address; with the name of the route's device,
-    /// if it has one.
-    Within(IpNet, Option<String>),
-    /// A station with a permanent FDB entry in a bridge, behind the port with this name.
-    Entered(String),
-    /// A station that a bridge has learned behind the port with this name; the FDB entry expires when the station is
-    /// silent for a while.
-    Seen(String),
-}
-
-impl Holder {
-    /// Whether the holder may give the address up soon without intervention.
-    pub fn may_pass(&self) -> bool {
-        match self {
-            Self::Attachment { .. }
-            | Self::Gateway(_)
-            | Self::Function(_)
-            | Self::Sibling(_)
-            | Self::Route(_)
-            | Self::Seen(_) => true,
-            Self::Node(_) | Self::Own | Self::NextHop | Self::Within(..) | Self::Entered(_) => false,
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mac(mac) => write!(f, "MAC address {mac}"),
-            Self::Ip(address) => write!(f, "address {address}"),
-        }
-    }
-}
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Attachment { who, .. } => write!(f, "{who} has it"),
-            Self::Gateway(device) => write!(f, "{device} is getting it as the gateway's address"),
-            Self::Node(device) => write!(f, "the node's device {device} has it"),
-            Self::Function(VirtualFunction { physical, number }) => {
-                write!(f, "VF {number} of {physical} has it")
-            }
-            Self::Sibling(parent) => write!(f, "a macvlan on {parent} has it"),
-            Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
-            Self::NextHop => f.write_str("the node routes by it"),
-            Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
-            Self::Route(None) => f.write_str("the node has another route to it"),
-            Self::Within(net, Some(device)) => write!(f, "the node has a route to {net}, by {device}"),
-            Self::Within(net, None) => write!(f, "the node has a route to {net}"),
-            Self::Entered(port) => write!(f, "the bridge has a static entry for it at port {port}"),
-            Self::Seen(port) => write!(f, "the bridge has seen it at port {port}"),
-        }
-    }
-}
 
 /// The addresses of attachments, including those that are still being made.
 #[derive(Debug, Default)]
@@ -603,184 +509,19 @@ fn mac(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Mac> {
     made.or_else(|| asked_mac(&attachment.steps))
 }
 
-/// Refuses an Ethernet address that is in use, because its traffic would be diverted to the new holder. `bridge`:
-/// index of the bridge whose port is to have it; `own`: name of that port, which may be left over from before.
-///
-/// # Errors
-/// [`AddressError::Taken`] with the holder.
-pub(in crate::attach) fn check_mac_is_free(
-    host: &mut Handle,
-    mac: Mac,
-    bridge: Option<u32>,
-    own: Option<&str>,
-) -> Result<(), StepError> {
-    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Mac(mac), holder }));
-    let links = host.links()?;
-    if let Some(link) = links.iter().find(|link| link.mac == Some(mac)) {
-        return taken(Holder::Node(link.name.clone()));
-    }
-    let Some(bridge) = bridge else { return Ok(()) };
-    let known = host.stations(bridge)?.into_iter().filter(|station| station.mac == mac);
-    for Station { port, kept, .. } in known {
-        let link = links.iter().find(|link| link.index == port);
-        let name = link.map_or_else(|| port.to_string(), |link| link.name.clone());
-        if own == Some(name.as_str()) {
-            continue;
-        }
-        return taken(if kept { Holder::Entered(name) } else { Holder::Seen(name) });
-    }
-    Ok(())
-}
-
-/// Whether the node gets a route to an address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::attach) enum Routed {
-    /// No route.
-    No,
-    /// A route. The network's author or a pool has determined the address, or requests are limited to subnets of the
-    /// node.
-    Named,
-    /// A route through the device with this index, and only the pod or its runtime has chosen the address.
-    Asked(u32),
-}
-
-/// Refuses an IP address that is in use.
-///
-/// # Errors
-/// [`AddressError::Taken`] with the holder.
-pub(in crate::attach) fn check_ip_is_free(
-    host: &mut Handle,
-    ip: IpAddr,
-    routed: Routed,
-) -> Result<(), StepError> {
-    let taken = |holder| Err(StepError::Address(AddressError::Taken { address: Address::Ip(ip), holder }));
-    if of_node::has(host, ip)? {
-        return taken(Holder::Own);
-    }
-    if routed == Routed::No {
-        return Ok(());
-    }
-    let routes = host.routes()?;
-    if routes.iter().any(|route| route.gateway == Some(ip)) {
-        return taken(Holder::NextHop);
-    }
-    let Routed::Asked(own) = routed else { return Ok(()) };
-    // Rules may select other tables, and routes that reject packets are reported only for the main table.
-    let by_rules = host.matching_route(ip)?;
-    match leading_elsewhere(routes.iter().chain(&by_rules), ip, own) {
-        Some(route) => taken(behind(host, route)),
-        None => Ok(()),
-    }
-}
-
-/// Returns the most specific route to an address through a device other than the one with index `own`. Default routes
-/// do not count: they cover all addresses that the node has no route for.
-fn leading_elsewhere<'r>(
-    routes: impl Iterator<Item = &'r RouteState>,
-    ip: IpAddr,
-    own: u32,
-) -> Option<&'r RouteState> {
-    let others = routes.filter(|route| route.destination.prefix_len() > 0 && route.interface != Some(own));
-    others.filter(|route| route.destination.contains(&ip)).max_by_key(|route| route.destination.prefix_len())
-}
-
-fn behind(host: &mut Handle, route: &RouteState) -> Holder {
-    let RouteState { destination, interface, .. } = route;
-    // A device that has just been deleted has no name.
-    let device = interface.and_then(|index| host.link_by_index(index).ok()).map(|link| link.name);
-    match destination.prefix_len() == destination.max_prefix_len() {
-        true => Holder::Route(device),
-        false => Holder::Within(*destination, device),
-    }
-}
-
-/// Why an address cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum AddressError {
-    /// The requested address is in use elsewhere.
-    #[error("{address} is taken: {holder}")]
-    Taken {
-        /// The address.
-        address: Address,
-        /// Its holder.
-        holder: Holder,
-    },
-    /// A pool has leased an address that the node has.
-    #[error(
-        "address {0} of the pool is an address of the node, or of all stations on one of its links: leave it out of the \
-         network's ranges (ipam.exclude)"
-    )]
-    OfNode(IpAddr),
-    /// Another host on the link has the address.
-    #[error("address {0} is taken: another host on the link has answered for it")]
-    Duplicate(IpAddr),
-}
-
-impl AddressError {
-    /// The CNI code.
-    pub(in crate::attach) fn code(&self) -> u32 {
-        match self {
-            Self::Taken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
-            Self::Taken { .. } => code::INVALID_CONFIG,
-            // The pool leases others after it.
-            Self::OfNode(_) | Self::Duplicate(_) => code::TRY_AGAIN_LATER,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
 
     use crate::attach::rig;
-    use crate::cni::CniArgs;
+    use crate::cni::{CniArgs, code};
     use crate::ipam;
     use crate::netlink::Touched;
     use crate::objects::ObjectName;
     use crate::plan::fixtures;
-    use crate::spec::{self, Macvlan, MacvlanMode};
+    use crate::spec::{self, Macvlan, MacvlanMode, VirtualFunction};
     use crate::step::{Claim, Interface, SetDevice, StepRef};
-
-    /// Rows: STC-node-links.
-    #[test]
-    fn an_address_that_is_asked_for_is_behind_no_route_of_the_node_but_a_default_one() {
-        let route = |destination: &str, gateway: Option<[u8; 4]>, interface: Option<u32>| RouteState {
-            destination: destination.parse().unwrap(),
-            gateway: gateway.map(IpAddr::from),
-            interface,
-            priority: 0,
-            table: 254,
-            protocol: 2,
-            source: None,
-            mtu: None,
-            advmss: None,
-        };
-        let routes = [
-            route("0.0.0.0/0", Some([192, 168, 1, 1]), Some(2)),
-            route("::/0", None, Some(2)),
-            route("192.168.1.0/24", None, Some(2)),
-            route("10.8.0.0/16", Some([192, 168, 1, 9]), Some(2)),
-            route("10.8.1.0/26", None, None),
-            route("10.9.0.7/32", None, Some(7)),
-            route("10.9.0.8/32", None, Some(8)),
-            route("2001:db8::/64", None, Some(3)),
-        ];
-        for (ip, expected) in [
-            ("192.168.1.77", Some(2)),
-            ("10.8.9.9", Some(3)),
-            ("10.8.1.9", Some(4)),
-            // By the pod's own device, as a repeated ADD may have left it, and by another pod's.
-            ("10.9.0.7", None),
-            ("10.9.0.8", Some(6)),
-            ("2001:db8::7", Some(7)),
-            ("198.51.100.7", None),
-            ("2001:db8:1::7", None),
-        ] {
-            let found = leading_elsewhere(routes.iter(), ip.parse().unwrap(), 7);
-            assert_eq!(found, expected.map(|at: usize| &routes[at]), "{ip}");
-        }
-    }
 
     fn plan(container: &str) -> Plan {
         let pod = Some(PodRef { name: ObjectName::new("shop", container), uid: None });

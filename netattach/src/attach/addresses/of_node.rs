@@ -4,6 +4,13 @@
 //! leases. Nearly all of them are nobody's here, so no socket can be bound to them, and the kernel says so in three
 //! short system calls. Only of the others its routes are asked.
 //!
+//! Neither shows these addresses of devices, which do not count as the node's:
+//!
+//! | address | why not |
+//! |---|---|
+//! | of a VRF and of its ports | what is local there is in the VRF's table, and known to sockets that are bound to the VRF |
+//! | tentative (IPv6): duplicate detection goes on, has found another holder, or waits until the device is up | it has no local route, and the kernel refuses to bind it |
+//!
 //! The calling thread must be in the network namespace of the handle.
 
 use std::net::{IpAddr, SocketAddr};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use crate::attach::addresses::occupied::segment;
+use crate::attach::addresses::occupied::Segment;
 use crate::attach::apply::owner;
 use crate::attach::{Node, StepError};
 use crate::ipam::{Held, Owner, Patience};
@@ -14,7 +14,8 @@ use crate::waits;
 /// Returns the addresses of an attachment: those of its record, unless their pool has given them to another one since,
 /// and those that its pool or its lease names, because the record may have lost them. Addresses of another plugin are
 /// known by the record alone. Those that a definition or a record names alone are not its own while another attachment
-/// on that link has them.
+/// on that link has them. `on`: the link; `None`: it is not known, so all of them are its own. Else what leads to one
+/// would stay when it goes, because somebody has the same address elsewhere.
 ///
 /// # Errors
 /// A pool cannot be read.
@@ -22,6 +23,7 @@ pub(in crate::attach) fn own(
     node: &Node,
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     outputs: Brought<'_>,
+    on: Option<Segment>,
 ) -> Result<BTreeSet<IpAddr>, StepError> {
     // A result that cannot be read names none.
     let recorded = result::leased(attachment, outputs).unwrap_or_default().addresses;
@@ -35,8 +37,7 @@ pub(in crate::attach) fn own(
     };
     let (of_servers, named): (Vec<_>, Vec<_>) = leases().partition(|config| config.asks_the_network());
     own.extend(named.into_iter().flat_map(|config| node.leases.given(config, &of)));
-    let segment = segment(attachment, outputs);
-    own.retain(|ip| !node.occupied.is_held_by_another(segment, *ip, &of));
+    own.retain(|ip| on.is_none() || !node.occupied.is_held_by_another(on, *ip, &of));
     own.extend(of_servers.into_iter().flat_map(|config| node.leases.given(config, &of)));
     for config in leases() {
         if let Some(pool) = config.pool() {
@@ -70,7 +71,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::attach::addresses::occupied::Address;
+    use crate::attach::addresses::holder::Address;
     use crate::attach::rig;
     use crate::cni::CniArgs;
     use crate::ipam::Kind;
@@ -91,13 +92,16 @@ mod tests {
         let config = json!({"name": "net", "ipam": ipam});
         let named = Kind::Static.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
         a.attachments[0].steps.push(Step::Lease(named));
-        let own_of_a = || own(&engine.node, (&a.sandbox, &a.attachments[0]), outputs.of(0)).unwrap();
+        let own_of_a = |on| own(&engine.node, (&a.sandbox, &a.attachments[0]), outputs.of(0), on).unwrap();
         let [leased, named] = [2, 7].map(|last| IpAddr::from([10, 1, 0, last]));
-        assert_eq!(own_of_a(), [leased, named].into());
+        assert_eq!(own_of_a(Some(7)), [leased, named].into());
         for ip in [leased, named] {
             engine.node.occupied.claim(7, Address::Ip(ip), &b.sandbox, &b.attachments[0]).unwrap();
         }
-        assert_eq!(own_of_a(), [leased].into(), "the pool says whose that is");
+        assert_eq!(own_of_a(Some(7)), [leased].into(), "the pool says whose that is");
+        for elsewhere in [Some(8), None] {
+            assert_eq!(own_of_a(elsewhere), [leased, named].into(), "{elsewhere:?}");
+        }
     }
 
     #[test]

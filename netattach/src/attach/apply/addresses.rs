@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use super::{Executor, owner};
 use crate::attach::StepError;
-use crate::attach::addresses::occupied::{
-    Address, AddressError, NodeLink, ROUTED, Routed, check_ip_is_free, segment,
-};
+use crate::attach::addresses::holder::{Address, AddressError};
+use crate::attach::addresses::in_use::{Routed, check_ip_is_free};
+use crate::attach::addresses::occupied::{NodeLink, ROUTED, segment};
 use crate::attach::addresses::of_node;
 use crate::ipam::{self, Asked, Lease, Lessee};
 use crate::netlink;

@@ -20,7 +20,7 @@ use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
 use super::ensure_if_present;
-use crate::attach::addresses::occupied::{Address, AddressError, Holder};
+use crate::attach::addresses::holder::{Address, AddressError, Holder};
 use crate::attach::addresses::own;
 use crate::attach::{Node, StepError};
 use crate::cni::code;
@@ -286,11 +286,13 @@ pub(in crate::attach) fn forget_unrecorded(
         (None, None) => None,
     };
     // Without a parent there is no link on it.
-    let Some(device) = parent.map(host_access::device) else { return Ok(()) };
+    let Some(parent) = parent else { return Ok(()) };
+    let device = host_access::device(parent);
     if host.find_link(&device)?.is_none() {
         return Ok(());
     }
-    let pods: Vec<IpAddr> = own::own(node, (sandbox, attachment), outputs)?.into_iter().collect();
+    let own = own::own(node, (sandbox, attachment), outputs, Some(parent))?;
+    let pods: Vec<IpAddr> = own.into_iter().collect();
     forget_pods(node, &mut host, &device, &pods)
 }
 

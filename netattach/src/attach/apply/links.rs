@@ -3,7 +3,8 @@
 use std::os::fd::AsFd;
 
 use super::{Executor, ensure_if_present, interface};
-use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::addresses::holder::Address;
+use crate::attach::addresses::in_use::check_mac_is_free;
 use crate::attach::device::{DeviceError, representor, take_device};
 use crate::attach::{StepError, facts};
 use crate::cni::code;
@@ -327,6 +328,14 @@ pub enum LinkError {
         /// The VLAN.
         id: u16,
     },
+    /// A link is not to be found, but its pod has one that it may have become.
+    #[error("the pod has no link {name}, but {other}, which may be that one")]
+    PerhapsRenamed {
+        /// The name that the link was given.
+        name: String,
+        /// Name of the other one.
+        other: String,
+    },
     /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
     #[error("mtu {0} is below 1280, which IPv6 needs")]
     SmallMtu(u32),
@@ -337,8 +346,8 @@ impl LinkError {
     pub(in crate::attach) fn code(&self) -> u32 {
         match self {
             Self::NameTaken(_) => code::INVALID_ENVIRONMENT,
-            // The pod with the interface may be about to end.
-            Self::VlanTaken { .. } => code::TRY_AGAIN_LATER,
+            // The pod with the interface may be about to end; all links of a pod go once none is needed any more.
+            Self::VlanTaken { .. } | Self::PerhapsRenamed { .. } => code::TRY_AGAIN_LATER,
             Self::Mtu { .. } | Self::SmallMtu(_) | Self::ParentShared { .. } | Self::ParentBusy { .. } => {
                 code::INVALID_CONFIG
             }

@@ -7,7 +7,8 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{Executor, interface, tuning};
-use crate::attach::addresses::occupied::{Address, check_mac_is_free};
+use crate::attach::addresses::holder::Address;
+use crate::attach::addresses::in_use::check_mac_is_free;
 use crate::attach::{AttachError, Doing, Node, StepError};
 use crate::cni::{CniArgs, CniError, Command, code};
 use crate::delegate::{self, Call, DelegateError};

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use crate::attach::addresses::occupied::segment;
 use crate::attach::addresses::own;
 use crate::attach::{Node, StepError};
 use crate::error_chain::Chain;
@@ -110,7 +111,7 @@ pub(in crate::attach) fn detach(
     if let Step::Translate(translate) = step
         && nat.may_have_left(&key)
     {
-        let addresses = own::own(node, (sandbox, attachment), outputs)?;
+        let addresses = own::own(node, (sandbox, attachment), outputs, segment(attachment, outputs))?;
         nat.sweep(&Left { translate, addresses })?;
     }
     Ok(nat.detach(&key)?)

@@ -9,7 +9,7 @@ use super::error::{DeviceError, VfError};
 use super::give_back::find_home;
 use super::which_device::{Target, There};
 use super::{bus, identity, left_programs, representor};
-use crate::attach::addresses::occupied::{Address, AddressError, Holder};
+use crate::attach::addresses::holder::{Address, AddressError, Holder};
 use crate::attach::apply::LinkError;
 use crate::attach::apply::host_access::{self, is_host_link};
 use crate::attach::{Node, StepError};

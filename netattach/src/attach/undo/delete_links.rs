@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use rustix::io::Errno;
 
 use crate::attach::StepError;
+use crate::attach::apply::LinkError;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
 
@@ -36,13 +37,16 @@ pub(super) enum KnownBy {
     Name,
 }
 
-/// Which links of the sandbox's group are deleted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
-    /// All, also those that are not found because they were renamed and their indices are unknown.
-    Group,
-    /// Those that are given, and found: others of the group are still needed.
-    Given,
+/// The links of a sandbox of which some are deleted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Links<'a> {
+    /// The group of the sandbox.
+    pub(in crate::attach) group: u32,
+    /// Those to delete.
+    pub(in crate::attach) ending: &'a [Made<'a>],
+    /// Those that are still needed. None: all links of the group are deleted, also those that are not found because
+    /// they were renamed and their indices are unknown.
+    pub(in crate::attach) needed: &'a [Made<'a>],
 }
 
 /// Links that were not deleted.
@@ -65,10 +69,10 @@ impl Left {
 }
 
 /// Deletes links: in the pod if its namespace exists, and on the node. A failure does not prevent the deletion of
-/// others. `extent`: whether all links of the group are to go.
-pub(super) fn delete(netns: Option<&Netns>, group: u32, links: &[Made<'_>], extent: Of) -> Left {
-    let of_pod = netns.map_or_else(|| Ok(Failed::new()), |netns| in_pod(netns, group, links, extent));
-    then_on_node(of_pod, links)
+/// others.
+pub(super) fn delete(netns: Option<&Netns>, links: Links<'_>) -> Left {
+    let of_pod = netns.map_or_else(|| Ok(Failed::new()), |netns| in_pod(netns, links));
+    then_on_node(of_pod, links.ending)
 }
 
 /// Links that may still exist, by their positions, with the errors.
@@ -90,17 +94,21 @@ fn then_on_node(of_pod: Result<Failed, StepError>, links: &[Made<'_>]) -> Left {
 }
 
 /// Deletes the links in the pod.
-fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>], extent: Of) -> Result<Failed, StepError> {
+fn in_pod(netns: &Netns, links: Links<'_>) -> Result<Failed, StepError> {
+    let Links { group, ending, needed } = links;
     let mut pod = Handle::open_in(netns)?;
-    let (mut found, mut failed) = (Vec::new(), Failed::new());
-    for (at, link) in links.iter().enumerate() {
+    let (mut found, mut absent, mut failed) = (Vec::new(), Vec::new(), Failed::new());
+    for (at, link) in ending.iter().enumerate() {
         let deleted = match link.find(&mut pod, group) {
             Ok(Found::At { index, is_told }) => {
                 found.push((at, index, is_told));
                 Ok(())
             }
             Ok(Found::Named) => if_it_can_be(pod.delete_link_named(link.pod_name).map(drop)),
-            Ok(Found::Absent) => Ok(()),
+            Ok(Found::Absent) => {
+                absent.push(at);
+                Ok(())
+            }
             Err(why) => Err(why),
         };
         if let Err(why) = deleted {
@@ -110,7 +118,7 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>], extent: Of) -> Result<F
     let indices: Vec<u32> = found.iter().map(|(_, index, _)| *index).collect();
     // A single link is deleted by its index. Several are deleted with one request by their group, which includes
     // links that were not found because they were renamed and their indices are unknown.
-    let by_group = (extent == Of::Group && (links.len() > 1 || indices.is_empty())).then_some(group);
+    let by_group = (needed.is_empty() && (ending.len() > 1 || indices.is_empty())).then_some(group);
     let outcomes = pod.delete_links(by_group, &indices)?;
     for ((at, _, is_told), outcome) in found.into_iter().zip(outcomes) {
         let outcome = if is_told { outcome } else { if_it_can_be(outcome) };
@@ -118,7 +126,35 @@ fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>], extent: Of) -> Result<F
             failed.insert(at, why.into());
         }
     }
+    if !needed.is_empty() {
+        failed.extend(perhaps_renamed(&mut pod, links, &absent, &indices)?);
+    }
     Ok(failed)
+}
+
+/// Those of the links that were not found at `absent` of which the pod may have changed the name: it has a link of
+/// that kind and of the group which is none of those at the indices `found`, and none that is needed.
+fn perhaps_renamed(
+    pod: &mut Handle,
+    Links { group, ending, needed }: Links<'_>,
+    absent: &[usize],
+    found: &[u32],
+) -> Result<Failed, StepError> {
+    let mut known: BTreeSet<u32> = found.iter().copied().collect();
+    for link in needed {
+        if let Found::At { index, .. } = link.find(pod, group)? {
+            known.insert(index);
+        }
+    }
+    let mut others = pod.links()?;
+    others.retain(|link| link.group == group && !known.contains(&link.index));
+    let renamed = absent.iter().filter_map(|at| {
+        let made = ending.get(*at).filter(|made| made.known != KnownBy::Name)?;
+        let other = others.iter().find(|link| link.kind == made.kind)?;
+        let (name, other) = (made.pod_name.to_owned(), other.name.clone());
+        Some((*at, StepError::Link(LinkError::PerhapsRenamed { name, other })))
+    });
+    Ok(renamed.collect())
 }
 
 /// The outcome for a link that was found only by its index or name, and whose kind is unknown: a link that the kernel
@@ -248,11 +284,12 @@ mod tests {
         }
 
         fn delete(&self, links: &[Made<'_>]) -> Left {
-            self.delete_of(links, Of::Group)
+            self.delete_but(&[], links)
         }
 
-        fn delete_of(&self, links: &[Made<'_>], extent: Of) -> Left {
-            within(&self.node, || delete(Some(&self.netns), GROUP, links, extent)).unwrap()
+        fn delete_but(&self, needed: &[Made<'_>], ending: &[Made<'_>]) -> Left {
+            let links = Links { group: GROUP, ending, needed };
+            within(&self.node, || delete(Some(&self.netns), links)).unwrap()
         }
 
         /// The names of all links in the pod, and on the node.
@@ -374,16 +411,39 @@ mod tests {
     #[test]
     fn a_link_that_is_still_needed_stays_when_others_of_its_group_go_and_are_gone() {
         let mut scene = Scene::new();
-        let [first, second, _] = ["net1", "net2", "net3"].map(|name| scene.macvlan(name));
+        let [first, second, third] = ["net1", "net2", "net3"].map(|name| scene.macvlan(name));
         let links = [macvlan("net1", KnownBy::Index(first)), macvlan("net2", KnownBy::Index(second))];
+        let needed = [macvlan("net3", KnownBy::Index(third))];
         for _ in 0..2 {
-            assert_eq!(told(scene.delete_of(&links, Of::Given)), (Vec::new(), Vec::new()));
+            assert_eq!(told(scene.delete_but(&needed, &links)), (Vec::new(), Vec::new()));
             assert_eq!(scene.names()[0], ["lo", "net3"]);
         }
-        assert_eq!(told(scene.delete_of(&links[..1], Of::Given)), (Vec::new(), Vec::new()));
+        assert_eq!(told(scene.delete_but(&needed, &links[..1])), (Vec::new(), Vec::new()));
         assert_eq!(scene.names()[0], ["lo", "net3"]);
         scene.delete(&links);
         assert_eq!(scene.names()[0], ["lo"]);
+    }
+
+    /// Otherwise another pod gets the address that it has. Its index is not known, or it has been out of the namespace.
+    #[test]
+    fn a_link_that_the_pod_has_renamed_is_not_gone_while_another_of_its_group_is_needed() {
+        for by_index in [false, true] {
+            let mut scene = Scene::new();
+            let [first, second] = ["net1", "net2"].map(|name| scene.macvlan(name));
+            let known = if by_index { KnownBy::Index(second + 100) } else { KnownBy::Group };
+            let (links, needed) = ([macvlan("net1", known)], [macvlan("net2", KnownBy::Index(second))]);
+            scene.pod.rename(first, "mine").unwrap();
+            let told_of = "the pod has no link net1, but mine, which may be that one";
+            for _ in 0..2 {
+                assert_eq!(told(scene.delete_but(&needed, &links)), (vec![0], vec![told_of.to_owned()]));
+                assert_eq!(scene.names()[0], ["lo", "mine", "net2"]);
+            }
+            // One of another kind, or of no group.
+            let others = [macvlan("net1", KnownBy::Name), Made { kind: "veth", ..links[0] }];
+            assert_eq!(told(scene.delete_but(&needed, &others)), (Vec::new(), Vec::new()));
+            assert_eq!(told(scene.delete(&links)), (Vec::new(), Vec::new()));
+            assert_eq!(scene.names()[0], ["lo"]);
+        }
     }
 
     /// `lo` is of no kind that the kernel deletes.

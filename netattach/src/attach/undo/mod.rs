@@ -12,7 +12,7 @@ mod plugin_del;
 
 use std::collections::BTreeSet;
 
-use self::delete_links::{KnownBy, Made, Of};
+use self::delete_links::{KnownBy, Links, Made};
 use self::plugin_del::PluginDel;
 use super::apply::routing::vrf;
 use super::apply::{admit, device_info, host_access, restrict_sender, routing, translation, tuning};
@@ -125,9 +125,8 @@ fn take_back(
     }
     crate::crash_point!("undo", "links");
     // A link that may still be in the pod keeps its programs and addresses.
-    let extent_of_links = if of(Stage::Links).any(|begun| is_led_to(&begun)) { Of::Given } else { Of::Group };
-    let links = of(Stage::Links).filter(|begun| !is_led_to(begun));
-    let (left, not_deleted) = delete_all_links(plan, netns, progress, (links, extent_of_links));
+    let (needed, ending): (Vec<_>, Vec<_>) = of(Stage::Links).partition(is_led_to);
+    let (left, not_deleted) = delete_all_links(plan, netns, progress, &ending, &needed);
     let mut kept: BTreeSet<u16> = led_to.iter().copied().chain(left).collect();
     errors.extend(not_deleted);
     crate::crash_point!("undo", "devices");
@@ -261,6 +260,18 @@ impl Begun<'_> {
     /// Whether this step creates the interface.
     fn makes_interface(&self) -> bool {
         self.attachment.is_made_at(self.at.1.into())
+    }
+
+    /// The link that the step has created. `is_certain`: whether the namespace is known to be the one in which it did.
+    fn made(&self, is_certain: bool) -> Option<Made<'_>> {
+        let Inverse::DeleteLink { pod_name, host_name, kind, made } = self.inverse else { return None };
+        let known = match made.filter(|_| is_certain) {
+            // The index of a link that another meta plugin created is unknown.
+            Some(0) => KnownBy::Name,
+            Some(index) => KnownBy::Index(index),
+            None => KnownBy::Group,
+        };
+        Some(Made { pod_name, host_name, kind, known })
     }
 
     /// Whether undoing this step while interfaces exist frees the attachment's addresses.
@@ -439,32 +450,30 @@ fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Deletes the links of the attachments. Returns the attachments whose links may still exist, and the errors.
-fn delete_all_links<'p>(
+/// The links that steps have created, and before them the attachments that have them. `is_certain`: as for
+/// [`Begun::made`].
+fn made_by<'b>(begun: &[&'b Begun<'_>], is_certain: bool) -> (Vec<u16>, Vec<Made<'b>>) {
+    begun.iter().filter_map(|begun| Some((begun.at.0, begun.made(is_certain)?))).unzip()
+}
+
+/// Deletes the links of the attachments but those that are still needed. Returns the attachments whose links may still
+/// exist, and the errors.
+fn delete_all_links(
     plan: &Plan,
     netns: Option<&Netns>,
     progress: &dyn Progress,
-    (begun, extent): (impl Iterator<Item = &'p Begun<'p>>, Of),
+    ending: &[&Begun<'_>],
+    needed: &[&Begun<'_>],
 ) -> (BTreeSet<u16>, Vec<AttachError>) {
     // Without a cookie, another namespace may have this inode number now, and another link in it the index.
     let is_certain = progress.netns_cookie().is_some();
-    let (mut attachments, mut links) = (Vec::new(), Vec::new());
-    for begun in begun {
-        if let Inverse::DeleteLink { pod_name, host_name, kind, made } = begun.inverse {
-            let known = match made.filter(|_| is_certain) {
-                // The index of a link that another meta plugin created is unknown.
-                Some(0) => KnownBy::Name,
-                Some(index) => KnownBy::Index(index),
-                None => KnownBy::Group,
-            };
-            attachments.push(begun.at.0);
-            links.push(Made { pod_name, host_name, kind, known });
-        }
-    }
-    if links.is_empty() {
+    let (attachments, ending) = made_by(ending, is_certain);
+    let (_, needed) = made_by(needed, is_certain);
+    if ending.is_empty() {
         return (BTreeSet::new(), Vec::new());
     }
-    let left = delete_links::delete(netns, plan.sandbox.link_group(), &links, extent);
+    let links = Links { group: plan.sandbox.link_group(), ending: &ending, needed: &needed };
+    let left = delete_links::delete(netns, links);
     let failed = |source| AttachError::DeleteLinks {
         container: plan.sandbox.container_id.clone(),
         ifname: plan.sandbox.ifname.clone(),
