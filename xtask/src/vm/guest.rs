@@ -20,6 +20,9 @@ pub(super) const VARIABLES: &str = "/tests/variables";
 /// The last line; if it is missing, the run ended early.
 pub(super) const ENDED: &str = "guest: all tests were run";
 
+/// How many tests run at once on the one processor: they mostly wait.
+const AT_ONCE: &str = "2";
+
 /// The file systems that have to be mounted before anything else works.
 const MOUNTS: [(&str, &str); 5] = [
     ("proc", "/proc"),
@@ -70,6 +73,7 @@ fn run_tests() -> anyhow::Result<()> {
         let status = Command::new(executable)
             .args(words)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("RUST_TEST_THREADS", AT_ONCE)
             .envs(variables.iter().copied())
             .status()
             .with_context(|| format!("start {executable}"))?;
