@@ -164,11 +164,11 @@ impl Leases {
     /// given; empty if they are not known.
     ///
     /// # Errors
-    /// An address could not be released, or may be the lessee's and cannot be read now; all others are released.
+    /// An address could not be released, or may be the lessee's and cannot be read; all others are released.
     pub fn release(&self, config: &Config, lessee: Lessee<'_>, recorded: &[IpAddr]) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => {
-                self.host_local.release(&config.data_dir, &config.network, lessee.owner, recorded)?;
+                self.host_local.release(config, lessee.owner, recorded)?;
                 Ok(())
             }
             Config::Static(_) => Ok(()),

@@ -28,7 +28,7 @@ fn take(leases: &Leases, config: &Config, container: &str, keeps: bool) {
         .check(&config.data_dir, &config.network, &owner(container), &[lease.addresses[0].0.addr()])
         .unwrap();
     if !keeps {
-        assert_eq!(leases.release(&config.data_dir, &config.network, &owner(container), &[]).unwrap(), 1);
+        assert_eq!(leases.release(config, &owner(container), &[]).unwrap(), 1);
     }
 }
 

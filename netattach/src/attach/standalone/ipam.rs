@@ -50,21 +50,23 @@ impl Addresses<'_> {
 
     fn del(&self) -> Result<(), CniError> {
         let Some(config) = self.kind.remains(&self.request.config) else { return Ok(()) };
-        self.on_behalf(|lessee| self.leases.release(&config, lessee, &[])).map_err(lease_error)
+        // What cannot be read of `prevResult` keeps no container from ending.
+        let given = self.given().unwrap_or_default();
+        self.on_behalf(|lessee| self.leases.release(&config, lessee, &given)).map_err(lease_error)
     }
 
     /// Verifies that every address of `prevResult` that this plugin may have given is held for the attachment.
     fn check(&self) -> Result<(), CniError> {
         let config = self.config()?;
-        let given: Vec<IpAddr> = self
-            .request
-            .prev_result()?
-            .into_iter()
-            .flat_map(|last| last.ips)
-            .map(|ip| ip.address.addr())
-            .filter(|address| config.may_give(*address))
-            .collect();
+        let mut given = self.given()?;
+        given.retain(|address| config.may_give(*address));
         self.on_behalf(|lessee| self.leases.check(&config, lessee, &given)).map_err(lease_error)
+    }
+
+    /// The addresses of `prevResult`.
+    fn given(&self) -> Result<Vec<IpAddr>, CniError> {
+        let last = self.request.prev_result()?;
+        Ok(last.into_iter().flat_map(|last| last.ips).map(|ip| ip.address.addr()).collect())
     }
 
     fn gc(&self) -> Result<(), CniError> {

@@ -6,6 +6,7 @@ use netattach_shim::shim::MAX_STDIN;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::ipam::host_local::withheld::Withheld;
 
 /// A stdin that must not be read.
 struct Untouchable;
@@ -121,6 +122,46 @@ fn missing_variables_are_named_together() {
         run_with("macvlan", &[("CNI_COMMAND", "ADD")], &b"{\"cniVersion\":\"1.1.0\"}"[..]);
     let missing = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
     assert_eq!((exit, printed), (1, error(4, missing)));
+}
+
+/// Otherwise a container that has nothing left does not end while another's file cannot be read.
+#[test]
+fn a_del_of_host_local_releases_by_the_previous_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let call = |verb: &str, container: &str, previous: &Value| {
+        let ipam = json!({
+            "type": "host-local", "dataDir": directory.path(), "ranges": [[{"subnet": "10.0.0.0/24"}]]
+        });
+        let config = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam, "prevResult": previous
+        });
+        let variables = [
+            ("CNI_COMMAND", verb),
+            ("CNI_CONTAINERID", container),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_NETNS", "/nonexistent"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ];
+        let text = config.to_string();
+        let (exit, printed, _) = run_with("host-local", &variables, text.as_bytes());
+        (exit, printed)
+    };
+    let [of_a, of_b] = ["a", "b"].map(|container| {
+        let (exit, result) = call("ADD", container, &Value::Null);
+        assert_eq!(exit, 0, "{result}");
+        result
+    });
+    assert_eq!(call("DEL", "a", &of_a), (0, Value::Null));
+    let file = directory.path().join("net/10.0.0.3");
+    let withheld = Withheld::new(&file);
+    assert_eq!(call("DEL", "a", &of_a), (0, Value::Null));
+    for (container, previous) in [("a", &Value::Null), ("b", &of_b)] {
+        let (exit, printed) = call("DEL", container, previous);
+        assert!(exit == 1 && printed.to_string().contains("net/10.0.0.3"), "{printed}");
+    }
+    drop(withheld);
+    assert_eq!(call("DEL", "b", &of_b), (0, Value::Null));
+    assert!(!file.exists());
 }
 
 /// The page states that plugins that are not in the table are executed.

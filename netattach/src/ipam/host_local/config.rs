@@ -145,15 +145,21 @@ impl Config {
         let network = root.text("name").ok()??;
         let ipam = root.object("ipam").ok()??;
         is_network_name(network).then_some(())?;
-        Some(Self {
+        let data_dir = ipam.path("dataDir").ok()?.unwrap_or_else(|| DEFAULT_DATA_DIR.into());
+        Some(Self::without_ranges(data_dir, network))
+    }
+
+    /// The part that releasing needs.
+    pub(super) fn without_ranges(data_dir: PathBuf, network: &str) -> Self {
+        Self {
             network: network.to_owned(),
-            data_dir: ipam.path("dataDir").ok()?.unwrap_or_else(|| DEFAULT_DATA_DIR.into()),
+            data_dir,
             sets: Vec::new(),
             exclude: Vec::new(),
             requested: Vec::new(),
             routes: Vec::new(),
             resolv_conf: None,
-        })
+        }
     }
 
     /// The directory of the network's reservations.

@@ -29,6 +29,7 @@ use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFla
 use rustix::io::Errno;
 
 use super::files::{File, Files};
+use super::range::RangeSet;
 use super::store::Error;
 use super::{Owner, file_content};
 use crate::ipam::{Held, InUse};
@@ -76,6 +77,44 @@ pub(super) struct Unread {
 impl Unread {
     pub(super) fn error(&self) -> Error {
         Error::Read { path: self.path.clone(), source: self.reason.into() }
+    }
+
+    /// Whether the file may be read when that is tried again: the system lacked something, or was interrupted.
+    fn is_momentary(&self) -> bool {
+        matches!(self.reason, Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::INTR)
+    }
+}
+
+/// What is known of the addresses that an owner was given.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Given<'a> {
+    /// All of them.
+    These(&'a [IpAddr]),
+    /// One of each of these sets, if any; without sets, nothing is known.
+    OneOfEach(&'a [RangeSet]),
+}
+
+impl<'a> Given<'a> {
+    /// `recorded`: the addresses; empty if they are not known. `sets`: the sets that one of each came from.
+    pub(super) fn of(recorded: &'a [IpAddr], sets: &'a [RangeSet]) -> Self {
+        if recorded.is_empty() { Self::OneOfEach(sets) } else { Self::These(recorded) }
+    }
+
+    /// Whether a reservation that could not be read may be the owner's as well. `found`: the addresses of its
+    /// reservations that could be read.
+    ///
+    /// That of an address that it was given may be, whatever the reason, even where its first DEL has released the
+    /// address and another owner has it by now: then repetitions of that DEL fail until the file can be read or is
+    /// removed. If its addresses are not known, any of a set of which none was found may be, but only for the moment: a
+    /// file that stays so may be anybody's, and every such DEL of the pool would fail for ever.
+    fn may_include(self, address: IpAddr, unread: &Unread, found: &[IpAddr]) -> bool {
+        let has = |set: &RangeSet, address: &IpAddr| set.range_of(*address).is_some();
+        let may_lack = |set: &RangeSet| has(set, &address) && !found.iter().any(|it| has(set, it));
+        match self {
+            Self::These(given) => given.iter().any(|it| it.to_canonical() == address),
+            Self::OneOfEach([]) => unread.is_momentary() && found.is_empty(),
+            Self::OneOfEach(sets) => unread.is_momentary() && sets.iter().any(may_lack),
+        }
     }
 }
 
@@ -397,24 +436,24 @@ impl Locked<'_> {
 }
 
 impl Contents {
-    /// Finds what an owner holds. `expected`: the addresses that it was given; empty if they are not known.
-    pub(super) fn find(&self, owner: &Owner, expected: &[IpAddr]) -> Found {
-        self.found(self.held_by(owner), expected)
+    /// Finds what an owner holds. Entries of its container without an interface may be another interface's as long as
+    /// one with its own may be unread.
+    pub(super) fn find(&self, owner: &Owner, given: Given<'_>) -> Found {
+        let found = self.found(self.with_interface(owner), given);
+        match found.addresses.is_empty() && found.unread.is_none() {
+            true => Found { addresses: self.without_interface(owner), unread: None },
+            false => found,
+        }
     }
 
     /// Finds what a container holds for any interface except those in `keep`.
     pub(super) fn find_of_container(&self, container_id: &str, keep: &[String]) -> Found {
-        self.found(self.held_by_container(container_id, keep), &[])
+        self.found(self.held_by_container(container_id, keep), Given::OneOfEach(&[]))
     }
 
-    /// A reservation that could not be read may be the owner's if it is of an address that the owner was given. If that
-    /// is not known, any may be, unless something was found: all DELs of the pool would fail otherwise.
-    fn found(&self, addresses: Vec<IpAddr>, expected: &[IpAddr]) -> Found {
-        let may_be_its = |address: &IpAddr| match expected.is_empty() {
-            true => addresses.is_empty(),
-            false => expected.iter().any(|it| it.to_canonical() == *address),
-        };
-        let unread = self.unread.iter().find(|(address, _)| may_be_its(address));
+    fn found(&self, addresses: Vec<IpAddr>, given: Given<'_>) -> Found {
+        let mut unread = self.unread.iter();
+        let unread = unread.find(|(address, unread)| given.may_include(**address, unread, &addresses));
         let unread = unread.map(|(_, unread)| unread.error());
         Found { addresses, unread }
     }
@@ -455,11 +494,16 @@ impl Contents {
     /// The addresses of an owner in order. Entries of its container without an interface, from old versions, count
     /// only if there is none with its interface.
     pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
-        let exact = self.files.with_content(file_content(owner).trim_ascii().as_bytes());
-        match exact.is_empty() {
-            true => self.files.with_content(owner.container_id.trim_ascii().as_bytes()),
-            false => exact,
-        }
+        let exact = self.with_interface(owner);
+        if exact.is_empty() { self.without_interface(owner) } else { exact }
+    }
+
+    fn with_interface(&self, owner: &Owner) -> Vec<IpAddr> {
+        self.files.with_content(file_content(owner).trim_ascii().as_bytes())
+    }
+
+    fn without_interface(&self, owner: &Owner) -> Vec<IpAddr> {
+        self.files.with_content(owner.container_id.trim_ascii().as_bytes())
     }
 
     /// Returns the addresses of all owners that are not in `in_use`, in order. An entry without an interface, from
@@ -591,4 +635,94 @@ fn write_at_start(file: &OwnedFd, content: &[u8]) -> Result<(), Errno> {
 pub(super) fn create(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::range::{Limits, Range};
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn a() -> Owner {
+        Owner { container_id: "a".to_owned(), ifname: "eth0".to_owned() }
+    }
+
+    /// A directory with reservations, and others that could not be read.
+    fn contents(held: &[(&str, &str)], unread: &[(&str, Errno)]) -> Contents {
+        let mut contents = Contents::default();
+        for (address, text) in held {
+            contents.files.insert(ip(address), File::Held(text.as_bytes().into()));
+        }
+        for (address, reason) in unread {
+            contents.files.insert(ip(address), File::Unreadable);
+            contents.unread.insert(ip(address), Unread { path: address.into(), reason: *reason });
+        }
+        contents
+    }
+
+    /// The addresses that are found, and the file that may be another.
+    fn found(contents: &Contents, given: Given<'_>) -> (Vec<IpAddr>, Option<PathBuf>) {
+        let Found { addresses, unread } = contents.find(&a(), given);
+        let file = unread.map(|error| match error {
+            Error::Read { path, .. } => path,
+            other => panic!("{other}"),
+        });
+        (addresses, file)
+    }
+
+    fn sets() -> [RangeSet; 2] {
+        let set = |subnet: &str| Range::new(subnet.parse().unwrap(), Limits::default()).unwrap();
+        ["10.0.0.0/24", "fd00::/112"].map(|subnet| RangeSet(vec![set(subnet)]))
+    }
+
+    /// Otherwise one bad block fails every DEL of the pool whose ADD has got no address.
+    #[test]
+    fn a_file_that_stays_unread_fails_those_alone_whose_address_it_has() {
+        let sets = sets();
+        for (reason, is_momentary) in [(Errno::MFILE, true), (Errno::AGAIN, true), (Errno::IO, false)] {
+            let contents = contents(&[], &[("10.0.0.7", reason)]);
+            let file = Some(PathBuf::from("10.0.0.7"));
+            for given in [Given::of(&[], &[]), Given::of(&[], &sets)] {
+                let expected = file.clone().filter(|_| is_momentary);
+                assert_eq!(found(&contents, given), (vec![], expected), "{reason} {given:?}");
+            }
+            assert_eq!(found(&contents, Given::of(&[ip("10.0.0.7")], &sets)), (vec![], file), "{reason}");
+            assert_eq!(found(&contents, Given::of(&[ip("10.0.0.8")], &sets)), (vec![], None), "{reason}");
+        }
+    }
+
+    /// Otherwise a half of a lease stays taken for ever if the agent is killed before its record has the addresses.
+    #[test]
+    fn without_a_record_an_unread_file_may_be_of_each_set_of_which_nothing_was_found() {
+        let sets = sets();
+        let of = |held: &[&str], unread: &str, sets: &[RangeSet]| {
+            let held: Vec<_> = held.iter().map(|address| (*address, "a\r\neth0")).collect();
+            let (addresses, file) = found(&contents(&held, &[(unread, Errno::NFILE)]), Given::of(&[], sets));
+            assert_eq!(addresses.len(), held.len());
+            file.is_some()
+        };
+        for (held, unread, expected) in [
+            (&["10.0.0.7"][..], "fd00::7", true),
+            (&["10.0.0.7"][..], "10.0.0.8", false),
+            (&["10.0.0.7", "fd00::7"][..], "fd00::8", false),
+            (&["10.0.0.7"][..], "fd01::7", false),
+            (&[][..], "10.0.0.8", true),
+            (&[][..], "192.0.2.1", false),
+        ] {
+            assert_eq!(of(held, unread, &sets), expected, "{held:?} {unread}");
+        }
+        assert!(!of(&["10.0.0.7"], "fd00::7", &[]), "of how many sets, nobody knows");
+    }
+
+    /// Otherwise the DEL of one interface takes the address of another.
+    #[test]
+    fn entries_without_interface_are_not_the_owners_while_one_with_its_interface_may_be_unread() {
+        let contents = contents(&[("10.0.0.7", "a")], &[("10.0.0.8", Errno::IO)]);
+        let of = |recorded: &str| found(&contents, Given::of(&[ip(recorded)], &sets()));
+        assert_eq!(of("10.0.0.8"), (vec![], Some("10.0.0.8".into())));
+        assert_eq!(of("10.0.0.7"), (vec![ip("10.0.0.7")], None));
+    }
 }

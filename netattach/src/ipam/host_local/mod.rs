@@ -57,7 +57,7 @@ pub fn allocate(config: &Config, owner: &Owner) -> Result<Lease, Error> {
 /// # Errors
 /// See [`Leases::release`].
 pub fn release(data_dir: &Path, network: &str, owner: &Owner) -> Result<usize, Error> {
-    Leases::default().release(data_dir, network, owner, &[])
+    Leases::default().release(&Config::without_ranges(data_dir.to_owned(), network), owner, &[])
 }
 
 /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.

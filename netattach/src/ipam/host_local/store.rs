@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::allocator::{self, AllocateError, Reservations};
-use super::directory::{self, Contents, Found, LOCK, Locked, Opened, Stamp};
+use super::directory::{self, Contents, Found, Given, LOCK, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, Pool, config, survey, usage};
 use crate::durable;
@@ -251,17 +251,13 @@ impl Leases {
     /// empty if they are not known.
     ///
     /// # Errors
-    /// [`Error::Read`] if the reservation of a recorded address cannot be read now; without recorded addresses, if no
-    /// reservation of `owner` is found and another one cannot be read. What could be found is removed all the same.
-    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
-    pub fn release(
-        &self,
-        data_dir: &Path,
-        network: &str,
-        owner: &Owner,
-        recorded: &[IpAddr],
-    ) -> Result<usize, Error> {
-        self.remove_where(data_dir, network, |contents| contents.find(owner, recorded))
+    /// [`Error::Read`] if the reservation of a recorded address cannot be read. Without recorded addresses, if one of a
+    /// range set cannot be read for the moment and none of `owner` is found in that set; without sets as well, if none
+    /// of `owner` is found at all. What could be found is removed all the same. [`Error::Busy`] if the directory stays
+    /// locked, otherwise the failed file operation.
+    pub fn release(&self, config: &Config, owner: &Owner, recorded: &[IpAddr]) -> Result<usize, Error> {
+        let given = Given::of(recorded, &config.sets);
+        self.remove_where(&config.data_dir, &config.network, |contents| contents.find(owner, given))
     }
 
     /// Removes all reservations whose owner is not in `in_use`, and returns their number. A reservation written
@@ -279,7 +275,7 @@ impl Leases {
     /// The addresses that a container holds for any interface except those in `keep`.
     ///
     /// # Errors
-    /// As [`Leases::release`] without recorded addresses.
+    /// As [`Leases::release`] without recorded addresses and sets.
     pub fn held(
         &self,
         data_dir: &Path,
@@ -296,7 +292,7 @@ impl Leases {
     /// Removes a container's reservations for all interfaces except those in `keep`, and returns their number.
     ///
     /// # Errors
-    /// As [`Leases::release`] without recorded addresses.
+    /// As [`Leases::release`] without recorded addresses and sets.
     pub fn release_container(
         &self,
         data_dir: &Path,
@@ -378,8 +374,8 @@ impl Leases {
     /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.
     ///
     /// # Errors
-    /// [`Error::NotReserved`] or [`Error::NothingReserved`] if it does not; [`Error::Read`] if that is not known, as a
-    /// reservation cannot be read now; [`Error::Busy`] if the directory stays locked; otherwise the failed file
+    /// [`Error::NotReserved`] or [`Error::NothingReserved`] if it does not; [`Error::Read`] if that is not known, as
+    /// for [`Leases::release`]; [`Error::Busy`] if the directory stays locked; otherwise the failed file
     /// operation.
     pub fn check(
         &self,
@@ -389,7 +385,8 @@ impl Leases {
         expected: &[IpAddr],
     ) -> Result<(), Error> {
         let path = directory_of(data_dir, network)?;
-        let held = self.locked(&path, |_, contents| contents.find(owner, expected).whole())?;
+        let held =
+            self.locked(&path, |_, contents| contents.find(owner, Given::of(expected, &[])).whole())?;
         let held = held.unwrap_or_default();
         match expected.iter().find(|address| !held.contains(&address.to_canonical())) {
             Some(&address) => Err(Error::NotReserved { address, owner: owner.clone(), directory: path }),
@@ -412,7 +409,7 @@ impl Leases {
     ) -> Result<Lacking, Error> {
         let path = directory_of(data_dir, network)?;
         let lacks = |contents: &Contents, owner: &Owner, expected: &[IpAddr]| match expected.is_empty() {
-            true => contents.find(owner, expected).whole().is_ok_and(|held| held.is_empty()),
+            true => contents.find(owner, Given::of(&[], &[])).whole().is_ok_and(|held| held.is_empty()),
             false => !contents.missing(owner, expected).is_empty(),
         };
         let lacking = self.locked_for(&path, Patience::Look, |_, contents| {
@@ -689,7 +686,7 @@ mod tests {
             fs::write(config.directory().join("10.0.0.2"), crate::bounded::padded("abc\r\neth0", bytes))
                 .unwrap();
             let leases = Leases::default();
-            assert_eq!(leases.release(dir.path(), "net", &abc, &[]).unwrap(), released, "{bytes}");
+            assert_eq!(leases.release(&config, &abc, &[]).unwrap(), released, "{bytes}");
             assert_eq!(addresses(&leases.allocate(&config, &owner("b", "eth0")).unwrap()), [next], "{bytes}");
             assert!(config.directory().join("10.0.0.2").exists(), "{bytes}");
             fs::remove_dir_all(config.directory()).unwrap();
@@ -726,7 +723,7 @@ mod tests {
         // There is none for the directory, then none for its lock, to list it, and for the reservation.
         for unread in ["net", "lock", "net", "10.0.0.2"] {
             let leases = Leases::default();
-            let release = || leases.release(dir.path(), "net", &a, &[]);
+            let release = || leases.release(&config, &a, &[]);
             let error = release().unwrap_err();
             assert!(error.failure() == Failure::Io && error.to_string().ends_with(unread), "{error}");
             if unread == "10.0.0.2" {
@@ -759,7 +756,7 @@ mod tests {
         let file = |address: &IpAddr| config.directory().join(address.to_string());
         let withheld = Withheld::new(&file(&of_a[1]));
         let leases = Leases::default();
-        let release = |owner: &Owner, recorded: &[IpAddr]| leases.release(dir.path(), "net", owner, recorded);
+        let release = |owner: &Owner, recorded: &[IpAddr]| leases.release(&config, owner, recorded);
         for _ in 0..2 {
             let error = release(&a, &of_a).unwrap_err();
             let unread = file(&of_a[1]);
@@ -777,6 +774,26 @@ mod tests {
         assert!(matches!(error, Error::Read { .. }), "without a record it may be its own: {error}");
         drop(withheld);
         assert_eq!(release(&a, &of_a).unwrap(), 1);
+        assert!(!file(&of_a[1]).exists());
+    }
+
+    /// As after a kill between the files and the record, whose agent finds one of them unread when it starts again.
+    #[test]
+    fn a_release_without_a_record_fails_until_an_address_of_each_set_was_looked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let (config, [(a, of_a), (b, of_b)]) = of_two(dir.path());
+        let file = |address: &IpAddr| config.directory().join(address.to_string());
+        let withheld = Withheld::new(&file(&of_a[1]));
+        let leases = Leases::default();
+        for _ in 0..2 {
+            let error = leases.release(&config, &a, &[]).unwrap_err();
+            let unread = file(&of_a[1]);
+            assert!(matches!(&error, Error::Read { path, .. } if *path == unread), "{error}");
+            assert!(!file(&of_a[0]).exists(), "the other one is released");
+        }
+        assert_eq!(leases.release(&config, &b, &[]).unwrap(), of_b.len(), "it has one of each");
+        drop(withheld);
+        assert_eq!(leases.release(&config, &a, &[]).unwrap(), 1);
         assert!(!file(&of_a[1]).exists());
     }
 
@@ -817,9 +834,18 @@ mod tests {
         for ifname in ["eth0", "net1"] {
             leases.allocate(&config, &owner("abc", ifname)).unwrap();
         }
-        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap(), 1);
-        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap(), 0);
-        assert_eq!(leases.release(dir.path(), "unknown", &owner("abc", "eth0"), &[]).unwrap(), 0);
+        assert_eq!(leases.release(&config, &owner("abc", "eth0"), &[]).unwrap(), 1);
+        assert_eq!(leases.release(&config, &owner("abc", "eth0"), &[]).unwrap(), 0);
+        assert_eq!(
+            leases
+                .release(
+                    &Config { network: "unknown".to_owned(), ..config.clone() },
+                    &owner("abc", "eth0"),
+                    &[]
+                )
+                .unwrap(),
+            0
+        );
         assert_eq!(
             files(&config),
             named(&[(SPARE, ""), ("10.0.0.3", "abc\r\nnet1"), ("last_reserved_ip.0", "10.0.0.3")])
@@ -839,7 +865,7 @@ mod tests {
         }
         let (first, second) = (inode("10.0.0.2"), inode("10.0.0.3"));
         for ifname in ["net1", "net2"] {
-            leases.release(dir.path(), "net", &owner("a-long-name", ifname), &[]).unwrap();
+            leases.release(&config, &owner("a-long-name", ifname), &[]).unwrap();
         }
         assert_eq!(files(&config), named(&[(SPARE, ""), (SECOND, ""), ("last_reserved_ip.0", "10.0.0.3")]));
         leases.allocate(&config, &owner("b", "eth0")).unwrap();
@@ -849,11 +875,11 @@ mod tests {
         // Another process knows of no spare file that is not its own.
         Leases::default().allocate(&config, &owner("c", "eth0")).unwrap();
         assert_eq!(files(&config).len(), 3);
-        Leases::default().release(dir.path(), "net", &owner("c", "eth0"), &[]).unwrap();
+        Leases::default().release(&config, &owner("c", "eth0"), &[]).unwrap();
         leases.check(dir.path(), "net", &owner("b", "eth0"), &[]).unwrap();
         // A file that has another hard link keeps its content.
         fs::hard_link(config.directory().join("10.0.0.4"), dir.path().join("kept")).unwrap();
-        leases.release(dir.path(), "net", &owner("b", "eth0"), &[]).unwrap();
+        leases.release(&config, &owner("b", "eth0"), &[]).unwrap();
         assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.5")]));
         assert_eq!(fs::read_to_string(dir.path().join("kept")).unwrap(), "b\r\neth0");
     }
@@ -869,7 +895,7 @@ mod tests {
                 leases.allocate(&config, &owner(container, "eth0")).unwrap();
             }
             for container in &containers {
-                leases.release(dir.path(), "net", &owner(container, "eth0"), &[]).unwrap();
+                leases.release(&config, &owner(container, "eth0"), &[]).unwrap();
             }
             let files = files(&config);
             let empty =
@@ -888,7 +914,7 @@ mod tests {
         let again = leases.allocate(&config, &owner("a", "eth0")).unwrap();
         assert_eq!(addresses(&again), ["10.0.0.2/29"]);
         fs::rename(config.directory(), dir.path().join("old")).unwrap();
-        assert_eq!(leases.release(dir.path(), "net", &owner("a", "eth0"), &[]).unwrap(), 0);
+        assert_eq!(leases.release(&config, &owner("a", "eth0"), &[]).unwrap(), 0);
         assert!(dir.path().join("old/10.0.0.2").exists());
     }
 
@@ -908,7 +934,7 @@ mod tests {
                 config.directory().display()
             )
         );
-        assert_eq!(leases.release(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap(), 1);
+        assert_eq!(leases.release(&config, &owner("abc", "eth0"), &[]).unwrap(), 1);
         assert_eq!(files(&config), []);
         assert_eq!(
             leases.check(dir.path(), "net", &owner("abc", "eth0"), &[]).unwrap_err().to_string(),
@@ -981,24 +1007,16 @@ mod tests {
             let next = config.directory().join(format!("10.0.0.{}", 2 + (round * 2 + 1) % 253));
             fs::write(&next, "theirs\r\neth0").unwrap();
             assert_eq!(
-                leases.release(dir.path(), "net", &owner("theirs", "eth0"), &[]).unwrap(),
+                leases.release(&config, &owner("theirs", "eth0"), &[]).unwrap(),
                 1,
                 "{round} {lease:?}"
             );
             fs::write(&next, "theirs\r\neth1").unwrap();
             fs::remove_file(&next).unwrap();
             fs::write(&next, "theirs\r\neth2").unwrap();
-            assert_eq!(
-                leases.release(dir.path(), "net", &owner("theirs", "eth1"), &[]).unwrap(),
-                0,
-                "{round}"
-            );
-            assert_eq!(
-                leases.release(dir.path(), "net", &owner("theirs", "eth2"), &[]).unwrap(),
-                1,
-                "{round}"
-            );
-            assert_eq!(leases.release(dir.path(), "net", &owner("ours", "eth0"), &[]).unwrap(), 1, "{round}");
+            assert_eq!(leases.release(&config, &owner("theirs", "eth1"), &[]).unwrap(), 0, "{round}");
+            assert_eq!(leases.release(&config, &owner("theirs", "eth2"), &[]).unwrap(), 1, "{round}");
+            assert_eq!(leases.release(&config, &owner("ours", "eth0"), &[]).unwrap(), 1, "{round}");
             fs::write(
                 config.directory().join("last_reserved_ip.0"),
                 format!("10.0.0.{}", 2 + (round * 2 + 1) % 253),
@@ -1123,9 +1141,8 @@ mod tests {
     #[test]
     fn names_that_leave_the_data_directory_are_refused() {
         for name in ["..", "", "a/b", ".hidden", "a\nb"] {
-            let error = Leases::default()
-                .release(Path::new("/nonexistent"), name, &owner("a", "b"), &[])
-                .unwrap_err();
+            let config = Config::without_ranges("/nonexistent".into(), name);
+            let error = Leases::default().release(&config, &owner("a", "b"), &[]).unwrap_err();
             assert_eq!(error.to_string(), format!("{name:?} is not a network name"));
         }
     }
