@@ -11,6 +11,7 @@ use super::apply::{LinkError, apply};
 use super::check::{check, differences_in_pod};
 use super::device::DeviceError;
 use super::reconcile::departed::Recognised;
+use super::reconcile::drift::UnreadLeases;
 use super::reconcile::enforcement;
 use super::reconcile::parents::Parents;
 use super::registry::{Attached, Reservation};
@@ -47,6 +48,7 @@ pub struct Engine {
     pub(super) recognised: Recognised,
     pub(super) parents: Parents,
     pub(super) unannounced: Unannounced,
+    pub(super) unread_leases: UnreadLeases,
 }
 
 /// The message for a pod that can send past programs, or may, through a device that it has created: the kind, because
@@ -70,6 +72,7 @@ impl Engine {
         let own = Netns::current()?.id();
         let (registry, recognised) = (Registry::new(limit), Recognised::default());
         let (parents, unannounced) = (Parents::default(), Unannounced::default());
+        let unread_leases = UnreadLeases::default();
         Ok(Self {
             node,
             journal,
@@ -81,6 +84,7 @@ impl Engine {
             recognised,
             parents,
             unannounced,
+            unread_leases,
         })
     }
 

@@ -20,12 +20,13 @@ use crate::attach::apply::owner;
 use crate::attach::engine::Engine;
 use crate::attach::registry::Attached;
 use crate::error_chain::Chain;
-use crate::ipam::{self, Lacking, Lessee, Owner};
+use crate::ipam::{self, Failure, Lacking, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, LinkMode, NetkitWays, Tie};
 use crate::step::{Brought, Interface, Output, Role, Step};
+use crate::sync::{Mutex, locked};
 
 /// A difference between the node's end of a link and its recorded state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -321,10 +322,10 @@ impl Engine {
     }
 
     /// Returns the sandboxes that lack a lease. Costs one read of each pool; a pool whose lock another process holds
-    /// is skipped. Warns of leases that cannot be read, which are not lacking.
+    /// is skipped. Leases that cannot be read are not lacking: the log warns of them, and of pools that cannot be read.
     ///
     /// # Errors
-    /// None: a pool that cannot be read is reported when it is needed.
+    /// None.
     pub fn without_lease(&self) -> Result<Vec<JournalKey>, AttachError> {
         let staying = self.registry.staying();
         let mut pools: BTreeMap<ipam::Pool, Holders> = BTreeMap::new();
@@ -336,14 +337,21 @@ impl Engine {
                 holders.leases.push((owner, addresses));
             }
         }
+        self.unread_leases.keep(&pools);
         let mut without: BTreeSet<usize> = BTreeSet::new();
         for (pool, Holders { sandboxes, leases }) in &pools {
             match self.node.leases.lacking(pool, leases) {
                 Ok(Lacking { holders, unread }) => {
                     without.extend(holders.into_iter().filter_map(|at| sandboxes.get(at).copied()));
-                    warn_of_unread(pool, &unread);
+                    self.unread_leases.tell(pool, &unread);
                 }
-                Err(error) => tracing::debug!(%pool, error = %Chain(&error), "cannot check its leases"),
+                // Another process has the lock.
+                Err(error) if error.failure() == Failure::TryLater => {
+                    tracing::debug!(%pool, error = %Chain(&error), "cannot check its leases");
+                }
+                Err(error) => {
+                    self.unread_leases.tell(pool, &[error]);
+                }
             }
         }
         Ok(without.into_iter().filter_map(|at| staying.get(at)).map(|it| it.key.clone()).collect())
@@ -366,13 +374,47 @@ impl Engine {
     }
 }
 
-/// Most leases of a pool that one check warns of: without a free descriptor, for example, none can be read.
+/// Most leases of a pool that one check names in the log: without a free descriptor, for example, none can be read.
 const NAMED: usize = 8;
 
-/// Warns of leases that cannot be read.
-fn warn_of_unread(pool: &ipam::Pool, unread: &[ipam::Error]) {
-    for error in unread.iter().take(NAMED) {
-        tracing::warn!(%pool, unread = unread.len(), error = %Chain(error), "cannot check a lease");
+/// What the log says of each pool whose leases, all or some, could not be read when they were last checked.
+#[derive(Debug, Default)]
+pub(in crate::attach) struct UnreadLeases(Mutex<BTreeMap<ipam::Pool, Told>>);
+
+/// What the log says of a pool.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    /// Number of the errors.
+    unread: usize,
+    /// The first of them, each of which names its file.
+    errors: Vec<String>,
+}
+
+impl UnreadLeases {
+    /// Forgets all pools but these.
+    fn keep<T>(&self, pools: &BTreeMap<ipam::Pool, T>) {
+        locked(&self.0).retain(|pool, _| pools.contains_key(pool));
+    }
+
+    /// Tells why leases of a pool cannot be read: as a warning unless the log said the same last time. Returns whether
+    /// it was one.
+    fn tell(&self, pool: &ipam::Pool, unread: &[ipam::Error]) -> bool {
+        let mut all = locked(&self.0);
+        if unread.is_empty() {
+            all.remove(pool);
+            return false;
+        }
+        let errors = unread.iter().take(NAMED).map(|error| Chain(error).to_string()).collect();
+        let told = Told { unread: unread.len(), errors };
+        let is_new = all.get(pool) != Some(&told);
+        for error in &told.errors {
+            match is_new {
+                true => tracing::warn!(%pool, unread = told.unread, %error, "cannot check leases"),
+                false => tracing::debug!(%pool, unread = told.unread, %error, "cannot check leases"),
+            }
+        }
+        all.insert(pool.clone(), told);
+        is_new
     }
 }
 

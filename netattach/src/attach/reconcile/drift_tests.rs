@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::attach::rig::{self, Maps};
-use crate::ipam::host_local::withheld::Withheld;
+use crate::ipam::host_local::{self, withheld::Withheld};
 use crate::journal::Store;
 use crate::plan::Plan;
 use crate::plan::addressing::Others;
@@ -226,6 +226,56 @@ fn a_lease_that_cannot_be_read_keeps_no_other_of_its_pool_from_being_taken_back(
     assert_eq!(taken("b"), ["the lease of 10.1.0.3 was removed"]);
     assert_eq!(taken("a"), [""; 0]);
     assert_eq!(engine.without_lease().unwrap(), []);
+}
+
+/// Otherwise a bad block fills the log.
+#[test]
+fn the_log_warns_of_leases_that_cannot_be_read_only_when_they_are_others_than_before() {
+    let told = UnreadLeases::default();
+    let [net, other] = ["net", "other"].map(|name| ipam::Pool::directory("/pools", name));
+    let errors = |names: &[&str]| -> Vec<ipam::Error> {
+        let error = |name: &&str| {
+            let (path, source) = (name.into(), std::io::ErrorKind::Other.into());
+            ipam::Error::HostLocal(host_local::Error::Read { path, source })
+        };
+        names.iter().map(error).collect()
+    };
+    let many: Vec<String> = (0..=NAMED).map(|number| format!("10.1.1.{number}")).collect();
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    for (pool, names, is_warning) in [
+        (&net, &["10.1.0.2"][..], true),
+        (&net, &["10.1.0.2"][..], false),
+        (&other, &["10.1.0.2"][..], true),
+        (&net, &["10.1.0.2", "10.1.0.3"][..], true),
+        (&net, &["10.1.0.3"][..], true),
+        (&net, &[][..], false),
+        (&net, &["10.1.0.3"][..], true),
+        (&net, &many[..NAMED], true),
+        (&net, &many[..], true),
+        (&net, &many[..], false),
+    ] {
+        assert_eq!(told.tell(pool, &errors(names)), is_warning, "{pool} {names:?}");
+    }
+    told.keep(&BTreeMap::from([(net.clone(), ())]));
+    assert!(!told.tell(&net, &errors(&many)) && told.tell(&other, &errors(&["10.1.0.2"])));
+}
+
+/// Its lock is a directory meanwhile.
+#[test]
+fn the_log_warns_of_a_pool_that_cannot_be_read_until_it_can() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = crate::sync::Arc::new(Maps::default());
+    let engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), &maps);
+    attach(&engine, "a", rig::plan(directory, "a", 1));
+    let look = || (engine.without_lease().unwrap(), locked(&engine.unread_leases.0).len());
+    assert_eq!(look(), (vec![], 0));
+    let lock = directory.join("pools/net/lock");
+    fs::remove_file(&lock).unwrap();
+    fs::create_dir(&lock).unwrap();
+    assert_eq!(look(), (vec![], 1));
+    fs::remove_dir(&lock).unwrap();
+    assert_eq!(look(), (vec![], 0));
 }
 
 #[test]

@@ -385,8 +385,8 @@ impl Leases {
         expected: &[IpAddr],
     ) -> Result<(), Error> {
         let path = directory_of(data_dir, network)?;
-        let held =
-            self.locked(&path, |_, contents| contents.find(owner, Given::of(expected, &[])).whole())?;
+        let given = Given::of(expected, &[]);
+        let held = self.locked(&path, |_, contents| contents.find(owner, given).whole())?;
         let held = held.unwrap_or_default();
         match expected.iter().find(|address| !held.contains(&address.to_canonical())) {
             Some(&address) => Err(Error::NotReserved { address, owner: owner.clone(), directory: path }),
@@ -836,16 +836,8 @@ mod tests {
         }
         assert_eq!(leases.release(&config, &owner("abc", "eth0"), &[]).unwrap(), 1);
         assert_eq!(leases.release(&config, &owner("abc", "eth0"), &[]).unwrap(), 0);
-        assert_eq!(
-            leases
-                .release(
-                    &Config { network: "unknown".to_owned(), ..config.clone() },
-                    &owner("abc", "eth0"),
-                    &[]
-                )
-                .unwrap(),
-            0
-        );
+        let unknown = Config { network: "unknown".to_owned(), ..config.clone() };
+        assert_eq!(leases.release(&unknown, &owner("abc", "eth0"), &[]).unwrap(), 0);
         assert_eq!(
             files(&config),
             named(&[(SPARE, ""), ("10.0.0.3", "abc\r\nnet1"), ("last_reserved_ip.0", "10.0.0.3")])
