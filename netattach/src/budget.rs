@@ -205,6 +205,14 @@ pub const YAML: Budget = file("document in YAML", 512 << 10, MANIFEST.refused, N
 /// Values in it, counting those that aliases refer to.
 pub const YAML_VALUES: Budget =
     Budget { what: "values of a document in YAML", most: VALUES, unit: "values", ..YAML };
+/// The characters in it that may begin a value, `,` `:` `-` `?` `[` `{`, in texts as well. The parser keeps all of a
+/// document in memory before the first value is counted. A mapping with [`YAML_VALUES`] has two for each.
+pub const YAML_MARKS: Budget = Budget {
+    what: "commas, colons, dashes and brackets of a document in YAML",
+    most: 2 * VALUES,
+    unit: "characters",
+    ..YAML
+};
 /// `ipam.resolvConf`.
 pub const RESOLV_CONF: Budget = file("ipam.resolvConf", 64 << 10, "ADD", Some(code::IO_FAILURE));
 /// A file of device information.
@@ -223,7 +231,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 64] = [
+pub const TABLE: [&Budget; 65] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -281,6 +289,7 @@ pub const TABLE: [&Budget; 64] = [
     &CONTAINER_PORTS,
     &YAML,
     &YAML_VALUES,
+    &YAML_MARKS,
     &RESOLV_CONF,
     &DEVICE_INFO,
     &DEVICE_CHECKPOINT,

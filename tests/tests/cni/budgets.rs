@@ -221,9 +221,10 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
     attach(&last);
     node.del(&last).success();
     fs::remove_file(node.path("source").join("c.yaml")).unwrap();
-    // The maximum number of values in the maximum number of bytes that reach the YAML parser, in the largest file.
+    // The maximum number of keys that reach the YAML parser, each with an empty value, in the largest file. Beside the
+    // commas, a document has three dashes, a colon and a bracket.
     within_memory(&node, "values in YAML", || {
-        let document = format!("a: [{}]\n---\n", "1,".repeat(budget::YAML.most / 2 - 16));
+        let document = format!("a: {{{}}}\n---\n", "12345,".repeat(budget::YAML_MARKS.most - 5));
         write(document.repeat(MANIFEST.0 / document.len()), "d.yaml");
     });
     fs::remove_file(node.path("source").join("d.yaml")).unwrap();

@@ -103,6 +103,7 @@ pub(in crate::source) fn yaml(document: &str) -> Result<Value, ManifestError> {
     if let Some(value) = plain_yaml::read_by(document, Bounded(&left)) {
         return Ok(value);
     }
+    budget::YAML_MARKS.check(marks(document)).map_err(ManifestError::Budget)?;
     left.set(budget::YAML_VALUES.most + 1);
     let read = Bounded(&left).deserialize(serde_norway::Deserializer::from_str(document));
     read.map_err(|error| {
@@ -111,6 +112,12 @@ pub(in crate::source) fn yaml(document: &str) -> Result<Value, ManifestError> {
             Ok(()) => ManifestError::Yaml(error),
         }
     })
+}
+
+/// The number of characters that may begin a value. A document has at most two nodes for each, keys among them, and
+/// one more.
+fn marks(document: &str) -> usize {
+    document.bytes().filter(|byte| matches!(byte, b',' | b':' | b'-' | b'?' | b'[' | b'{')).count()
 }
 
 /// Deserializes a value with a limited number of values.
@@ -304,6 +311,13 @@ mod tests {
             said(yaml_objects(&list(&[of(most - 3), of(most - 3)]))),
             [Ok(namespace("a")), Ok(namespace("a"))]
         );
+        let most = budget::YAML_MARKS.most;
+        let of = |count: usize| {
+            let head = "{apiVersion: v1, kind: Namespace, metadata: {name: a, annotations: {a: '";
+            format!("{head}{}'}}}}}}", "-".repeat(count - marks(head)))
+        };
+        assert_eq!(said(yaml_objects(&of(most))), [Ok(namespace("a"))]);
+        assert_eq!(said(yaml_objects(&of(most + 1))), [Err(budget_error(&budget::YAML_MARKS, most + 1))]);
         let most = budget::YAML_VALUES.most;
         // Six values around them.
         let of = |count: usize| {
@@ -312,6 +326,12 @@ mod tests {
         };
         assert_eq!(said(yaml_objects(&of(most))), [Ok(namespace("a"))]);
         assert_eq!(said(yaml_objects(&of(most + 1))), [Err(budget_error(&budget::YAML_VALUES, most + 1))]);
+        // A mapping of as many, whose keys are no values.
+        let mapping = |count: usize| {
+            let entries: String = (0..count).map(|number| format!("{number}: ~,")).collect();
+            format!("{{{entries}}}")
+        };
+        assert!(yaml(&mapping(most - 1)).is_ok());
         // A list of a thousand items, aliased a thousand times.
         let aliases = format!("{{a: &a [{}], b: [{}]}}", "1,".repeat(1000), "*a,".repeat(1000));
         assert_eq!(said(yaml_objects(&aliases)), [Err(budget_error(&budget::YAML_VALUES, most + 1))]);
