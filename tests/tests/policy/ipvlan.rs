@@ -370,7 +370,8 @@ fn neighbours_are_told_of_the_addresses_of_an_ipvlan_in_a_vrf() {
         "addresses": [{"address": "10.52.0.30/24"}, {"address": "fd00:54::3/64"}],
     });
     let ipvlan = json!({"type": "ipvlan", "master": WIRE, "ipam": ipam});
-    let chain = json!({"cniVersion": "1.0.0", "name": "blue", "plugins": [ipvlan, {"type": "vrf", "vrfname": "blue"}]});
+    let plugins = json!([ipvlan, {"type": "vrf", "vrfname": "blue"}]);
+    let chain = json!({"cniVersion": "1.0.0", "name": "blue", "plugins": plugins});
     node.write("net-blue", &network(NAMESPACE, "blue", &chain)).unwrap();
     ip(&outside, &["addr", "add", "fd00:54::9/64", "dev", "wire1", "nodad"]).unwrap();
     had_another_holder(&outside, addresses);
