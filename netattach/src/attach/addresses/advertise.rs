@@ -58,7 +58,7 @@ impl Told {
 pub(in crate::attach) struct Sender<'p> {
     /// The namespace of the pod.
     pub(in crate::attach) netns: &'p Netns,
-    /// The same.
+    /// A handle in it.
     pub(in crate::attach) pod: &'p mut Handle,
     /// Index of the interface.
     pub(in crate::attach) index: u32,
