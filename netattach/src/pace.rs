@@ -78,6 +78,7 @@ pub fn after_failures(first: Duration, failed: u32, most: Duration) -> Duration 
 pub struct Retries<K> {
     first: Duration,
     most: Duration,
+    tries: u32,
     failed: BTreeMap<K, Failed>,
 }
 
@@ -91,17 +92,34 @@ struct Failed {
 impl<K: Ord + Clone> Retries<K> {
     /// Nothing has failed. `first` and `most`: the first pause and the longest one.
     pub fn new(first: Duration, most: Duration) -> Self {
-        Self { first, most, failed: BTreeMap::new() }
+        Self { first, most, tries: u32::MAX, failed: BTreeMap::new() }
     }
 
-    /// Notes the outcome: of what was `tried`, all but the `failed` is done.
-    pub fn note(&mut self, tried: &BTreeSet<K>, failed: &BTreeSet<K>, now: Instant) {
+    /// Gives up what has failed that many times in a row.
+    pub fn at_most(self, tries: u32) -> Self {
+        Self { tries, ..self }
+    }
+
+    /// Notes the outcome: of what was `tried`, all but the `failed` is done. Returns whether something else than before
+    /// is to be tried again.
+    pub fn note(&mut self, tried: &BTreeSet<K>, failed: &BTreeSet<K>, now: Instant) -> bool {
+        let before: Vec<K> = self.failed.keys().cloned().collect();
         self.failed.retain(|what, _| !tried.contains(what) || failed.contains(what));
         for what in failed {
-            let times = self.failed.get(what).map_or(1, |it| it.times.saturating_add(1));
+            let times = self.failures(what).saturating_add(1);
+            if times >= self.tries {
+                self.failed.remove(what);
+                continue;
+            }
             let due = now + after_failures(self.first, times, self.most);
             self.failed.insert(what.clone(), Failed { times, due });
         }
+        !before.iter().eq(self.failed.keys())
+    }
+
+    /// How many times in a row this has failed.
+    pub fn failures(&self, what: &K) -> u32 {
+        self.failed.get(what).map_or(0, |it| it.times)
     }
 
     /// What is to be tried again now.
@@ -114,11 +132,6 @@ impl<K: Ord + Clone> Retries<K> {
     pub fn pause(&self, now: Instant) -> Duration {
         let next = self.failed.values().map(|it| it.due).min();
         next.map_or(Duration::MAX, |due| due.saturating_duration_since(now))
-    }
-
-    /// Whether everything that was tried is done.
-    pub fn is_empty(&self) -> bool {
-        self.failed.is_empty()
     }
 }
 
@@ -180,24 +193,44 @@ mod tests {
         let [nothing, a, b, both] =
             [&[][..], &["a"], &["b"], &["a", "b"]].map(|it| BTreeSet::from_iter(it.to_vec()));
         let mut retries = Retries::new(Duration::from_secs(1), Duration::from_secs(8));
-        retries.note(&both, &nothing, begun);
-        assert_eq!((retries.pause(begun), retries.is_empty()), (Duration::MAX, true));
-        retries.note(&both, &a, begun);
+        assert!(!retries.note(&both, &nothing, begun));
+        assert_eq!(retries.pause(begun), Duration::MAX);
+        assert!(retries.note(&both, &a, begun));
         assert_eq!((retries.pause(begun), retries.due(begun)), (Duration::from_secs(1), nothing.clone()));
-        retries.note(&a, &a, at(1));
+        assert!(!retries.note(&a, &a, at(1)));
         // One that fails for the first time does not wait as long as another, nor does the other wait any longer.
-        retries.note(&b, &b, at(1));
+        assert!(retries.note(&b, &b, at(1)));
         assert_eq!((retries.pause(at(1)), retries.due(at(2))), (Duration::from_secs(1), b.clone()));
-        retries.note(&b, &nothing, at(2));
+        assert_eq!(["a", "b", "c"].map(|what| retries.failures(&what)), [2, 1, 0]);
+        assert!(retries.note(&b, &nothing, at(2)));
         assert_eq!((retries.pause(at(2)), retries.due(at(3))), (Duration::from_secs(1), a.clone()));
         for seconds in [3, 7, 15] {
-            retries.note(&a, &a, at(seconds));
+            assert!(!retries.note(&a, &a, at(seconds)));
         }
         assert_eq!(retries.pause(at(15)), Duration::from_secs(8));
         assert_eq!((retries.pause(at(60)), retries.due(at(60))), (Duration::ZERO, a.clone()));
+        // Another one fails as this one ends.
+        assert!(retries.note(&both, &b, at(60)));
         // What was tried for another reason is done as well.
-        retries.note(&both, &nothing, at(60));
-        assert!(retries.is_empty());
+        assert!(retries.note(&both, &nothing, at(60)));
+        assert_eq!(retries.pause(at(60)), Duration::MAX);
+    }
+
+    #[test]
+    fn what_fails_too_often_in_a_row_is_given_up_and_begins_anew_when_it_is_asked_for_again() {
+        let (now, a, nothing) = (Instant::now(), BTreeSet::from(["a"]), BTreeSet::new());
+        let mut retries = Retries::new(Duration::from_secs(1), Duration::from_secs(8)).at_most(3);
+        for _ in 0..2 {
+            let failures = [1, 2, 0].map(|_| {
+                retries.note(&a, &a, now);
+                retries.failures(&"a")
+            });
+            assert_eq!(failures, [1, 2, 0]);
+            assert_eq!(retries.pause(now), Duration::MAX);
+        }
+        retries.note(&a, &a, now);
+        retries.note(&a, &nothing, now);
+        assert_eq!(retries.failures(&"a"), 0);
     }
 
     #[test]

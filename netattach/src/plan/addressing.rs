@@ -37,15 +37,16 @@ pub enum Announcement {
 
 /// Returns when the IPv4 addresses of an interface are announced to its neighbours. `may_wait`: the caller can
 /// announce them after the answer. A late announcement sends an ARP request for each address from the first address
-/// of its subnet, so with two addresses in one subnet only one would be announced. For a card, the ADD has waited for
-/// the carrier anyway.
+/// of its subnet, so with two addresses in one subnet only one would be announced, unless they are [`advertised`]. For
+/// a card, the ADD has waited for the carrier anyway.
 pub fn announcement(made_by: MadeBy<'_>, addressing: &Addressing, may_wait: bool) -> Announcement {
     if !addressing.announce_v4 {
         return Announcement::Never;
     }
     match made_by {
         MadeBy::Device(_) => Announcement::AtOnce,
-        _ if !may_wait || share_a_subnet(&addressing.addresses) => Announcement::AtOnce,
+        _ if !may_wait => Announcement::AtOnce,
+        _ if share_a_subnet(&addressing.addresses) && !advertised(made_by) => Announcement::AtOnce,
         _ => Announcement::Late,
     }
 }
@@ -564,20 +565,29 @@ mod tests {
         let device = fixtures::device();
         let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
         let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);
-        // Addresses: on a card, on another link, and on one without an announcement after the answer.
-        let table: [(&[&str], bool, [Announcement; 3]); 6] = [
-            (&["10.9.0.7/24"], true, [at_once, late, at_once]),
-            (&["10.9.0.7/24"], false, [never, never, never]),
-            (&["10.9.0.7/24", "10.9.1.7/24"], true, [at_once, late, at_once]),
-            (&["10.9.0.7/24", "10.9.0.8/24"], true, [at_once, at_once, at_once]),
-            (&["10.9.0.7/24", "10.8.0.1/8"], true, [at_once, at_once, at_once]),
+        let link = Link::Ipvlan(Ipvlan {
+            pod_name: "net1".to_owned(),
+            parent: None,
+            mode: IpvlanMode::L2,
+            mtu: None,
+            group: 0,
+            in_pod: false,
+        });
+        let ipvlan = MadeBy::Link(&link);
+        // Addresses: on a card, on an ipvlan, on another link, and on one without an announcement after the answer.
+        let table: [(&[&str], bool, [Announcement; 4]); 6] = [
+            (&["10.9.0.7/24"], true, [at_once, late, late, at_once]),
+            (&["10.9.0.7/24"], false, [never, never, never, never]),
+            (&["10.9.0.7/24", "10.9.1.7/24"], true, [at_once, late, late, at_once]),
+            (&["10.9.0.7/24", "10.9.0.8/24"], true, [at_once, late, at_once, at_once]),
+            (&["10.9.0.7/24", "10.8.0.1/8"], true, [at_once, late, at_once, at_once]),
             // Those of IPv6 are told within the ADD in any case, but on ipvlans.
-            (&["10.9.0.7/24", "fd00::7/64", "fd00::8/64"], true, [at_once, late, at_once]),
+            (&["10.9.0.7/24", "fd00::7/64", "fd00::8/64"], true, [at_once, late, late, at_once]),
         ];
         for (addresses, announce_v4, expected) in table {
             let addresses = addresses.iter().map(|text| net(text)).collect();
             let addressing = Addressing { addresses, announce_v4, ..Addressing::default() };
-            let found = [(card, true), (plugin, true), (plugin, false)]
+            let found = [(card, true), (ipvlan, true), (plugin, true), (plugin, false)]
                 .map(|(made_by, may_wait)| announcement(made_by, &addressing, may_wait));
             assert_eq!(found, expected, "{addressing:?}");
         }

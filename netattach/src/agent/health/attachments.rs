@@ -18,6 +18,16 @@ use crate::pace;
 use crate::rpc::message::Condition;
 use crate::sync::locked;
 
+/// What a check that has failed leaves to the next one: the devices from which filters were removed. A check of all
+/// attachments is not repeated at once: each share has its turn anyway, and an attachment that cannot be checked would
+/// make every check one of all attachments.
+fn left_over(removed: Removed) -> Removed {
+    match removed {
+        Removed::From(_) => removed,
+        Removed::Anywhere => Removed::default(),
+    }
+}
+
 impl Health {
     /// Requests a check of all attachments.
     pub(in crate::agent) fn look_at_attachments_soon(&self) {
@@ -50,9 +60,7 @@ impl Health {
         let rows = translation.into_iter().chain(forwarding).chain(missing);
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
         let Err(error) = found else { return Ok(String::new()) };
-        // The check failed, so its work is still to be done.
-        self.attachments.is_wanted.fetch_or(is_wanted, Ordering::Relaxed);
-        locked(&self.removed).extend(removed);
+        locked(&self.removed).extend(left_over(removed));
         Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
     }
 
@@ -95,5 +103,17 @@ impl Health {
             }
         }
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_check_leaves_devices_to_the_next_one_and_no_check_of_all_attachments() {
+        let devices = Removed::From([3, 5].into());
+        assert_eq!(left_over(devices.clone()), devices);
+        assert_eq!(left_over(Removed::Anywhere), Removed::From(BTreeSet::new()));
     }
 }

@@ -28,19 +28,13 @@ pub(in crate::agent) const MOST_PUBLISHERS: usize = 8;
 #[derive(Debug)]
 pub(in crate::agent) struct AfterAdd {
     publishers: Semaphore,
-    /// Lets one thread at a time announce addresses.
-    announcer: Semaphore,
     /// Lets one thread at a time do the dataplane work that ADDs have deferred.
     settler: Semaphore,
 }
 
 impl Default for AfterAdd {
     fn default() -> Self {
-        Self {
-            publishers: Semaphore::new(MOST_PUBLISHERS),
-            announcer: Semaphore::new(1),
-            settler: Semaphore::new(1),
-        }
+        Self { publishers: Semaphore::new(MOST_PUBLISHERS), settler: Semaphore::new(1) }
     }
 }
 
@@ -60,7 +54,7 @@ impl Agent {
         });
     }
 
-    /// Announces the addresses of the record's attachments, and attaches the programs in its pod by BPF
+    /// Has the addresses of the record's attachments announced, and attaches the programs in its pod by BPF
     /// links, once no ADD is running. No operation waits for this: the record may be gone by that time, or
     /// a later ADD of the container may be announced twice, which is harmless.
     pub(in crate::agent) fn finish_later(self: &Arc<Self>, record: JournalKey) {
@@ -69,7 +63,7 @@ impl Agent {
             let latest = Instant::now() + FINISH_WITHIN;
             tokio::time::sleep(PUBLISH_AFTER).await;
             agent.no_add_works(latest).await;
-            agent.announce(&record).await;
+            agent.engine.announce_soon([record.clone()]);
             agent.settle(&record, latest).await;
         });
     }
@@ -81,17 +75,8 @@ impl Agent {
         }
     }
 
-    async fn announce(&self, record: &JournalKey) {
-        let Ok(_announcer) = self.after_add.announcer.acquire().await else { return };
-        let (engine, of) = (Arc::clone(&self.engine), record.clone());
-        if let Ok(Err(error)) = own_thread::blocking(move || engine.announce(&of)).await {
-            tracing::warn!(container = record.container_id, error = %Chain(&error), "addresses not announced to neighbours; will try again");
-            self.engine.announce_soon([record.clone()]);
-        }
-    }
-
     /// Lets the engine attach the programs in the pod by BPF links. This waits for RCU grace periods, so
-    /// announcements are made before it. It may run at any point of later operations.
+    /// announcements do not wait for it. It may run at any point of later operations.
     async fn settle(&self, record: &JournalKey, latest: Instant) {
         let Ok(_settler) = self.after_add.settler.acquire().await else { return };
         // Other ADDs may have begun while this pod waited for the permit.

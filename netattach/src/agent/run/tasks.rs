@@ -18,7 +18,7 @@ use crate::agent::monitoring::{events, packet_log};
 use crate::agent::node_network::NodeNetwork;
 use crate::agent::pods::{live, repair};
 use crate::agent::report::flow::wall_clock;
-use crate::attach::{Engine, Node, NotFollowed};
+use crate::attach::{AttachError, Engine, Node, NotFollowed};
 use crate::bpf;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
@@ -75,6 +75,14 @@ const TAINT_MOST_PAUSE: Duration = Duration::from_secs(60);
 /// failure in a row, up to the longest.
 const PARENTS_PAUSE: Duration = Duration::from_secs(1);
 const PARENTS_MOST_PAUSE: Duration = Duration::from_secs(8);
+
+/// The pause between announcements of two sandboxes. Each goes to all ipvlans of the parent, or to all ports of the
+/// bridge: the kernel queues a thousand frames for the ipvlans of a parent (`IPVLAN_QBACKLOG_LIMIT`), and drops others
+/// unnoticed.
+const BETWEEN_ANNOUNCEMENTS: Duration = Duration::from_millis(3);
+/// How often announcements of a sandbox are tried before they are given up: its pod may have made them impossible, and
+/// a neighbour asks again anyway, if later.
+const MOST_ANNOUNCEMENTS: u32 = 10;
 
 /// Starts the tasks that follow the packets of the node, and the return of memory.
 pub(super) fn follow_packets(
@@ -312,9 +320,8 @@ async fn follow_parents(
             };
             let (followed, lasted) = rounds::take(false, follow).await;
             took = lasted;
-            let had_failed = !retries.is_empty();
-            retries.note(&parents, &not_followed(followed), Instant::now());
-            if had_failed == retries.is_empty() {
+            let failed = not_followed(&followed, &retries);
+            if retries.note(&parents, &failed, Instant::now()) {
                 health.look_at_attachments_soon();
             }
         }
@@ -327,42 +334,56 @@ async fn follow_parents(
     }
 }
 
-/// Returns the parents that could not be followed.
-fn not_followed(followed: Result<(), NotFollowed>) -> BTreeSet<u32> {
-    let Err(failed) = followed else { return BTreeSet::new() };
-    tracing::warn!(error = %Chain(&failed), "addresses of parents not taken over; will try again");
-    failed.parents
+/// Returns the parents that could not be followed, and logs them: each in a row of failures once.
+fn not_followed(failed: &[NotFollowed], before: &Retries<u32>) -> BTreeSet<u32> {
+    let log = |failed: &NotFollowed| {
+        let error = Chain(failed);
+        match before.failures(&failed.parent) {
+            0 => tracing::warn!(%error, "address of a parent not taken over; will try again"),
+            times => tracing::debug!(%error, times, "address of a parent not taken over again"),
+        }
+        failed.parent
+    };
+    failed.iter().map(log).collect()
 }
 
-/// Announces the addresses of pods that have followed their parents, or could not be announced after the ADD; those
-/// that fail, again.
+/// Announces the addresses of pods that were attached or have followed their parents; those that fail, again. It is the
+/// only one that does after an ADD, one sandbox after the other.
+///
+/// Records that come during a round and for a while after it are gathered: a parent whose address changes all the time
+/// has those of all its pods announced only so often.
 async fn announce(engine: Arc<Engine>) {
-    let mut retries = Retries::new(PARENTS_PAUSE, PARENTS_MOST_PAUSE);
+    let mut retries = Retries::new(PARENTS_PAUSE, PARENTS_MOST_PAUSE).at_most(MOST_ANNOUNCEMENTS);
     loop {
         let waited = tokio::time::timeout(retries.pause(Instant::now()), engine.unannounced()).await;
         let mut records = waited.unwrap_or_default();
         records.extend(retries.due(Instant::now()));
-        let announcing = Arc::clone(&engine);
-        let announced = move || {
-            let failed = crate::upkeep(|| not_announced(&announcing, &records));
-            (records, failed)
-        };
-        let (tried, failed) = rounds::take(false, announced).await;
-        retries.note(&tried, &failed, Instant::now());
+        let begun = Instant::now();
+        let mut failed = BTreeSet::new();
+        for record in &records {
+            let (announcing, of) = (Arc::clone(&engine), record.clone());
+            let announced = rounds::take(false, move || announcing.announce(&of)).await;
+            if let Err(error) = announced {
+                log_unannounced(record, &error, retries.failures(record));
+                failed.insert(record.clone());
+            }
+            tokio::time::sleep(BETWEEN_ANNOUNCEMENTS).await;
+        }
+        retries.note(&records, &failed, Instant::now());
+        tokio::time::sleep(pace::gather(begun.elapsed())).await;
     }
 }
 
-/// Announces the addresses of these records, and returns those for which that failed.
-fn not_announced(engine: &Engine, records: &BTreeSet<JournalKey>) -> BTreeSet<JournalKey> {
-    let fails = |record: &&JournalKey| {
-        let announced = engine.announce(record);
-        if let Err(error) = &announced {
-            let container = &record.container_id;
-            tracing::warn!(container, error = %Chain(error), "addresses not announced to neighbours; will try again");
-        }
-        announced.is_err()
-    };
-    records.iter().filter(fails).cloned().collect()
+/// Logs that the addresses of a sandbox were not announced. `before`: how many times in a row that has failed before.
+fn log_unannounced(record: &JournalKey, error: &AttachError, before: u32) {
+    let (container, error) = (&record.container_id, Chain(error));
+    if before == 0 {
+        tracing::warn!(container, %error, "addresses not announced to neighbours; will try again");
+    } else if before + 1 < MOST_ANNOUNCEMENTS {
+        tracing::debug!(container, %error, "addresses not announced to neighbours again");
+    } else {
+        tracing::info!(container, %error, "addresses not announced to neighbours; given up");
+    }
 }
 
 /// Restores what other programs remove from the packet filter, within a second. Logs the first few repairs,

@@ -8,12 +8,14 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
 
+use crate::attach::StepError;
+use crate::error_chain::Chain;
 use crate::mac::Mac;
-use crate::netlink::packet_socket;
+use crate::netlink::{Handle, packet_socket};
 use crate::netns::{Netns, NetnsError, within};
 
 /// All stations on the link.
@@ -34,13 +36,69 @@ const TARGET_ADDRESS: [u8; 2] = [2, 1];
 /// Neighbours ignore advertisements that a router has passed on.
 const HOPS: u32 = 255;
 
+/// How the addresses of an interface are announced.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::attach) struct Told {
+    /// IPv4 addresses that the kernel announces, one of each subnet; also whenever the interface comes up again.
+    pub(in crate::attach) by_kernel: Vec<Ipv4Addr>,
+    /// Addresses for which the agent sends frames. Where there are some, the kernel announces its own now only if
+    /// frames are not permitted: each goes to all other ipvlans of the parent.
+    pub(in crate::attach) by_frames: Vec<IpAddr>,
+}
+
+impl Told {
+    /// The addresses that the kernel is asked to announce now.
+    fn asked_of_kernel(&self, are_frames_refused: bool) -> &[Ipv4Addr] {
+        if self.by_frames.is_empty() || are_frames_refused { &self.by_kernel } else { &[] }
+    }
+}
+
+/// An interface in a pod that announces its addresses.
+#[derive(Debug)]
+pub(in crate::attach) struct Sender<'p> {
+    /// The namespace of the pod.
+    pub(in crate::attach) netns: &'p Netns,
+    /// A handle in it.
+    pub(in crate::attach) pod: &'p mut Handle,
+    /// Index of the interface.
+    pub(in crate::attach) index: u32,
+    /// Its Ethernet address; `None`: it is down, and sends no frames.
+    pub(in crate::attach) mac: Option<Mac>,
+}
+
+impl Sender<'_> {
+    /// Announces addresses. An interface that is gone needs no announcement.
+    ///
+    /// # Errors
+    /// The kernel refuses, but for the permission to send frames: an agent without `NET_RAW` does not get it later.
+    pub(in crate::attach) fn announce(self, told: &Told) -> Result<(), StepError> {
+        let Self { netns, pod, index, mac } = self;
+        let sent = match mac.filter(|_| !told.by_frames.is_empty()) {
+            Some(mac) => advertise(netns, (index, mac), &told.by_frames)?,
+            None => Ok(()),
+        };
+        let refused = sent.as_ref().err().filter(|error| error.kind() == io::ErrorKind::PermissionDenied);
+        if !told.by_kernel.is_empty() {
+            match pod.announce(index, told.asked_of_kernel(refused.is_some())) {
+                Err(error) if error.not_found() => return Ok(()),
+                asked => asked?,
+            }
+        }
+        if let Some(error) = refused {
+            tracing::debug!(index, error = %Chain(error), "addresses not announced by frames");
+            return Ok(());
+        }
+        sent.map_err(StepError::Announce)
+    }
+}
+
 /// Announces each address from the interface with this index, which has this Ethernet address. An address that the pod
 /// has removed needs no announcement. The pod's programs judge them like everything that the pod sends.
 ///
 /// # Errors
 /// The namespace cannot be entered; or a socket cannot be opened or used: the other addresses are announced
 /// nevertheless.
-pub(in crate::attach) fn advertise(
+fn advertise(
     netns: &Netns,
     (index, mac): (u32, Mac),
     addresses: &[IpAddr],
@@ -62,10 +120,28 @@ fn send_v4(address: Ipv4Addr, index: u32, frame: &[u8]) -> io::Result<()> {
     // Fails for an address that the interface has lost, which somebody else may have by now.
     let (kind, flags) = (SocketType::DGRAM, SocketFlags::CLOEXEC);
     let probe: OwnedFd = rustix::net::socket_with(AddressFamily::INET, kind, flags, None)?;
+    use_interface(&probe, index)?;
     rustix::net::bind(&probe, &SocketAddrV4::new(address, 0))?;
     let socket = packet_socket::open(index, libc::ETH_P_ARP, None)?;
     rustix::net::send(&socket, frame, SendFlags::DONTWAIT)?;
     Ok(())
+}
+
+/// Has a socket use the addresses of that interface: those of one in a VRF are local in the VRF's table alone, and a
+/// socket without an interface cannot be bound to them.
+fn use_interface(socket: &OwnedFd, index: u32) -> io::Result<()> {
+    let index = libc::c_int::try_from(index).map_err(io::Error::other)?;
+    // SAFETY: the value is an integer that lives through the call, and its size is given.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BINDTOIFINDEX,
+            (&raw const index).cast(),
+            size_of_val(&index) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// A frame with a request for the address by its holder.
@@ -84,6 +160,7 @@ fn send_v6(address: Ipv6Addr, index: u32, message: &[u8]) -> io::Result<()> {
     let socket: OwnedFd = rustix::net::socket_with(AddressFamily::INET6, kind, flags, Some(ipproto::ICMPV6))?;
     sockopt::set_ipv6_multicast_hops(&socket, HOPS)?;
     sockopt::set_ipv6_multicast_loop(&socket, false)?;
+    use_interface(&socket, index)?;
     rustix::net::bind(&socket, &SocketAddrV6::new(address, 0, 0, index))?;
     let to = SocketAddrV6::new(ALL_NODES, 0, 0, index);
     rustix::net::sendto(&socket, message, SendFlags::DONTWAIT, &to)?;
@@ -104,6 +181,16 @@ fn message(address: Ipv6Addr, mac: Mac) -> [u8; LENGTH] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Otherwise the first address of each subnet is broadcast twice.
+    #[test]
+    fn the_kernel_announces_what_frames_announce_only_where_these_are_not_permitted() {
+        let four = Ipv4Addr::new(10, 52, 0, 3);
+        let by_kernel = Told { by_kernel: vec![four], by_frames: Vec::new() };
+        assert_eq!(by_kernel.asked_of_kernel(false), [four]);
+        let by_both = Told { by_kernel: vec![four], by_frames: vec![four.into()] };
+        assert_eq!((by_both.asked_of_kernel(false), by_both.asked_of_kernel(true)), (&[][..], &[four][..]));
+    }
 
     #[test]
     fn an_address_is_requested_of_everybody_by_its_holder() {

@@ -5,17 +5,16 @@
 //! the runtime has yet to start the containers.
 //!
 //! IPv6 addresses are announced during the ADD: the request for the announcement flushes the pod's neighbour table,
-//! which is harmless as long as no process runs in the pod. All those of an ipvlan are announced here ([`advertise`]).
+//! which is harmless as long as no process runs in the pod. All those of an ipvlan are announced here
+//! ([`advertise`](super::advertise)).
 
 use std::collections::BTreeSet;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use tokio::sync::Notify;
 
-use super::advertise::advertise;
+use super::advertise::{Sender, Told};
 use crate::attach::{AttachError, Doing, Engine, StepError};
-use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -97,15 +96,6 @@ struct Announced<'o> {
     told: Told,
 }
 
-/// How addresses are announced.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
-    /// By the kernel, which announces one of each subnet.
-    by_kernel: Vec<Ipv4Addr>,
-    /// By frames that [`advertise`] sends.
-    by_frames: Vec<IpAddr>,
-}
-
 impl Told {
     /// Selects what is announced after the ADD. Of an ipvlan this is everything, whatever the ADD has announced: its
     /// parent may have got another Ethernet address since.
@@ -156,38 +146,25 @@ fn announced<'o>(
 }
 
 fn tell((netns, pod): (&Netns, &mut Handle), announced: &Announced<'_>) -> Result<(), StepError> {
-    let Announced { interface, told: Told { by_kernel, by_frames } } = announced;
-    // The pod may have renamed or replaced its interface.
-    let Some(link) = pod.find_link(&interface.name)?.filter(|link| link.index == interface.index) else {
-        return Ok(());
-    };
-    if !by_kernel.is_empty() {
-        match pod.announce(link.index, by_kernel) {
-            Err(error) if error.not_found() => return Ok(()),
-            other => other?,
-        }
-    }
+    let Announced { interface, told } = announced;
+    // The pod may have renamed or replaced its interface, or given it more than the kernel can tell.
+    let found = pod.find_told(&interface.name)?;
+    let Some(link) = found.filter(|link| link.index == interface.index) else { return Ok(()) };
     // A pod that has set its interface down sends nothing.
-    let Some(mac) = link.mac.filter(|_| link.up && !by_frames.is_empty()) else { return Ok(()) };
-    match advertise(netns, (link.index, mac), by_frames)? {
-        // An agent without `NET_RAW` does not get it later.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            tracing::debug!(device = interface.name, error = %Chain(&error), "addresses not announced by frames");
-            Ok(())
-        }
-        other => other.map_err(StepError::Announce),
-    }
+    let mac = link.mac.filter(|_| link.up);
+    Sender { netns, pod, index: link.index, mac }.announce(told)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
     use std::time::Duration;
 
     use super::*;
     use crate::attach::rig;
     use crate::journal::Store;
     use crate::plan::fixtures;
-    use crate::spec::{Ipvlan, IpvlanMode};
+    use crate::spec::{Bridge, Ipvlan, IpvlanMode, Macvlan};
 
     #[tokio::test]
     async fn records_to_announce_are_handed_over_once_and_none_is_lost_by_a_wait_that_ends() {
@@ -202,6 +179,24 @@ mod tests {
         assert!(wait.await.is_err());
         engine.announce_soon([c.clone()]);
         assert_eq!(engine.unannounced().await, [c].into());
+    }
+
+    /// A pod can bring that about at any time, and it is no failure to try again after.
+    #[test]
+    fn an_interface_of_which_the_kernel_cannot_tell_is_not_announced() {
+        let [node, netns] = [(); 2].map(|()| Netns::private().unwrap());
+        let [mut host, mut pod] = [&node, &netns].map(|it| Handle::open_in(it).unwrap());
+        host.ensure_bridge(&Bridge { name: "wire".to_owned(), ..Bridge::default() }).unwrap();
+        let parent = host.link("wire").unwrap();
+        let macvlan = Macvlan::plain("net1", "wire");
+        let made = host.create_macvlan(&macvlan, &parent, netns.as_fd(), &mut pod).unwrap();
+        pod.give_sources(made.index, 20_000);
+        pod.narrow();
+        assert!(pod.find_link("net1").unwrap_err().is_untold());
+        let interface =
+            Interface { name: "net1".to_owned(), index: made.index, mac: made.mac, mtu: made.mtu };
+        let told = Told { by_kernel: vec!["10.9.0.7".parse().unwrap()], by_frames: Vec::new() };
+        tell((&netns, &mut pod), &Announced { interface: &interface, told }).unwrap();
     }
 
     #[test]

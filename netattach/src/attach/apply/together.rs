@@ -8,7 +8,7 @@ use super::links::{LinkError, check_mtu, not_created};
 use super::plugins::PluginError;
 use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, host_access, interface};
 use crate::attach::StepError;
-use crate::attach::addresses::advertise::advertise;
+use crate::attach::addresses::advertise::{Sender, Told};
 use crate::attach::addresses::holder::{Address, AddressError, Holder};
 use crate::attach::addresses::in_use::check_mac_is_free;
 use crate::cni::code;
@@ -319,7 +319,7 @@ impl<'a> Executor<'a> {
     /// Announces addresses of the selected families, now and whenever the link comes up again: IPv4 by
     /// `Addressing::announce_v4`, IPv6 by a setting that route netlink cannot change. The kernel's announcement when
     /// the link comes up is lost on a bridge, whose port does not forward yet, and on a card, which has no carrier
-    /// yet. All addresses of an ipvlan are advertised ([`advertise`]), unless that is done after the answer. Waits for
+    /// yet. All addresses of an ipvlan are advertised ([`Sender`]), unless that is done after the answer. Waits for
     /// duplicate address detection, if requested.
     ///
     /// Also makes IPv6 addresses survive when the pod sets the link down and up again, like IPv4 addresses and as
@@ -335,20 +335,7 @@ impl<'a> Executor<'a> {
             })??;
         }
         // Neighbours that have another Ethernet address for an address learn this one.
-        let by_requests = addressing::announced_by_requests(it.item.1.made_by(), &it.addressing);
-        let announced = match (by_requests, pod.mac) {
-            (true, _) if v4 => self.pod.announce(pod.index, &it.v4()),
-            (false, Some(mac)) if v4 || v6 => self.pod.announce_all(pod.index, mac),
-            _ => Ok(()),
-        };
-        if let Err(error) = announced {
-            tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
-        }
-        if !self.node.announces_late
-            && addressing::advertised(it.item.1.made_by())
-            && let Some(mac) = pod.mac
-            && let Err(error) = advertise(self.netns, (pod.index, mac), &it.all())?
-        {
+        if let Err(error) = self.tell_neighbours(it, (v4, v6)) {
             tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
         }
         if it.configure.detect_duplicates {
@@ -359,6 +346,24 @@ impl<'a> Executor<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Announces the addresses of these families, see [`Self::announce`].
+    fn tell_neighbours(&mut self, it: &Wanted<'a>, (v4, v6): (bool, bool)) -> Result<(), StepError> {
+        let (made_by, pod) = (it.item.1.made_by(), &it.pod);
+        if addressing::advertised(made_by) {
+            if self.node.announces_late {
+                return Ok(());
+            }
+            let told = Told { by_kernel: if v4 { it.v4() } else { Vec::new() }, by_frames: it.all() };
+            let (index, mac) = (pod.index, pod.mac);
+            return Sender { netns: self.netns, pod: &mut self.pod, index, mac }.announce(&told);
+        }
+        match (addressing::announced_by_requests(made_by, &it.addressing), pod.mac) {
+            (true, _) if v4 => Ok(self.pod.announce(pod.index, &it.v4())?),
+            (false, Some(mac)) if v4 || v6 => Ok(self.pod.announce_all(pod.index, mac)?),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -17,6 +17,7 @@
 //! pods that follow a parent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::enforcement;
 use crate::attach::{AttachError, Attached, Doing, Engine};
@@ -60,29 +61,20 @@ impl Addresses {
     }
 }
 
-/// Attachments that could not follow their parents.
+/// A parent that attachments could not follow.
 #[derive(Debug, thiserror::Error)]
-#[error("attachments on the devices {parents:?}")]
+#[error("attachments on {device}")]
 pub struct NotFollowed {
-    /// The indices of the parents.
-    pub parents: BTreeSet<u32>,
-    /// The last failure.
-    pub source: Box<EnforceError>,
+    /// Index of the parent.
+    pub parent: u32,
+    /// What it is called.
+    pub device: String,
+    /// The first failure.
+    pub source: Arc<EnforceError>,
 }
 
-impl NotFollowed {
-    /// Adds the failure of an attachment on that parent, or of the parent itself.
-    fn add(outcome: &mut Result<(), Self>, parent: u32, error: EnforceError) {
-        let source = Box::new(error);
-        match outcome {
-            Ok(()) => *outcome = Err(Self { parents: BTreeSet::from([parent]), source }),
-            Err(failed) => {
-                failed.parents.insert(parent);
-                failed.source = source;
-            }
-        }
-    }
-}
+/// The first failure on each parent that could not be followed.
+type Failures = BTreeMap<u32, EnforceError>;
 
 impl Parents {
     /// Returns those of the parents that have another address than when all their attachments were looked at, and
@@ -93,7 +85,7 @@ impl Parents {
         parents: &BTreeSet<u32>,
         followed: impl Fn(u32) -> bool,
         host: &mut Handle,
-        failed: &mut Result<(), NotFollowed>,
+        failed: &mut Failures,
     ) -> BTreeSet<u32> {
         let mut looked = locked(&self.0);
         let mut changed = BTreeMap::new();
@@ -103,7 +95,9 @@ impl Parents {
                     let other = found.filter(|mac| looked.get(parent) != Some(mac));
                     changed.extend(other.map(|mac| (*parent, mac)));
                 }
-                Err(error) => NotFollowed::add(failed, *parent, error.into()),
+                Err(error) => {
+                    failed.insert(*parent, error.into());
+                }
             }
         }
         looked.extend(&changed);
@@ -112,8 +106,8 @@ impl Parents {
     }
 
     /// The attachments on these parents are still to be looked at.
-    fn look_again(&self, parents: &BTreeSet<u32>) {
-        locked(&self.0).retain(|parent, _| !parents.contains(parent));
+    fn look_again(&self, parents: &Failures) {
+        locked(&self.0).retain(|parent, _| !parents.contains_key(parent));
     }
 
     /// Has an attachment take over the Ethernet address that it has now, see [`EnforcedAttachment::follow_parent`], and
@@ -156,6 +150,16 @@ impl<'e> Look<'e> {
     fn begin(enforcer: &'e dyn Enforce) -> Result<Self, netlink::Error> {
         Ok(Self { enforcer, addresses: Addresses::default(), host: Handle::open()? })
     }
+
+    fn not_followed(&mut self, parent: u32, source: EnforceError) -> NotFollowed {
+        let device = self.host.link_by_index(parent).map_or_else(|_| nameless(parent), |link| link.name);
+        NotFollowed { parent, device, source: Arc::new(source) }
+    }
+}
+
+/// What a device is called whose name is not to be found out.
+fn nameless(index: u32) -> String {
+    format!("the device with index {index}")
 }
 
 impl Engine {
@@ -165,39 +169,49 @@ impl Engine {
     }
 
     /// Has attachments follow those of the parents that have got another Ethernet address, and their addresses
-    /// announced.
-    ///
-    /// # Errors
-    /// The parents of attachments that could not follow. All others have done so, and the next call for these parents
-    /// looks at their attachments again.
-    pub fn follow_parents(&self, parents: &BTreeSet<u32>) -> Result<(), NotFollowed> {
-        let Some(enforcer) = &self.node.enforcer else { return Ok(()) };
-        let not_begun =
-            |error: netlink::Error| NotFollowed { parents: parents.clone(), source: Box::new(error.into()) };
-        let mut look = Look::begin(enforcer.as_ref()).map_err(not_begun)?;
-        let (is_parent, mut outcome) = (|parent| self.node.occupied.is_parent(parent), Ok(()));
-        let changed = self.parents.readdressed(parents, is_parent, &mut look.host, &mut outcome);
-        if changed.is_empty() {
-            return outcome;
+    /// announced. Returns the parents of attachments that could not follow: all others have done so, and the next call
+    /// for these parents looks at their attachments again.
+    pub fn follow_parents(&self, parents: &BTreeSet<u32>) -> Vec<NotFollowed> {
+        let Some(enforcer) = &self.node.enforcer else { return Vec::new() };
+        let mut look = match Look::begin(enforcer.as_ref()) {
+            Ok(look) => look,
+            Err(error) => {
+                let source = Arc::new(EnforceError::from(error));
+                let failed = |parent: &u32| NotFollowed {
+                    parent: *parent,
+                    device: nameless(*parent),
+                    source: Arc::clone(&source),
+                };
+                return parents.iter().map(failed).collect();
+            }
+        };
+        let (is_parent, mut failures) = (|parent| self.node.occupied.is_parent(parent), Failures::new());
+        let changed = self.parents.readdressed(parents, is_parent, &mut look.host, &mut failures);
+        if !changed.is_empty() {
+            self.follow_changed(&changed, &mut look, &mut failures);
         }
+        failures.into_iter().map(|(parent, error)| look.not_followed(parent, error)).collect()
+    }
+
+    /// Has attachments follow these parents, which have other Ethernet addresses.
+    fn follow_changed(&self, changed: &BTreeSet<u32>, look: &mut Look<'_>, failures: &mut Failures) {
         let mut followed = Vec::new();
         for attached in self.registry.staying().iter().filter(|attached| follows_a_parent(attached)) {
-            let failed = |_: &AttachmentPlan, parent, error| NotFollowed::add(&mut outcome, parent, error);
-            let is_other = self.follow_each(attached, &mut look, |parent| changed.contains(&parent), failed);
+            let failed = |_: &AttachmentPlan, parent, error| {
+                failures.entry(parent).or_insert(error);
+            };
+            let is_other = self.follow_each(attached, look, |parent| changed.contains(&parent), failed);
             followed.extend(is_other.then(|| attached.key.clone()));
         }
-        if let Err(failed) = &outcome {
-            self.parents.look_again(&failed.parents);
-        }
+        self.parents.look_again(failures);
         self.announce_followed(followed);
-        outcome
     }
 
     /// Has the attachments of one sandbox follow their parents, and their addresses announced if one has another
     /// Ethernet address now.
     ///
     /// # Errors
-    /// The last failure of those that CHECK compares. It is logged, and the periodic looks try again.
+    /// The first failure of those that CHECK compares. The periodic looks try again. All others are logged.
     pub(in crate::attach) fn follow_parents_of(&self, attached: &Attached) -> Result<(), AttachError> {
         let Some(enforcer) = self.node.enforcer.as_ref().filter(|_| follows_a_parent(attached)) else {
             return Ok(());
@@ -205,11 +219,12 @@ impl Engine {
         let mut look = Look::begin(enforcer.as_ref()).map_err(|error| AttachError::Open(error.into()))?;
         let mut outcome = Ok(());
         let is_other = self.follow_each(attached, &mut look, |_| true, |attachment, _, error| {
+            if outcome.is_ok() && !attachment.disable_check {
+                outcome = Err(AttachError::step(Doing::Check, attachment, "follow its parent", error));
+                return;
+            }
             let container = &attached.key.container_id;
             tracing::warn!(container, error = %Chain(&error), "cannot follow the parent of a link; will try again");
-            if !attachment.disable_check {
-                outcome = Err(AttachError::step(Doing::Check, attachment, "follow its parent", error));
-            }
         });
         self.announce_followed(is_other.then(|| attached.key.clone()).into_iter().collect());
         outcome
@@ -287,8 +302,6 @@ pub(in crate::attach) fn follow_at_start(enforcer: &dyn Enforce, attachments: &m
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::attach::rig;
     use crate::journal::Store;
@@ -356,7 +369,8 @@ mod tests {
                 engine.registry.insert(attached);
             }
             let compared = |changes: &Changes| {
-                engine.follow_parents(&engine.followed_among(changes)).unwrap();
+                let failed = engine.follow_parents(&engine.followed_among(changes));
+                assert!(failed.is_empty(), "{failed:?}");
                 maps.take_compared()
             };
             assert_eq!(engine.followed_among(&touched([index + 1])), BTreeSet::new());
@@ -412,12 +426,17 @@ mod tests {
                 engine.registry.insert(attached);
             }
             let all = engine.followed_among(&Changes::Anything);
-            let failed = engine.follow_parents(&all).unwrap_err();
-            assert_eq!(failed.parents, [wire].into());
+            let followed = || {
+                let failed = engine.follow_parents(&all).into_iter();
+                failed.map(|failed| (failed.parent, Chain(&failed).to_string())).collect::<Vec<_>>()
+            };
+            let expected = EnforceError::NoDevice("eth0".to_owned());
+            let expected = vec![(wire, format!("attachments on wire: {expected}"))];
+            assert_eq!(followed(), expected);
             assert_eq!([1, 2].map(|id| maps.mac(id)), [Some(OTHER); 2]);
             assert_eq!(engine.take_unannounced(), [rig::key("b"), rig::key("c")].into());
             maps.take_compared();
-            assert!(engine.follow_parents(&all).is_err());
+            assert_eq!(followed(), expected);
             assert_eq!(maps.take_compared(), [rig::LIMIT], "the others have followed");
             assert_eq!(engine.take_unannounced(), BTreeSet::new());
             let of = |container| engine.registry.get(&rig::key(container)).unwrap();

@@ -133,7 +133,8 @@ fn in_pod(netns: &Netns, links: Links<'_>) -> Result<Failed, StepError> {
 }
 
 /// Those of the links that were not found at `absent` of which the pod may have changed the name: it has a link of
-/// that kind and of the group which is none of those at the indices `found`, and none that is needed.
+/// that kind which is none of those at the indices `found`, and none that is needed. The group says nothing, as the pod
+/// may have changed that as well. A link with an end on the node goes with that end, whatever it is called.
 fn perhaps_renamed(
     pod: &mut Handle,
     Links { group, ending, needed }: Links<'_>,
@@ -147,9 +148,10 @@ fn perhaps_renamed(
         }
     }
     let mut others = pod.links()?;
-    others.retain(|link| link.group == group && !known.contains(&link.index));
+    others.retain(|link| !known.contains(&link.index));
+    let may_stay = |made: &&Made<'_>| made.known != KnownBy::Name && made.host_name.is_none();
     let renamed = absent.iter().filter_map(|at| {
-        let made = ending.get(*at).filter(|made| made.known != KnownBy::Name)?;
+        let made = ending.get(*at).filter(may_stay)?;
         let other = others.iter().find(|link| link.kind == made.kind)?;
         let (name, other) = (made.pod_name.to_owned(), other.name.clone());
         Some((*at, StepError::Link(LinkError::PerhapsRenamed { name, other })))
@@ -426,21 +428,27 @@ mod tests {
 
     /// Otherwise another pod gets the address that it has. Its index is not known, or it has been out of the namespace.
     #[test]
-    fn a_link_that_the_pod_has_renamed_is_not_gone_while_another_of_its_group_is_needed() {
-        for by_index in [false, true] {
+    fn a_link_that_the_pod_has_renamed_is_not_gone_while_another_of_its_pod_is_needed() {
+        for (by_index, group) in [(false, GROUP), (true, GROUP), (false, 0), (true, 0)] {
             let mut scene = Scene::new();
             let [first, second] = ["net1", "net2"].map(|name| scene.macvlan(name));
             let known = if by_index { KnownBy::Index(second + 100) } else { KnownBy::Group };
             let (links, needed) = ([macvlan("net1", known)], [macvlan("net2", KnownBy::Index(second))]);
             scene.pod.rename(first, "mine").unwrap();
+            scene.pod.set_group(first, group).unwrap();
             let told_of = "the pod has no link net1, but mine, which may be that one";
             for _ in 0..2 {
                 assert_eq!(told(scene.delete_but(&needed, &links)), (vec![0], vec![told_of.to_owned()]));
                 assert_eq!(scene.names()[0], ["lo", "mine", "net2"]);
             }
-            // One of another kind, or of no group.
-            let others = [macvlan("net1", KnownBy::Name), Made { kind: "veth", ..links[0] }];
+            // One of another maker, of another kind, or with an end on the node.
+            let others = [
+                macvlan("net1", KnownBy::Name),
+                Made { kind: "veth", ..links[0] },
+                Made { host_name: Some("end1"), ..links[0] },
+            ];
             assert_eq!(told(scene.delete_but(&needed, &others)), (Vec::new(), Vec::new()));
+            scene.pod.set_group(first, GROUP).unwrap();
             assert_eq!(told(scene.delete(&links)), (Vec::new(), Vec::new()));
             assert_eq!(scene.names()[0], ["lo"]);
         }
