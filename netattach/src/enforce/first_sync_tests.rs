@@ -12,8 +12,10 @@ use super::super::policy_maps::fake::FakeKernel;
 use super::super::state::State;
 use super::*;
 use crate::npwg::NetworkRef;
+use crate::objects::budget::REQUIREMENTS;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Place};
+use crate::policy::index::Endpoint;
 use crate::source::read::manifest::Object;
 use crate::source::read::{Kind, api_object, policy};
 
@@ -133,6 +135,50 @@ fn an_attachment_is_open_at_once_only_after_the_first_complete_comparison() {
     assert_eq!(policies.maps().assigned(9), Some(PolicyIds::default()));
     source.was_asked.store(false, Ordering::Relaxed);
     assert!(!policies.enter_open(8, sources, &kernel).unwrap(), "the source is not complete any more");
+}
+
+/// Policies that take more work than an update may do: what it did not suffice for waits for nothing but the next
+/// sweep, and nothing waits for it.
+#[test]
+fn a_sweep_goes_on_where_the_work_of_an_update_ended() {
+    const POLICIES: u32 = 15;
+    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
+    let labels: BTreeMap<String, &str> = (0..REQUIREMENTS).map(|it| (format!("no{it}"), "such")).collect();
+    let nobody = json!({"namespaceSelector": {"matchLabels": labels}});
+    let (mut objects, mut endpoints) = (Objects::default(), Endpoints::new());
+    for number in 0..1000 {
+        let app = format!("x{number}");
+        let metadata = json!({"namespace": "shop", "name": app, "labels": {"app": app}});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+        let pod = RawValue::from_string(pod.to_string()).unwrap();
+        let Object::Pod(pod) = api_object(Kind::Pod, &pod).unwrap() else { unreachable!() };
+        if number < POLICIES {
+            // A namespace has work for four, and beside them for the last, which is small. Trying the others takes all
+            // that an update has.
+            let selectors = if number + 1 < POLICIES { 625 } else { 156 };
+            let ingress = json!([{"from": vec![nobody.clone(); selectors]}, {"ports": [{"port": 7}]}]);
+            let selected = json!({"matchLabels": {"app": app}});
+            let spec = json!({"podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress});
+            let policy = policy::read(pod.name.clone(), &annotations, &spec).unwrap();
+            objects.policies.insert(pod.name.clone(), policy.into());
+            let endpoint = on_lan().endpoint.unwrap();
+            endpoints.insert(number, Endpoint { id: number, pod: pod.name.clone(), ..endpoint }.into());
+        }
+        objects.pods.insert(pod.name.clone(), pod);
+    }
+    let (source, options) = (Completing::new(objects), Options::default());
+    source.was_asked.store(true, Ordering::Relaxed);
+    let (sources, kernel) = (sources(&source, &options), FakeKernel::with_room(100));
+    let mut policies = Policies::default();
+    let is_open = |policies: &Policies| {
+        let tables = policies.desired().endpoints[&(POLICIES - 1)].ingress.as_ref();
+        tables.is_some_and(|tables| !tables.ports.is_empty())
+    };
+    policies.bring_up_to_date(sources, &endpoints, &kernel).unwrap();
+    assert_eq!((is_open(&policies), policies.is_behind()), (false, false));
+    assert!(policies.go_on(None, sources, &endpoints, &kernel).unwrap());
+    assert!(is_open(&policies));
+    assert!(!policies.go_on(None, sources, &endpoints, &kernel).unwrap(), "there is no room for more");
 }
 
 /// Nothing of a deleted policy is kept: neither its rules, nor the tables compiled from them.

@@ -291,8 +291,9 @@ impl Policies {
     }
 
     /// Removes policies that packets no longer read ([`unread_since`]), and retries the rest of the last change:
-    /// policies for which there is room now, failures, and attachments that have waited long enough for unknown peers.
-    /// Returns whether it did.
+    /// policies for which there is room now, failures, attachments that have waited long enough for unknown peers, and
+    /// those for which the last change had no work left: until then they are isolated, so that nothing else waits for
+    /// them. Returns whether it did.
     ///
     /// # Errors
     /// A map could not be written.
@@ -304,7 +305,8 @@ impl Policies {
         kernel: &impl Kernel,
     ) -> Result<bool, EnforceError> {
         let more_room = self.maps.remove_unread(unread, kernel)?;
-        if !self.behind.is_due(more_room) && !self.held.is_due(Instant::now()) {
+        let is_due = self.behind.is_due(more_room) || self.held.is_due(Instant::now());
+        if !is_due && !self.compiler.is_unfinished() {
             return Ok(false);
         }
         let change = self.bring_up_to_date(sources, endpoints, kernel)?;

@@ -43,7 +43,8 @@ pub const WORK: usize = 50_000_000;
 /// and port entry.
 pub const WORK_OF_NAMESPACE: usize = 4 * WORK;
 /// The same in one update, with what is refused: an update compiles under a lock that attaching and detaching pods of
-/// other namespaces wait for. Twice as much, as a table that found no room is tried again when others have gone.
+/// other namespaces wait for. Twice as much, as a table that found no room is tried again when others have gone. All
+/// namespaces together may take as much for what had been refused before.
 pub const WORK_OF_UPDATE: usize = 2 * WORK_OF_NAMESPACE;
 /// The comparisons that sorting and storing one prefix or port entry counts as.
 pub const ENTRY: usize = 16;
@@ -90,8 +91,17 @@ pub enum Excess {
     Entries,
     /// [`WORK`].
     Work,
-    /// [`WORK_OF_NAMESPACE`], or [`WORK_OF_UPDATE`].
+    /// [`WORK_OF_NAMESPACE`].
     WorkOfNamespace,
+    /// [`WORK_OF_UPDATE`].
+    WorkOfUpdate,
+}
+
+impl Excess {
+    /// Whether the same rules may be within it with fewer peers, or beside fewer others.
+    pub(crate) fn is_of_work(self) -> bool {
+        matches!(self, Self::Work | Self::WorkOfNamespace | Self::WorkOfUpdate)
+    }
 }
 
 impl fmt::Display for Excess {
@@ -110,8 +120,13 @@ impl fmt::Display for Excess {
             Self::Work => write!(f, "takes more than {WORK} comparisons to work out"),
             Self::WorkOfNamespace => write!(
                 f,
-                "takes more comparisons to work out than are left of the {WORK_OF_NAMESPACE} of its namespace, or of \
-                 the {WORK_OF_UPDATE} of an update"
+                "takes more comparisons to work out than what is in force leaves of the {WORK_OF_NAMESPACE} of its \
+                 namespace"
+            ),
+            Self::WorkOfUpdate => write!(
+                f,
+                "is left to the next update, which follows by itself, as it takes more comparisons to work out than \
+                 are left of the {WORK_OF_UPDATE} of one"
             ),
         }
     }
@@ -124,13 +139,21 @@ pub(crate) struct Meter {
     entries: usize,
     work: usize,
     /// The most that [`Meter::spent`] may become.
-    left: usize,
+    left: Left,
+}
+
+/// What other tables leave for one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Of [`WORK_OF_NAMESPACE`].
+    pub(crate) of_namespace: usize,
+    /// Of [`WORK_OF_UPDATE`].
+    pub(crate) of_update: usize,
 }
 
 impl Meter {
-    /// Begins to count. `left` is what other tables of the namespace leave of [`WORK_OF_NAMESPACE`] and
-    /// [`WORK_OF_UPDATE`].
-    pub(crate) fn new(left: usize) -> Self {
+    /// Begins to count.
+    pub(crate) fn new(left: Left) -> Self {
         Self { prefixes: 0, entries: 0, work: 0, left }
     }
 
@@ -158,8 +181,22 @@ impl Meter {
         self.work.min(WORK) + ENTRY * entries
     }
 
+    /// The most comparisons that can still be added.
+    pub(crate) fn rest(&self) -> usize {
+        let left = self.left.of_namespace.min(self.left.of_update);
+        WORK.saturating_sub(self.work).min(left.saturating_sub(self.spent()))
+    }
+
+    /// What exceeds both bounds is not tried again by itself.
     fn is_within(&self) -> Result<(), Excess> {
-        if self.spent() > self.left { Err(Excess::WorkOfNamespace) } else { Ok(()) }
+        let spent = self.spent();
+        if spent > self.left.of_namespace {
+            Err(Excess::WorkOfNamespace)
+        } else if spent > self.left.of_update {
+            Err(Excess::WorkOfUpdate)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -329,9 +366,13 @@ mod tests {
         assert_eq!(shown(&"ä".repeat(SHOWN + 1)), format!("{}...", "ä".repeat(SHOWN)));
     }
 
+    fn meter(of_namespace: usize) -> Meter {
+        Meter::new(Left { of_namespace, of_update: WORK_OF_UPDATE })
+    }
+
     #[test]
     fn a_meter_takes_its_bound_and_not_one_more() {
-        let mut meter = Meter::new(WORK_OF_NAMESPACE);
+        let mut meter = meter(WORK_OF_NAMESPACE);
         assert_eq!(meter.prefixes(PREFIXES), Ok(()));
         assert_eq!(meter.prefixes(1), Err(Excess::Prefixes));
         assert_eq!(meter.entries(ENTRIES), Ok(()));
@@ -343,12 +384,28 @@ mod tests {
 
     #[test]
     fn a_meter_takes_what_the_namespace_has_left_and_not_one_more() {
-        let mut meter = Meter::new(100);
-        assert_eq!((meter.prefixes(2), meter.entries(2)), (Ok(()), Ok(())));
-        assert_eq!(meter.work(100 - 4 * ENTRY), Ok(()));
-        assert_eq!(meter.work(1), Err(Excess::WorkOfNamespace));
-        assert_eq!(Meter::new(0).work(0), Ok(()), "a policy that allows nothing needs none");
-        assert_eq!(Meter::new(ENTRY - 1).prefixes(1), Err(Excess::WorkOfNamespace));
-        assert_eq!(Meter::new(ENTRY - 1).entries(1), Err(Excess::WorkOfNamespace));
+        let mut metered = meter(100);
+        assert_eq!((metered.prefixes(2), metered.entries(2)), (Ok(()), Ok(())));
+        assert_eq!(metered.rest(), 100 - 4 * ENTRY);
+        assert_eq!(metered.work(100 - 4 * ENTRY), Ok(()));
+        assert_eq!((metered.rest(), metered.work(1)), (0, Err(Excess::WorkOfNamespace)));
+        assert_eq!(meter(0).work(0), Ok(()), "a policy that allows nothing needs none");
+        assert_eq!(meter(ENTRY - 1).prefixes(1), Err(Excess::WorkOfNamespace));
+        assert_eq!(meter(ENTRY - 1).entries(1), Err(Excess::WorkOfNamespace));
+        assert_eq!(meter(WORK_OF_NAMESPACE).rest(), WORK);
+    }
+
+    #[test]
+    fn a_meter_says_which_bound_is_exceeded() {
+        let table = [
+            (10, 9, 10, Err(Excess::WorkOfUpdate)),
+            (9, 10, 10, Err(Excess::WorkOfNamespace)),
+            (9, 9, 10, Err(Excess::WorkOfNamespace)),
+            (9, 9, 9, Ok(())),
+        ];
+        for (of_namespace, of_update, work, expected) in table {
+            let left = Left { of_namespace, of_update };
+            assert_eq!(Meter::new(left).work(work), expected, "{left:?} {work}");
+        }
     }
 }

@@ -13,7 +13,11 @@ use crate::objects::remote::RemotePod;
 
 /// Pods of other nodes by their kinds ([`RemotePod::kind`]).
 #[derive(Debug, Default)]
-pub(super) struct ByKind(BTreeSet<Entry>);
+pub(super) struct ByKind {
+    pods: BTreeSet<Entry>,
+    /// How many kinds there are: counting them would go over all.
+    kinds: usize,
+}
 
 struct Entry(Arc<RemotePod>);
 
@@ -24,22 +28,35 @@ trait Position {
 
 impl ByKind {
     pub(super) fn insert(&mut self, pod: Arc<RemotePod>) {
-        self.0.insert(Entry(pod));
+        self.kinds += usize::from(!self.has_kind(pod.kind()));
+        self.pods.insert(Entry(pod));
     }
 
     /// Removes a pod; an equal one that is another value stays.
     pub(super) fn remove(&mut self, pod: Arc<RemotePod>) {
-        self.0.remove(&Entry(pod));
+        let kind = pod.kind();
+        if self.pods.remove(&Entry(pod)) && !self.has_kind(kind) {
+            self.kinds -= 1;
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.pods.is_empty()
+    }
+
+    /// Returns how many kinds there are.
+    pub(super) fn number_of_kinds(&self) -> usize {
+        self.kinds
+    }
+
+    fn has_kind(&self, kind: usize) -> bool {
+        self.range(Bound::Included(&(kind, 0_usize)), Bound::Included(&(kind, usize::MAX))).next().is_some()
     }
 
     /// Iterates over one pod of each kind, with all pods that are like it. Skipping these costs no more
     /// than finding the next kind.
     pub(super) fn kinds(&self) -> impl Iterator<Item = (&RemotePod, impl Iterator<Item = &RemotePod>)> {
-        let mut next = self.0.first();
+        let mut next = self.pods.first();
         iter::from_fn(move || {
             let first = next?;
             let behind = (first.0.kind(), usize::MAX);
@@ -54,7 +71,7 @@ impl ByKind {
         from: Bound<&dyn Position>,
         to: Bound<&dyn Position>,
     ) -> impl Iterator<Item = &Entry> + use<'_> {
-        self.0.range::<dyn Position, _>((from, to))
+        self.pods.range::<dyn Position, _>((from, to))
     }
 }
 
@@ -134,7 +151,9 @@ mod tests {
                 names.sort();
                 (first.labels()["app"].clone(), names)
             });
-            kinds.collect()
+            let kinds = kinds.collect::<BTreeMap<_, _>>();
+            assert_eq!(set.number_of_kinds(), kinds.len());
+            kinds
         };
         let mut set = ByKind::default();
         assert_eq!(found(&set), BTreeMap::new());
@@ -154,6 +173,7 @@ mod tests {
         for pod in pods {
             assert!(!set.is_empty());
             set.remove(pod);
+            found(&set);
         }
         assert!(set.is_empty());
     }

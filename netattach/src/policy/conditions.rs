@@ -4,6 +4,7 @@
 //! Authors can cause tens of thousands of problems. An update without new problems and the counts do not
 //! iterate over all of them, and a list contains only a bounded number for each namespace.
 
+use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -145,8 +146,9 @@ impl Conditions {
     }
 
     /// Adds problems that were found.
-    pub(super) fn add<'a>(&mut self, found: impl IntoIterator<Item = &'a Condition>) {
+    pub(super) fn add(&mut self, found: impl IntoIterator<Item = impl Borrow<Condition>>) {
         for condition in found {
+            let condition: &Condition = condition.borrow();
             let all = Arc::make_mut(&mut self.0);
             let of = match all.get_mut(condition.object.namespace()) {
                 Some(of) => of,
@@ -157,8 +159,9 @@ impl Conditions {
     }
 
     /// Removes problems, each added before, that are not found any more.
-    pub(super) fn remove<'a>(&mut self, gone: impl IntoIterator<Item = &'a Condition>) {
+    pub(super) fn remove(&mut self, gone: impl IntoIterator<Item = impl Borrow<Condition>>) {
         for condition in gone {
+            let condition: &Condition = condition.borrow();
             let namespace = condition.object.namespace();
             let all = Arc::make_mut(&mut self.0);
             let Some(of) = all.get_mut(namespace).map(Arc::make_mut) else { continue };

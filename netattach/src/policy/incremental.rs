@@ -12,8 +12,10 @@
 //!
 //! Compiling everything equals an update from empty state; property tests compare the two. Where the work of a
 //! namespace does not suffice, it may be other attachments that are isolated, as what was in force decides as well:
-//! those whose tables hold come first, then those without any, then those whose tables were refused, each by number.
+//! those with a table that holds come first, then those without any, each by number, then those whose tables were all
+//! refused, in the order in which they were last tried: whatever the others take, each has its turn.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
@@ -30,7 +32,7 @@ use super::peers::{Known, Peers};
 use super::resolve::{ByIdentity, Found, Key, exceeded, ports_of_target, resolve};
 use super::shares::{OF_NODE, beyond};
 use super::touch::Open;
-use super::work::{Cost, Work};
+use super::work::{Cost, Short, Work};
 use crate::objects::budget::{Excess, Meter};
 use crate::objects::policy::{Direction, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Place, Pod};
@@ -55,6 +57,8 @@ pub struct Compiler {
     departed: BTreeSet<(Place, IpAddr)>,
     /// What `tables` and this update take.
     work: Work,
+    /// See [`Compiler::is_unfinished`].
+    is_unfinished: bool,
     /// What the attachments of one update have in common: empty between updates.
     common: Common,
     /// How many policies were looked at again, for the networks that their namespaces may use.
@@ -75,6 +79,10 @@ struct Attached {
     /// `None`: its pod is unknown.
     selected: Option<Selected>,
     conditions: Vec<Condition>,
+    /// When its tables were put together ([`Work::now`]).
+    taken: usize,
+    /// When it was last tried with all that its namespace had left; 0: never.
+    tried: usize,
 }
 
 #[derive(Debug)]
@@ -100,11 +108,11 @@ struct Affected {
 /// The order in which attachments get their tables in an update: a later one takes no room from an earlier one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
-    /// It has tables that hold.
+    /// It has a table that holds.
     Holding,
     /// It has none.
     New,
-    /// It has tables that were refused.
+    /// All of its tables were refused.
     Refused,
 }
 
@@ -125,13 +133,13 @@ struct Common {
 }
 
 /// Policies and tables that one [`EndpointPolicy`] results from.
-type Input = (Vec<ByIdentity<Policy>>, [Option<ByIdentity<CachedTables>>; 2]);
+type Input = (Vec<ByIdentity<Policy>>, [Option<ByIdentity<CompiledPolicy>>; 2]);
 
 /// Tables, and the conditions found while they were made.
 #[derive(Debug)]
 struct CachedTables {
     tables: Arc<CompiledPolicy>,
-    conditions: Vec<Condition>,
+    found: Vec<Condition>,
     /// The cost of making them ([`Meter::spent`]), or of trying to.
     cost: Cost,
     /// What they exceed: they deny everything, and take nothing of their namespace's work.
@@ -139,9 +147,16 @@ struct CachedTables {
 }
 
 impl CachedTables {
-    /// Whether their namespace had too little work left for them.
-    fn is_short(&self) -> bool {
-        self.refused == Some(Excess::WorkOfNamespace)
+    /// What they lack if they were refused for too much work: with fewer peers or other tables, they may fit.
+    fn short(&self) -> Option<Short> {
+        self.refused.filter(|excess| excess.is_of_work()).map(|excess| Short { excess, cost: self.cost })
+    }
+
+    /// Returns what was found, or what is exceeded. The latter is not kept: many tables may be refused, each for many
+    /// policies.
+    fn conditions<'a>(&'a self, key: &'a Key) -> impl Iterator<Item = Cow<'a, Condition>> {
+        let exceeded = self.refused.into_iter().flat_map(move |excess| exceeded(key, excess));
+        self.found.iter().map(Cow::Borrowed).chain(exceeded.map(Cow::<Condition>::Owned))
     }
 }
 
@@ -150,8 +165,12 @@ impl Attached {
         self.selected.iter().flat_map(|selected| selected.tables.iter().flatten())
     }
 
+    fn short(&self) -> impl Iterator<Item = Short> {
+        self.tables().filter_map(|tables| tables.short())
+    }
+
     fn rank(&self) -> Rank {
-        match self.tables().map(|tables| tables.refused.is_some()).max() {
+        match self.tables().map(|tables| tables.refused.is_some()).min() {
             None => Rank::New,
             Some(false) => Rank::Holding,
             Some(true) => Rank::Refused,
@@ -185,6 +204,7 @@ impl Compiler {
         if is_node_other {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
+        self.work.begin(self.peers.charged());
         self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.retain_attachments(endpoints);
         drop(before);
@@ -195,7 +215,6 @@ impl Compiler {
 
     /// Compiles the attachments that a change affects, and tries again what was short where there is room now.
     fn take_attachments(&mut self, endpoints: &Endpoints, affected: &Affected) {
-        self.work.begin(self.peers.len());
         let ranks: BTreeMap<u32, Rank> = self.attachments.iter().map(|(id, it)| (*id, it.rank())).collect();
         let rank_of = |id: &u32| ranks.get(id).copied().unwrap_or(Rank::New);
         for rank in [Rank::Holding, Rank::New, Rank::Refused] {
@@ -206,30 +225,47 @@ impl Compiler {
                 }
             }
             self.common.of_pods = BTreeMap::new();
-            self.take_all(waiting);
+            self.take_all(waiting, rank == Rank::Refused);
             // Tables that nobody has taken again had their room until now.
             let again = self.short_with_room(|id| rank_of(id) <= rank);
-            self.take_all(again);
+            self.take_all(again, true);
         }
         self.common = Common::default();
         self.drop_unused();
+        let (attachments, work) = (&self.attachments, &self.work);
+        self.is_unfinished = attachments.values().any(|attached| {
+            attached.short().any(|short| work.has_room_anew(&attached.endpoint.pod.namespace, short))
+        });
     }
 
-    fn take_all(&mut self, waiting: Vec<Waiting>) {
+    /// Whether attachments wait for another update, which may have room for their tables: the work of this one did not
+    /// suffice to try them all.
+    pub fn is_unfinished(&self) -> bool {
+        self.is_unfinished
+    }
+
+    /// Takes those first that were not tried for longest. `is_again`: they were refused before.
+    fn take_all(&mut self, mut waiting: Vec<Waiting>, is_again: bool) {
+        self.work.begin_pass(is_again);
+        waiting.sort_by_key(|it| match self.attachments.get(&it.endpoint.id) {
+            Some(attached) if is_again => attached.tried,
+            _ => 0,
+        });
         for attachment in waiting {
             self.take_attachment(attachment);
         }
         self.drop_unused();
     }
 
-    /// Returns attachments whose namespace had too little work left for their tables: those for which there is room
-    /// now, and those of namespaces with other tables now, which may be theirs. The others stay isolated.
+    /// Returns attachments whose tables were refused for too much work: those for which there is room now, and those of
+    /// namespaces where others hold since they were taken, which may be theirs. The others stay isolated.
     fn short_with_room(&mut self, is_due: impl Fn(&u32) -> bool) -> Vec<Waiting> {
         let work = &self.work;
         let is_again = |attached: &Attached| {
             let namespace = &attached.endpoint.pod.namespace;
-            let mut short = attached.tables().filter(|tables| tables.is_short());
-            short.any(|tables| work.is_tried(namespace) || work.has_room(namespace, tables.cost))
+            let may_fit =
+                |short| work.has_held_since(namespace, attached.taken) || work.has_room(namespace, short);
+            attached.short().any(may_fit)
         };
         let again = self.attachments.iter_mut().filter(|(id, attached)| is_due(id) && is_again(attached));
         let let_go = again.filter_map(|(_, attached)| {
@@ -246,17 +282,16 @@ impl Compiler {
     }
 
     fn retain_tables(&mut self, is_kept: impl Fn(&Key, &Arc<CachedTables>) -> bool) {
-        let (conditions, work) = (&mut self.conditions, &mut self.work);
+        let conditions = &mut self.conditions;
         self.tables.retain(|key, cached| {
             let is_kept = is_kept(key, cached);
             if !is_kept {
-                conditions.remove(&cached.conditions);
-                if cached.refused.is_none() {
-                    work.lets_go(namespace_of(key), cached.cost);
-                }
+                conditions.remove(cached.conditions(key));
             }
             is_kept
         });
+        let holding = self.tables.iter().filter(|(_, cached)| cached.refused.is_none());
+        self.work.recount(holding.map(|(key, cached)| (namespace_of(key), cached.cost)));
     }
 
     fn retain_attachments(&mut self, endpoints: &Endpoints) {
@@ -446,10 +481,16 @@ impl Compiler {
             }
         };
         self.conditions.add(&conditions);
-        let before = self.attachments.insert(endpoint.id, Attached { endpoint, selected, conditions });
-        if let Some(before) = before {
+        let before = self.attachments.remove(&endpoint.id);
+        if let Some(before) = &before {
             self.conditions.remove(&before.conditions);
         }
+        let taken = self.work.now();
+        let mut attached = Attached { endpoint, selected, conditions, taken, tried: taken };
+        if attached.short().any(|short| short.excess == Excess::WorkOfUpdate) {
+            attached.tried = before.map_or(0, |before| before.tried);
+        }
+        self.attachments.insert(attached.endpoint.id, attached);
     }
 
     fn reselected(&mut self, endpoint: &Endpoint, pod: &Pod, affected: &Affected) -> Reselected {
@@ -518,7 +559,7 @@ impl Compiler {
     /// for all networks.
     fn cached(&self, key: &mut Key, endpoint: &Endpoint) -> Option<Arc<CachedTables>> {
         let of_all = self.tables.get(&*key);
-        if of_all.is_some() || key.policies.iter().all(|policy| policy.0.networks.len() <= 1) {
+        if of_all.is_some() || !may_differ_by_network(key) {
             return of_all.cloned();
         }
         key.at = Some(Arc::clone(&endpoint.at));
@@ -534,14 +575,21 @@ impl Compiler {
         conditions: &mut Vec<Condition>,
     ) -> Option<Arc<CachedTables>> {
         let mut key = self.key(direction, by, endpoint, pod, conditions)?;
-        let cached = self.cached(&mut key, endpoint);
-        // What is short is refused again until there is more room.
-        let is_current =
-            |it: &Arc<CachedTables>| !it.is_short() || !self.work.has_room(&pod.name.namespace, it.cost);
-        if let Some(cached) = cached.filter(is_current) {
-            return Some(cached);
+        if let Some(cached) = self.cached(&mut key, endpoint) {
+            // What is short is refused again until there is more room.
+            if !cached.short().is_some_and(|short| self.work.has_room(&pod.name.namespace, short)) {
+                return Some(cached);
+            }
+            self.drop_refused(&key);
         }
         Some(self.work_out(key, endpoint))
+    }
+
+    /// Drops tables that hold nothing, before others are worked out.
+    fn drop_refused(&mut self, key: &Key) {
+        if let Some(refused) = self.tables.remove(key) {
+            self.conditions.remove(refused.conditions(key));
+        }
     }
 
     /// Works out the tables for an input, and keeps them.
@@ -557,27 +605,24 @@ impl Compiler {
         let resolved =
             resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found, &mut meter);
         let refused = resolved.as_ref().err().copied();
+        // One that was cut off may have ended before an answer differed by network. For all networks, it would be found
+        // before those that are in force.
+        let is_cut_off = matches!(refused, Some(Excess::WorkOfNamespace | Excess::WorkOfUpdate));
+        let is_of_network = found.is_of_network || is_cut_off && may_differ_by_network(&key);
+        key.at = is_of_network.then(|| Arc::clone(&endpoint.at));
         let cost = self.work.tries(namespace_of(&key), meter.spent());
         if refused.is_none() {
             self.work.holds(namespace_of(&key), cost);
         }
-        // A short one may have ended before an answer differed by network. For all networks, it would be found before
-        // those that are in force.
-        if !found.is_of_network && refused != Some(Excess::WorkOfNamespace) {
-            key.at = None;
+        if refused.is_some() {
+            found.conditions = Vec::new();
         }
-        let tables = resolved.unwrap_or_else(|excess| {
-            found.conditions = exceeded(&key, excess);
-            // Empty tables deny everything.
-            CompiledPolicy::default()
-        });
-        let tables = self.interner.share(tables);
-        let cached = Arc::new(CachedTables { tables, conditions: found.conditions, cost, refused });
-        self.conditions.add(&cached.conditions);
-        // What is there was short: it took none of the namespace's work.
-        if let Some(before) = self.tables.insert(key, Arc::clone(&cached)) {
-            self.conditions.remove(&before.conditions);
-        }
+        // Empty tables deny everything.
+        let tables = self.interner.share(resolved.unwrap_or_default());
+        let cached = Arc::new(CachedTables { tables, found: found.conditions, cost, refused });
+        self.drop_refused(&key);
+        self.conditions.add(cached.conditions(&key));
+        self.tables.insert(key, Arc::clone(&cached));
         cached
     }
 
@@ -587,12 +632,13 @@ impl Compiler {
         by: &[Arc<Policy>],
         cached: &[Option<Arc<CachedTables>>; 2],
     ) -> Arc<EndpointPolicy> {
+        let tables = cached.each_ref().map(|it| it.as_ref().map(|it| Arc::clone(&it.tables)));
         let input: Input =
-            (by.iter().cloned().map(ByIdentity).collect(), cached.clone().map(|it| it.map(ByIdentity)));
+            (by.iter().cloned().map(ByIdentity).collect(), tables.clone().map(|it| it.map(ByIdentity)));
         if let Some(known) = self.common.results.get(&input) {
             return Arc::clone(known);
         }
-        let [ingress, egress] = cached.each_ref().map(|it| it.as_ref().map(|it| Arc::clone(&it.tables)));
+        let [ingress, egress] = tables;
         let result = Arc::new(EndpointPolicy {
             ingress,
             egress,
@@ -636,6 +682,11 @@ enum Reselected {
 /// Returns the namespace of the policies, of which there is at least one.
 fn namespace_of(key: &Key) -> &str {
     key.policies.first().map_or("", |policy| policy.0.namespace())
+}
+
+/// Whether tables for that input may differ from network to network.
+fn may_differ_by_network(key: &Key) -> bool {
+    key.policies.iter().any(|policy| policy.0.networks.len() > 1)
 }
 
 /// Returns a policy as it is compiled, possibly without its rules ([`beyond`]).

@@ -1,6 +1,7 @@
 //! The conformance rows that compilation decides.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -834,10 +835,11 @@ fn add_cheap(world: &mut World, name: &str) {
     world.objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
 }
 
-/// The policies for which the namespace had too little work left.
+/// The policies for which the namespace, or the update, had too little work left.
 fn short(desired: &Desired) -> Vec<String> {
-    let message = Excess::WorkOfNamespace.to_string();
-    let short = desired.conditions.iter().filter(|it| it.message.starts_with(&message));
+    let messages = [Excess::WorkOfNamespace, Excess::WorkOfUpdate].map(|excess| excess.to_string());
+    let is_short = |it: &&Condition| messages.iter().any(|message| it.message.starts_with(message));
+    let short = desired.conditions.iter().filter(is_short);
     short.map(|it| it.object.to_string()).collect()
 }
 
@@ -845,6 +847,15 @@ fn short(desired: &Desired) -> Vec<String> {
 fn short_numbers(desired: &Desired) -> BTreeSet<usize> {
     let short = short(desired);
     short.iter().filter_map(|name| name.rsplit_once("/p")?.1.parse().ok()).collect()
+}
+
+/// Pods `shop/x0`, ... of these numbers are gone, with their attachments.
+fn leave(world: &mut World, gone: Range<usize>) {
+    for number in gone {
+        let name = ObjectName::new("shop", format!("x{number}"));
+        world.objects.pods.remove(&name).unwrap();
+        world.endpoints.retain(|endpoint| endpoint.pod != name);
+    }
 }
 
 fn relabel(world: &mut World, pod: &str, pairs: &[(&str, &str)]) {
@@ -924,8 +935,13 @@ fn a_change_tries_again_what_has_room_and_nothing_else() {
         let open = [3, 4, 5, 6].map(|number| open(first + number));
         (compiler.keyed.get() - before.0, compiler.worked_out - before.1, open)
     };
-    let (_, worked_out, open) = counted(&world);
+    let (keyed, worked_out, open) = counted(&world);
     assert_eq!(worked_out, 7, "one for each of six pods, and one that all others have");
+    assert_eq!(
+        keyed,
+        2 * world.endpoints.len(),
+        "nothing is there that those without room could have instead"
+    );
     assert_eq!(open, [true, false, false, true]);
     assert_eq!(counted(&world), (0, 0, open), "nothing has changed");
     relabel(&mut world, "x50", &[("app", "x50"), ("more", "y")]);
@@ -967,18 +983,65 @@ fn an_update_ends_trying_and_the_next_goes_on() {
     let mut counted = || {
         let before = compiler.worked_out;
         let short = short_numbers(&update(&mut compiler, &world));
-        // Each may go beyond by one selector, which is not compared with anybody any more.
+        // Each may count one selector too many, which is not compared with anybody any more.
         let tried = compiler.work.tried("shop");
         assert!(tried < WORK_OF_UPDATE + 15 * 2 * CROWD * REQUIREMENTS, "{tried}");
-        (short, compiler.worked_out - before)
+        (short, compiler.worked_out - before, compiler.is_unfinished())
     };
-    assert_eq!(counted(), ((4..15).collect(), 15));
+    assert_eq!(counted(), ((4..15).collect(), 15, true));
     assert_eq!(
         counted(),
-        ((4..14).collect(), 5),
+        ((4..14).collect(), 5, false),
         "the last one, and those that the first had no work left for"
     );
-    assert_eq!(counted(), ((4..14).collect(), 0), "nothing has changed");
+    assert_eq!(counted(), ((4..14).collect(), 0, false), "nothing has changed");
+}
+
+/// Each update concerns all attachments, and its work does not suffice for those that do not fit: the small one behind
+/// them has its turn, and those in force stay.
+#[test]
+fn what_was_refused_is_tried_in_turn() {
+    let mut millions = vec![40; 4];
+    millions.extend([45; 14]);
+    millions.push(10);
+    let mut world = crowd_with(&millions);
+    let mut compiler = Compiler::default();
+    assert_eq!(short_numbers(&update(&mut compiler, &world)), (4..19).collect());
+    let mut last = BTreeSet::new();
+    for change in 0..8 {
+        if change % 2 == 0 {
+            add_cheap(&mut world, "shop/q");
+        } else {
+            world.objects.policies.remove(&ObjectName::new("shop", "q")).unwrap();
+        }
+        last = short_numbers(&update(&mut compiler, &world));
+        assert!(last.is_disjoint(&(0..4).collect()), "{change}: {last:?}");
+    }
+    assert_eq!(last, (4..18).collect());
+}
+
+/// Selectors count as compared with all pods. With one pod fewer, everything would be tried again to no avail.
+#[test]
+fn what_took_too_much_is_tried_again_once_an_eighth_of_the_peers_is_gone() {
+    // The last one does not fit beside the others, or exceeds the bound for one.
+    for millions in [vec![40; 5], vec![55]] {
+        let (world, first) = crowd();
+        let all = millions.iter().enumerate().map(|(number, it)| costing(number, *it));
+        let mut world = world.with(&all.collect::<Vec<_>>());
+        let last = first + millions.len() - 1;
+        let mut compiler = Compiler::default();
+        let mut counted = |world: &World| {
+            let before = compiler.worked_out;
+            let desired = update(&mut compiler, world);
+            assert!(!compiler.is_unfinished());
+            (compiler.worked_out - before, allowed(&desired, &format!("{last} in 8.8.8.8 tcp/7")))
+        };
+        assert_eq!(counted(&world), (millions.len(), false));
+        leave(&mut world, 500..501);
+        assert_eq!(counted(&world), (0, false), "one pod fewer");
+        leave(&mut world, 501..640);
+        assert_eq!(counted(&world), (1, true));
+    }
 }
 
 /// The attachment that was there first, by its number, gets a policy last: with whatever changes for all, it takes no
@@ -997,6 +1060,50 @@ fn what_is_new_or_was_short_comes_after_what_holds() {
     assert_eq!(short_numbers(&update(&mut compiler, &world)), first, "it was short");
     let anew = update(&mut Compiler::default(), &world);
     assert_eq!(short_numbers(&anew), BTreeSet::from([4]), "after a restart, numbers alone decide");
+}
+
+/// A policy whose ingress exceeds a bound of its own changes: its egress is in force, and comes before what is new.
+#[test]
+fn one_direction_in_force_is_enough_to_come_first() {
+    let both = |ingress: usize| {
+        json!({
+            "podSelector": {"matchLabels": {"app": "x0"}},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": nobody(ingress)}],
+            "egress": [{"to": nobody(40_000)}],
+        })
+    };
+    let mut policies = vec![both(60_000)];
+    policies.extend((1..5).map(costly));
+    let mut world = crowd().0.with(&policies);
+    let new = world.objects.policies.remove(&ObjectName::new("shop", "p4")).unwrap();
+    let mut compiler = Compiler::default();
+    assert_eq!(short_numbers(&update(&mut compiler, &world)), BTreeSet::new());
+    world.objects.policies.insert(new.name.object.clone(), new);
+    world.objects.policies.extend(World::new().with(&[both(61_000)]).objects.policies);
+    assert_eq!(short_numbers(&update(&mut compiler, &world)), BTreeSet::from([4]));
+}
+
+/// Attachments of a namespace may be many, and its policies too: what is refused has neither conditions nor lists of
+/// policies for each of them.
+#[test]
+fn what_is_refused_takes_memory_once() {
+    let (mut world, _) = crowd();
+    let first = world.endpoints.len();
+    for (name, network) in [("a0", "shop/net-a"), ("b0", "shop/net-b")] {
+        world.pod("shop", name, &[], &[(network, &[])]);
+    }
+    let selected = json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a0", "b0"]}]});
+    let ingress = json!([{"from": nobody(45_000)}]);
+    let of_both = json!({"for": "net-a, net-b", "podSelector": selected, "policyTypes": ["Ingress"], "ingress": ingress});
+    let world = world.with(&(0..4).map(costly).chain([of_both]).collect::<Vec<_>>());
+    let mut compiler = Compiler::default();
+    let desired = update(&mut compiler, &world);
+    assert_eq!(short_numbers(&desired), BTreeSet::from([4]));
+    let refused = || compiler.tables.values().filter(|tables| tables.refused.is_some());
+    assert_eq!((refused().count(), refused().filter(|tables| tables.found.is_empty()).count()), (2, 2));
+    let [one, other] = [1, 2].map(|number| &desired.endpoints[&u32::try_from(first + number).unwrap()]);
+    assert!(Arc::ptr_eq(one, other));
 }
 
 /// Lists of policies are long where attachments are many: one that waits for its tables has let go of the list of

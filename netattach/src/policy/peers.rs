@@ -9,7 +9,7 @@ use super::by_kind::ByKind;
 use super::claims::Claims;
 use super::desired::{Condition, Subject};
 use super::index::{Endpoint, published_addresses};
-use crate::objects::budget::{FINDINGS, WORK};
+use crate::objects::budget::FINDINGS;
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Peer, Policy, Severity};
 use crate::objects::remote::RemotePod;
@@ -404,6 +404,12 @@ impl Peers {
         self.namespaces.values().map(|namespace| 1 + namespace.pods.len()).sum()
     }
 
+    /// The same with the label sets of pods of other nodes: what the cost of a selector grows with.
+    pub(super) fn charged(&self) -> usize {
+        self.len()
+            + self.namespaces.values().map(|namespace| namespace.remote.number_of_kinds()).sum::<usize>()
+    }
+
     fn in_scope(&self, policy: &Policy, peer: &Peer) -> impl Iterator<Item = &Namespace> {
         let (own, selector) = match peer {
             Peer::Pods { namespaces: None, .. } => (self.namespaces.get(policy.namespace()), None),
@@ -417,41 +423,48 @@ impl Peers {
     }
 
     /// Finds the addresses that the pods selected by a peer claim on the policy's networks; none for a
-    /// block. Returns the comparisons with pods of other nodes and different label sets of theirs, and with addresses
-    /// of other pods; ends once they are more than [`WORK`].
+    /// block. `found` returns the comparisons that an address takes. Returns all of these, and the comparisons with
+    /// pods of other nodes and different label sets of theirs; ends once they are more than `most`.
     pub(super) fn claims_of(
         &self,
         policy: &Policy,
         peer: &Peer,
         places: &BTreeSet<Place>,
-        mut found: impl FnMut(&Place, IpAddr),
+        most: usize,
+        mut found: impl FnMut(&Place, IpAddr) -> usize,
     ) -> usize {
         let Peer::Pods { pods: selector, .. } = peer else { return 0 };
         let weight = selector.weight().max(1);
-        let mut looked_at = 0;
+        let mut compared = 0;
         for namespace in self.in_scope(policy, peer) {
-            for pod in namespace.pods.values() {
-                if pod.labels().is_some_and(|labels| selector.matches(labels)) {
-                    looked_at += pod.addresses.len();
-                    let there = pod.addresses.iter().filter(|(place, _)| places.contains(place));
-                    there.for_each(|(place, address)| found(place, *address));
+            let own = namespace.pods.values();
+            let selected = own.filter(|pod| pod.labels().is_some_and(|labels| selector.matches(labels)));
+            for (place, address) in selected.flat_map(|pod| pod.addresses.iter()) {
+                if compared > most {
+                    return compared;
                 }
+                compared += 1 + if places.contains(place) { found(place, *address) } else { 0 };
             }
             for (first, alike) in namespace.remote.kinds() {
-                if looked_at > WORK {
-                    return looked_at;
+                if compared > most {
+                    return compared;
                 }
-                looked_at += weight;
-                if selector.matches(first.labels()) {
-                    for pod in alike {
-                        looked_at += 1;
-                        let there = pod.claims().filter(|(place, _)| places.contains(place));
-                        there.for_each(|(place, address)| found(place, address));
+                compared += weight;
+                if !selector.matches(first.labels()) {
+                    continue;
+                }
+                for pod in alike {
+                    compared += 1;
+                    for (place, address) in pod.claims().filter(|(place, _)| places.contains(place)) {
+                        if compared > most {
+                            return compared;
+                        }
+                        compared += found(place, address);
                     }
                 }
             }
         }
-        looked_at
+        compared
     }
 
     /// Returns which pods claim which address, and which of them have it.

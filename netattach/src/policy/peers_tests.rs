@@ -9,13 +9,14 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::{Known, Peers};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
 use crate::objects::budget::{CLAIMANTS, REQUIREMENTS, VALUES};
 use crate::objects::interner::Interner;
-use crate::objects::labels::Labels;
 use crate::objects::labels::tests::COMPARED;
-use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::labels::{Labels, Selector};
+use crate::objects::policy::{POLICY_FOR_ANNOTATION, Peer};
 use crate::objects::remote::{ATTACHED_LABEL, BY_ANOTHER, RemotePod, Written};
 use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Place, Pod};
 use crate::policy::desired::Desired;
@@ -589,6 +590,35 @@ fn a_selector_is_compared_no_more_than_is_counted() {
     assert!(compared >= KINDS * REQUIREMENTS && compared <= counted, "{compared}, counted {counted}");
     let tables = desired.endpoints[&1].ingress.clone().unwrap();
     assert!(evaluate(&tables, "10.1.7.7".parse().unwrap(), 6, Some(80)).is_some());
+}
+
+/// Going over pods ends once it has taken what is left.
+#[test]
+fn a_selector_ends_where_nothing_is_left() {
+    let mut node = Node::admitting(json!([{"podSelector": {}}]));
+    let names: Vec<ObjectName> = (0..10).map(|number| named(&format!("p{number}"))).collect();
+    for (number, name) in names.iter().enumerate() {
+        let address = format!("10.1.0.{number}");
+        node.remote(&name.name, &format!("u{number}"), &format!("r{number}"), &[address.as_str()]);
+    }
+    let mut peers = Peers::default();
+    for name in &names {
+        let known = Known::of(name, &node.objects, std::iter::empty());
+        peers.replace(name, &Known::default(), &known, &node.objects);
+    }
+    assert_eq!((peers.len(), peers.charged()), (1, 11), "a namespace, and the labels of ten pods");
+    let policy = &node.objects.policies[&named("p")];
+    let places = BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))]);
+    let peer = Peer::Pods { namespaces: None, pods: Selector::default() };
+    // What is left, the comparisons that are counted, and the addresses that are looked at.
+    for (most, compared, looked_at) in [(0, 2, 0), (7, 10, 2), (1000, 50, 10)] {
+        let mut number = 0;
+        let counted = peers.claims_of(policy, &peer, &places, most, |_, _| {
+            number += 1;
+            3
+        });
+        assert_eq!((counted, number), (compared, looked_at), "{most}");
+    }
 }
 
 /// A pod was replaced by another of its name, and its sandbox is still attached: its address does not belong to the

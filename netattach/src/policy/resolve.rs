@@ -19,7 +19,7 @@ use super::peers::{Claimant, Peers as KnownPeers};
 use super::scope::Scope;
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::selection::PortProtocol;
-use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES, WORK};
+use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES};
 use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PortTerm, Ports, Rule, Severity};
 use crate::objects::{ContainerPort, Place, Pod};
 
@@ -152,12 +152,9 @@ impl Resolving<'_> {
         let mut refused = BTreeSet::new();
         for peer in selectors {
             meter.work(self.peers.len().saturating_mul(peer.weight()).saturating_add(1))?;
-            let mut compared = 0;
-            let looked_at = self.peers.claims_of(self.policy, peer, self.places, |place, address| {
-                // More would exceed the budget anyway.
-                if compared <= WORK {
+            let compared =
+                self.peers.claims_of(self.policy, peer, self.places, meter.rest(), |place, address| {
                     let answer = self.scope.is_allowed(place, address, is_selected);
-                    compared += self.scope.len().saturating_sub(1) + answer.looked_at * weight_of_all;
                     found.is_of_network |= answer.is_of_network;
                     // The address belongs to another network and is not visible to this attachment.
                     let is_elsewhere = answer.is_of_network && answer.is_own && !self.scope.is_own(place);
@@ -166,9 +163,9 @@ impl Resolving<'_> {
                     } else if !is_elsewhere {
                         refused.insert(address);
                     }
-                }
-            });
-            meter.work(looked_at + compared)?;
+                    self.scope.len().saturating_sub(1) + answer.looked_at * weight_of_all
+                });
+            meter.work(compared)?;
             if hosts.len() > PREFIXES {
                 hosts.sort_unstable();
                 hosts.dedup();
@@ -236,17 +233,17 @@ fn note(conditions: &mut Vec<Condition>, condition: Condition) {
     }
 }
 
-/// The conditions of a direction whose rules exceed the budget.
-pub(super) fn exceeded(key: &Key, excess: Excess) -> Vec<Condition> {
-    let of = |policy: &ByIdentity<Policy>| Condition {
+/// The conditions of a direction whose rules exceed the budget, one for each of its policies.
+pub(super) fn exceeded(key: &Key, excess: Excess) -> impl Iterator<Item = Condition> {
+    let message = format!(
+        "{excess} together with the other policies of the pods that it selects: these are isolated for {}",
+        key.direction
+    );
+    key.policies.iter().map(move |policy| Condition {
         object: Subject::Policy(policy.0.name.clone()),
         severity: Severity::Error,
-        message: format!(
-            "{} together with the other policies of the pods that it selects: these are isolated for {}",
-            excess, key.direction
-        ),
-    };
-    key.policies.iter().map(of).collect()
+        message: message.clone(),
+    })
 }
 
 /// The numbers of the pod's own ports that ingress rules name. Ports that it does not declare are added to

@@ -1,15 +1,22 @@
-//! The work that compiling takes, by namespace: for the tables that hold, and in one update.
+//! The work that compiling takes: for the tables of a namespace that hold, and in one update.
 
 use std::collections::BTreeMap;
 
-use crate::objects::budget::{WORK_OF_NAMESPACE, WORK_OF_UPDATE};
+use crate::objects::budget::{Excess, Left, WORK_OF_NAMESPACE, WORK_OF_UPDATE};
 
 /// What the tables of each namespace take, in comparisons.
 #[derive(Debug, Default)]
 pub(super) struct Work {
-    /// The peers that there are in this update (`Peers::len`): a selector counts as compared with each of them.
+    /// The peers that there are in this update (`Peers::charged`): a selector counts as compared with each of them.
     peers: usize,
     of_namespaces: BTreeMap<String, OfNamespace>,
+    /// In this update, of all namespaces, for what had been refused before: it would take the time of an update anew
+    /// for each namespace. Bound: [`WORK_OF_UPDATE`].
+    again: usize,
+    /// Whether what is worked out now had been refused before.
+    is_again: bool,
+    /// How many tables have been worked out.
+    tables: usize,
 }
 
 /// The work for one namespace. The two have different bounds, as a table that is refused takes time and holds nothing.
@@ -19,6 +26,8 @@ struct OfNamespace {
     spent: usize,
     /// In this update, for refused tables as well. Bound: [`WORK_OF_UPDATE`].
     tried: usize,
+    /// `Work::tables` when one held last.
+    held: usize,
 }
 
 /// What tables took until they were complete or refused.
@@ -29,49 +38,110 @@ pub(super) struct Cost {
     peers: usize,
 }
 
+/// Tables that were refused for too much work.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Short {
+    /// What they exceed.
+    pub(super) excess: Excess,
+    /// What they took until then.
+    pub(super) cost: Cost,
+}
+
+impl Cost {
+    /// What the tables would take with other peers, in eighths of what they took: a few peers fewer are no reason to
+    /// try again. More peers do not count, as policies are compiled again when peers come that concern them.
+    fn with(self, peers: usize) -> usize {
+        if peers >= self.peers {
+            return self.comparisons;
+        }
+        self.comparisons.saturating_mul(peers.saturating_mul(8).div_ceil(self.peers)) / 8
+    }
+}
+
 impl Work {
     /// Begins an update, with that many peers.
     pub(super) fn begin(&mut self, peers: usize) {
-        self.peers = peers;
+        (self.peers, self.again) = (peers, 0);
         self.of_namespaces.retain(|_, of| of.spent > 0);
         self.of_namespaces.values_mut().for_each(|of| of.tried = 0);
     }
 
+    /// Whether what is worked out from now on had been refused before.
+    pub(super) fn begin_pass(&mut self, is_again: bool) {
+        self.is_again = is_again;
+    }
+
     /// The most that further tables of a namespace may take now.
-    pub(super) fn left(&self, namespace: &str) -> usize {
-        let (spent, tried) = self.of_namespaces.get(namespace).map_or((0, 0), |of| (of.spent, of.tried));
-        WORK_OF_NAMESPACE.saturating_sub(spent).min(WORK_OF_UPDATE.saturating_sub(tried))
+    pub(super) fn left(&self, namespace: &str) -> Left {
+        Left {
+            of_namespace: self.left_of_namespace(namespace),
+            of_update: self.left_of_update(namespace, self.is_again),
+        }
     }
 
-    /// Whether there is room for what a table took until it was refused for lack of it: with less, it is refused again.
-    /// With fewer peers, it takes less.
-    pub(super) fn has_room(&self, namespace: &str, refused: Cost) -> bool {
-        let with_peers = refused.comparisons.saturating_mul(self.peers.max(1)) / refused.peers.max(1);
-        with_peers.min(refused.comparisons) <= self.left(namespace)
+    fn left_of_namespace(&self, namespace: &str) -> usize {
+        WORK_OF_NAMESPACE.saturating_sub(self.of_namespaces.get(namespace).map_or(0, |of| of.spent))
     }
 
-    /// Whether tables of a namespace were worked out in this update.
-    pub(super) fn is_tried(&self, namespace: &str) -> bool {
-        self.of_namespaces.get(namespace).is_some_and(|of| of.tried > 0)
+    fn left_of_update(&self, namespace: &str, is_again: bool) -> usize {
+        let tried = self.of_namespaces.get(namespace).map_or(0, |of| of.tried);
+        let again = if is_again { self.again } else { 0 };
+        WORK_OF_UPDATE.saturating_sub(tried.max(again))
+    }
+
+    /// Whether there is room in this update for what a table took until it was refused: with less, it is refused again.
+    pub(super) fn has_room(&self, namespace: &str, short: Short) -> bool {
+        self.has_room_anew(namespace, short)
+            && short.cost.with(self.peers) <= self.left_of_update(namespace, true)
+    }
+
+    /// The same in an update that has not tried anything yet.
+    pub(super) fn has_room_anew(&self, namespace: &str, Short { excess, cost }: Short) -> bool {
+        let takes = cost.with(self.peers);
+        let has_room = takes <= self.left_of_namespace(namespace);
+        match excess {
+            // Nobody knows what else it takes.
+            Excess::WorkOfUpdate => true,
+            Excess::WorkOfNamespace => has_room,
+            // Its own bound does not change, so that only fewer peers can help.
+            _ => takes < cost.comparisons && has_room,
+        }
+    }
+
+    /// How many tables have been worked out, for [`Work::has_held_since`].
+    pub(super) fn now(&self) -> usize {
+        self.tables
+    }
+
+    /// Whether any table of a namespace was worked out and holds since then.
+    pub(super) fn has_held_since(&self, namespace: &str, then: usize) -> bool {
+        self.of_namespaces.get(namespace).is_some_and(|of| of.held > then)
     }
 
     /// Adds the work for tables, whether they hold or not.
     pub(super) fn tries(&mut self, namespace: &str, comparisons: usize) -> Cost {
+        self.tables += 1;
+        if self.is_again {
+            self.again = self.again.saturating_add(comparisons);
+        }
         let of = self.of_namespaces.entry(namespace.to_owned()).or_default();
         of.tried = of.tried.saturating_add(comparisons);
         Cost { comparisons, peers: self.peers }
     }
 
-    /// Adds tables that hold.
+    /// Adds tables that hold, the last that were tried.
     pub(super) fn holds(&mut self, namespace: &str, cost: Cost) {
         let of = self.of_namespaces.entry(namespace.to_owned()).or_default();
         of.spent = of.spent.saturating_add(cost.comparisons);
+        of.held = self.tables;
     }
 
-    /// Subtracts tables that have been added by [`Work::holds`] and are gone.
-    pub(super) fn lets_go(&mut self, namespace: &str, cost: Cost) {
-        if let Some(of) = self.of_namespaces.get_mut(namespace) {
-            of.spent = of.spent.saturating_sub(cost.comparisons);
+    /// Counts the tables that hold anew: some are gone, or there are other peers.
+    pub(super) fn recount<'a>(&mut self, holding: impl Iterator<Item = (&'a str, Cost)>) {
+        self.of_namespaces.values_mut().for_each(|of| of.spent = 0);
+        for (namespace, cost) in holding {
+            let of = self.of_namespaces.entry(namespace.to_owned()).or_default();
+            of.spent = of.spent.saturating_add(cost.with(self.peers));
         }
     }
 
@@ -94,45 +164,96 @@ mod tests {
 
     const SHOP: &str = "shop";
 
+    /// The smaller one of what is left.
+    fn left(work: &Work, namespace: &str) -> usize {
+        let Left { of_namespace, of_update } = work.left(namespace);
+        of_namespace.min(of_update)
+    }
+
     #[test]
     fn what_is_refused_takes_of_the_update_alone_and_what_goes_gives_back() {
         let mut work = Work::default();
         work.begin(10);
-        assert_eq!((work.left(SHOP), work.is_tried(SHOP)), (WORK_OF_NAMESPACE, false));
+        assert_eq!((left(&work, SHOP), work.has_held_since(SHOP, work.now())), (WORK_OF_NAMESPACE, false));
+        let before = work.now();
         let half = work.tries(SHOP, WORK_OF_NAMESPACE / 2);
+        assert!(!work.has_held_since(SHOP, before), "tried");
         work.holds(SHOP, half);
-        assert_eq!((work.left(SHOP), work.is_tried(SHOP)), (WORK_OF_NAMESPACE / 2, true));
+        assert_eq!((left(&work, SHOP), work.has_held_since(SHOP, before)), (WORK_OF_NAMESPACE / 2, true));
+        assert!(!work.has_held_since(SHOP, work.now()) && !work.has_held_since("other", before));
         work.tries(SHOP, WORK_OF_NAMESPACE / 2);
-        assert_eq!(work.left(SHOP), WORK_OF_NAMESPACE / 2, "refused");
+        assert_eq!(left(&work, SHOP), WORK_OF_NAMESPACE / 2, "refused");
         work.tries(SHOP, WORK_OF_NAMESPACE - 1);
-        assert_eq!((work.left(SHOP), work.left("other")), (1, WORK_OF_NAMESPACE), "the update's bound");
+        assert_eq!((left(&work, SHOP), left(&work, "other")), (1, WORK_OF_NAMESPACE), "the update's bound");
         work.tries(SHOP, 2);
-        assert_eq!(work.left(SHOP), 0);
+        assert_eq!(left(&work, SHOP), 0);
         work.begin(10);
-        assert_eq!((work.left(SHOP), work.is_tried(SHOP)), (WORK_OF_NAMESPACE / 2, false));
-        work.lets_go(SHOP, half);
-        assert_eq!((work.left(SHOP), work.spent()), (WORK_OF_NAMESPACE, 0));
+        work.recount(std::iter::once((SHOP, half)));
+        assert_eq!(left(&work, SHOP), WORK_OF_NAMESPACE / 2);
+        work.recount(std::iter::empty());
+        assert_eq!((left(&work, SHOP), work.spent()), (WORK_OF_NAMESPACE, 0));
         work.begin(10);
         assert!(work.of_namespaces.is_empty());
     }
 
+    /// What had been refused before has one bound for all namespaces; what had not has one for each.
     #[test]
-    fn there_is_room_for_what_a_table_took_or_would_with_the_peers_of_now() {
-        // Peers when it was refused and now, what it took beyond what is left, whether there is room.
+    fn what_is_tried_again_takes_of_one_update_in_all() {
+        let mut work = Work::default();
+        work.begin(10);
+        work.begin_pass(true);
+        let cost = work.tries(SHOP, WORK_OF_UPDATE - 1);
+        let short = Short { excess: Excess::WorkOfUpdate, cost };
+        assert_eq!((left(&work, SHOP), left(&work, "other")), (1, 1));
+        assert_eq!((work.has_room("other", short), work.has_room_anew("other", short)), (false, true));
+        work.begin_pass(false);
+        assert_eq!((left(&work, SHOP), left(&work, "other")), (1, WORK_OF_NAMESPACE));
+        work.begin(10);
+        work.begin_pass(true);
+        assert_eq!(left(&work, "other"), WORK_OF_NAMESPACE);
+        assert!(work.has_room("other", short));
+    }
+
+    #[test]
+    fn there_is_room_for_what_a_table_took_or_would_with_an_eighth_of_the_peers_gone() {
+        let [of_namespace, own, of_update] = [Excess::WorkOfNamespace, Excess::Work, Excess::WorkOfUpdate];
+        // The bound that refused it, peers then and now, what it took beyond what is left, whether there is room.
         let table = [
-            (100, 100, 0, true),
-            (100, 100, 1, false),
-            (100, 99, 1, true),
-            (100, 200, 0, true),
-            (100, 99, WORK_OF_NAMESPACE, false),
-            (0, 0, 1, false),
+            (of_namespace, 100, 100, 0, true),
+            (of_namespace, 100, 100, 1, false),
+            (of_namespace, 100, 88, 1, false),
+            (of_namespace, 100, 87, 1, true),
+            (of_namespace, 100, 200, 0, true),
+            (of_namespace, 100, 200, 1, false),
+            (of_namespace, 100, 87, WORK_OF_NAMESPACE, false),
+            (of_namespace, 0, 0, 1, false),
+            (own, 100, 100, 0, false),
+            (own, 100, 88, 0, false),
+            (own, 100, 87, 0, true),
+            (own, 100, 87, WORK_OF_NAMESPACE, false),
+            (of_update, 100, 100, 1, true),
         ];
-        for (then, now, beyond, has_room) in table {
+        for (excess, then, now, beyond, has_room) in table {
             let mut work = Work::default();
             work.begin(then);
-            let took = work.tries(SHOP, WORK_OF_NAMESPACE + beyond);
+            let cost = work.tries(SHOP, WORK_OF_NAMESPACE + beyond);
             work.begin(now);
-            assert_eq!(work.has_room(SHOP, took), has_room, "{then} peers, {now} now, {beyond} beyond");
+            let found = work.has_room(SHOP, Short { excess, cost });
+            assert_eq!(found, has_room, "{excess:?}: {then} peers, {now} now, {beyond} beyond");
+        }
+    }
+
+    #[test]
+    fn what_holds_counts_as_with_the_peers_of_now() {
+        let mut work = Work::default();
+        for (then, now, expected) in
+            [(100, 100, 800), (100, 90, 800), (100, 50, 400), (50, 100, 800), (0, 0, 800)]
+        {
+            work.begin(then);
+            let cost = work.tries(SHOP, 800);
+            work.begin(now);
+            work.recount(std::iter::once((SHOP, cost)));
+            assert_eq!(work.spent(), expected, "{then} peers, {now} now");
         }
     }
 }
