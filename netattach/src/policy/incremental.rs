@@ -225,6 +225,10 @@ impl Compiler {
                 }
             }
             self.common.of_pods = BTreeMap::new();
+            if rank == Rank::Refused {
+                // In one order: those that a change affects take no turn of others.
+                waiting.extend(self.short_with_room(|id| rank_of(id) == rank));
+            }
             self.take_all(waiting, rank == Rank::Refused);
             // Tables that nobody has taken again had their room until now.
             let again = self.short_with_room(|id| rank_of(id) <= rank);
@@ -487,7 +491,9 @@ impl Compiler {
         }
         let taken = self.work.now();
         let mut attached = Attached { endpoint, selected, conditions, taken, tried: taken };
-        if attached.short().any(|short| short.excess == Excess::WorkOfUpdate) {
+        let namespace = &attached.endpoint.pod.namespace;
+        // What the work of this update did not suffice for keeps its turn, whether it was begun or not.
+        if attached.short().any(|short| self.work.has_room_anew(namespace, short)) {
             attached.tried = before.map_or(0, |before| before.tried);
         }
         self.attachments.insert(attached.endpoint.id, attached);

@@ -140,8 +140,15 @@ impl Work {
     pub(super) fn recount<'a>(&mut self, holding: impl Iterator<Item = (&'a str, Cost)>) {
         self.of_namespaces.values_mut().for_each(|of| of.spent = 0);
         for (namespace, cost) in holding {
-            let of = self.of_namespaces.entry(namespace.to_owned()).or_default();
-            of.spent = of.spent.saturating_add(cost.with(self.peers));
+            let cost = cost.with(self.peers);
+            // Without a copy of the name for each of the tables.
+            match self.of_namespaces.get_mut(namespace) {
+                Some(of) => of.spent = of.spent.saturating_add(cost),
+                None => {
+                    let of = OfNamespace { spent: cost, ..OfNamespace::default() };
+                    self.of_namespaces.insert(namespace.to_owned(), of);
+                }
+            }
         }
     }
 

@@ -97,6 +97,10 @@ impl Health {
             match done {
                 Ok(()) => known.replace(share, looked),
                 Err(error) => {
+                    // Not one attachment was looked at: as without the descriptor or the memory for it.
+                    if looked.is_empty() {
+                        self.attachments.want();
+                    }
                     known.merge(looked);
                     outcome = Err(error);
                 }

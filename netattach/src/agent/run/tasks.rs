@@ -362,7 +362,7 @@ async fn announce(engine: Arc<Engine>) {
         let mut failed = BTreeSet::new();
         for record in &records {
             let (announcing, of) = (Arc::clone(&engine), record.clone());
-            let announced = rounds::take(false, move || announcing.announce(&of)).await;
+            let announced = rounds::take(false, move || crate::upkeep(|| announcing.announce(&of))).await;
             if let Err(error) = announced {
                 log_unannounced(record, &error, retries.failures(record));
                 failed.insert(record.clone());

@@ -116,8 +116,23 @@ pub(in crate::source) fn yaml(document: &str) -> Result<Value, ManifestError> {
 
 /// The number of characters that may begin a value. A document has at most two nodes for each, keys among them, and
 /// one more.
+///
+/// Not those inside a word, of which an IPv6 address has many: a dash is a mark before a blank alone, and a colon
+/// between letters and digits goes on a plain text.
 fn marks(document: &str) -> usize {
-    document.bytes().filter(|byte| matches!(byte, b',' | b':' | b'-' | b'?' | b'[' | b'{')).count()
+    let bytes = document.as_bytes();
+    let at = |index: usize| bytes.get(index).copied().unwrap_or(b' ');
+    let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || byte == b':';
+    let is_mark = |(index, byte): &(usize, &u8)| match byte {
+        b',' | b'?' | b'[' | b'{' => true,
+        b'-' => !at(index + 1).is_ascii_graphic(),
+        b':' => {
+            let before = index.checked_sub(1).map_or(b' ', at);
+            !is_inside(before) || !(is_inside(at(index + 1)) || at(index + 1) == b'/')
+        }
+        _ => false,
+    };
+    bytes.iter().enumerate().filter(is_mark).count()
 }
 
 /// Deserializes a value with a limited number of values.
@@ -314,10 +329,11 @@ mod tests {
         let most = budget::YAML_MARKS.most;
         let of = |count: usize| {
             let head = "{apiVersion: v1, kind: Namespace, metadata: {name: a, annotations: {a: '";
-            format!("{head}{}'}}}}}}", "-".repeat(count - marks(head)))
+            format!("{head}{}'}}}}}}", ",".repeat(count - marks(head)))
         };
         assert_eq!(said(yaml_objects(&of(most))), [Ok(namespace("a"))]);
         assert_eq!(said(yaml_objects(&of(most + 1))), [Err(budget_error(&budget::YAML_MARKS, most + 1))]);
+        assert_eq!(marks("{cidr: 2001:db8:1:2::/64, name: a-b}\n- {a: \"b\":c}\n-\tx"), 9);
         let most = budget::YAML_VALUES.most;
         // Six values around them.
         let of = |count: usize| {
