@@ -337,10 +337,11 @@ async fn follow_parents(
 /// Returns the parents that could not be followed, and logs them: each in a row of failures once.
 fn not_followed(failed: &[NotFollowed], before: &Retries<u32>) -> BTreeSet<u32> {
     let log = |failed: &NotFollowed| {
-        let error = Chain(failed);
-        match before.failures(&failed.parent) {
-            0 => tracing::warn!(%error, "address of a parent not taken over; will try again"),
-            times => tracing::debug!(%error, times, "address of a parent not taken over again"),
+        let times = before.failures(&failed.parent);
+        if times == 0 {
+            tracing::warn!(error = %Chain(failed), "address of a parent not taken over; will try again");
+        } else {
+            tracing::debug!(error = %Chain(failed), times, "address of a parent not taken over again");
         }
         failed.parent
     };
@@ -376,13 +377,13 @@ async fn announce(engine: Arc<Engine>) {
 
 /// Logs that the addresses of a sandbox were not announced. `before`: how many times in a row that has failed before.
 fn log_unannounced(record: &JournalKey, error: &AttachError, before: u32) {
-    let (container, error) = (&record.container_id, Chain(error));
+    let container = &record.container_id;
     if before == 0 {
-        tracing::warn!(container, %error, "addresses not announced to neighbours; will try again");
+        tracing::warn!(container, error = %Chain(error), "addresses not announced to neighbours; will try again");
     } else if before + 1 < MOST_ANNOUNCEMENTS {
-        tracing::debug!(container, %error, "addresses not announced to neighbours again");
+        tracing::debug!(container, error = %Chain(error), "addresses not announced to neighbours again");
     } else {
-        tracing::info!(container, %error, "addresses not announced to neighbours; given up");
+        tracing::info!(container, error = %Chain(error), "addresses not announced to neighbours; given up");
     }
 }
 

@@ -407,10 +407,11 @@ impl UnreadLeases {
         let errors = unread.iter().take(NAMED).map(|error| Chain(error).to_string()).collect();
         let told = Told { unread: unread.len(), errors };
         let is_new = all.get(pool) != Some(&told);
-        for error in &told.errors {
-            match is_new {
-                true => tracing::warn!(%pool, unread = told.unread, %error, "cannot check leases"),
-                false => tracing::debug!(%pool, unread = told.unread, %error, "cannot check leases"),
+        for error in unread.iter().take(NAMED) {
+            if is_new {
+                tracing::warn!(%pool, unread = unread.len(), error = %Chain(error), "cannot check leases");
+            } else {
+                tracing::debug!(%pool, unread = unread.len(), error = %Chain(error), "cannot check leases");
             }
         }
         all.insert(pool.clone(), told);
