@@ -110,8 +110,7 @@ impl Echo {
     /// # Errors
     /// The address cannot be bound.
     pub fn serve(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
-        let (tcp, udp) =
-            namespace.run(|| Ok::<_, io::Error>((TcpListener::bind(address)?, UdpSocket::bind(address)?)))?;
+        let (tcp, udp) = namespace.run(|| bound(address))?;
         let ending = Arc::new(AtomicBool::new(false));
         let (listener, over) = (tcp.try_clone()?, Arc::clone(&ending));
         let accepting = std::thread::spawn(move || {
@@ -161,6 +160,21 @@ impl Drop for Echo {
         let _ = rustix::net::shutdown(&self.udp, rustix::net::Shutdown::Both);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
+        }
+    }
+}
+
+/// Sockets of a server at an address. A process that another test is about to start has the sockets of a server that
+/// has ended until it is executed: the address is in use so long.
+fn bound(address: SocketAddr) -> io::Result<(TcpListener, UdpSocket)> {
+    let begun = Instant::now();
+    loop {
+        let bound = TcpListener::bind(address).and_then(|tcp| Ok((tcp, UdpSocket::bind(address)?)));
+        match bound {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            bound => return bound,
         }
     }
 }
