@@ -415,15 +415,18 @@ fn a_pod_on_an_ipvlan_follows_a_parent_that_gets_another_ethernet_address() {
     assert!(connects(&a.namespace, to, PATIENCE));
     node.check(&a).success();
     // CHECK compares while the address changes, and the agent follows.
-    let script = format!(
-        "for i in 10 11 12 13 14 15; do \
-         ip link set {WIRE} address 02:00:00:00:00:$i && sleep 0.3 || exit 1; done"
-    );
-    let mut changing = node.namespace.run(|| Command::new("sh").args(["-c", &script]).spawn()).unwrap();
-    while changing.try_wait().unwrap().is_none() {
-        node.check(&a).success();
-    }
-    assert!(changing.wait().unwrap().success());
+    let (there, checked) = (&node, &a);
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            for number in 10..16 {
+                change(there, &format!("02:00:00:00:00:{number}"));
+                std::thread::sleep(std::time::Duration::from_millis(300));
+            }
+        });
+        while !changing.is_finished() {
+            there.check(checked).success();
+        }
+    });
     assert!(connects(&a.namespace, to, PATIENCE));
     node.kill().unwrap();
     change(&node, "02:00:00:00:00:78");

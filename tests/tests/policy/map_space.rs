@@ -64,14 +64,6 @@ impl Scene {
         assert!(is_so, "{found:?} reach {to} in place of {expected:?}: {:#}", self.conditions());
     }
 
-    /// Waits until an agent with crash points has announced the pods' addresses, which it does after its start,
-    /// concurrently: these points would be among those of the next operation, in no fixed order.
-    fn await_announcements(&self) {
-        let of = |point: &String| point.starts_with(r#"netlink:["RTM_SETLINK", "RTM_NEWNEIGH""#);
-        let are_done = || self.node.points().iter().filter(|point| of(point)).count() >= PODS.len();
-        assert!(eventually(PATIENCE, are_done), "{:?}", self.node.points());
-    }
-
     fn conditions(&self) -> Value {
         self.node.ctl(&["policy"]).unwrap()["conditions"].clone()
     }
@@ -218,7 +210,6 @@ fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
         scene.node.kill().unwrap();
         let agent = env!("CARGO_BIN_EXE_crash-agent");
         scene.node.start_with_points(agent.as_ref()).unwrap();
-        scene.await_announcements();
         scene.node.arm(point).unwrap();
         scene.node.write("large", &large("large", "server", allowed, MOST)).unwrap();
         let (mut died, mut done) = (false, false);
