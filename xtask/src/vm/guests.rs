@@ -120,8 +120,12 @@ const SRIOV: Guest = Guest {
                 "ipvlan::",
                 "policies_hold_on_vlans",
                 "policies_hold_on_macvtaps",
+                "a_pod_on_a_vlan_follows",
                 "netkit::",
-                "host_access::",
+                // The others run on the host.
+                "host_access::a_node_and_its_pods_on_ipvlans",
+                "host_access::a_node_reaches_a_pod_on_an_ipvlan",
+                "host_access::a_node_that_would_drop",
             ],
         )],
         &[
@@ -133,6 +137,7 @@ const SRIOV: Guest = Guest {
                     "native::host_device::",
                     "native::versions::",
                     "native::node::a_macvtap",
+                    "native::node::a_vlan_gets",
                     "native::removal::del_frees",
                     "native::netkit::",
                     "sbr::an_agent_routes_by_source_behind_its_own",
