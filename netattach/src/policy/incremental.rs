@@ -205,6 +205,7 @@ impl Compiler {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
         self.work.begin(self.peers.charged());
+        self.recount();
         self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.retain_attachments(endpoints);
         drop(before);
@@ -286,7 +287,7 @@ impl Compiler {
     }
 
     fn retain_tables(&mut self, is_kept: impl Fn(&Key, &Arc<CachedTables>) -> bool) {
-        let conditions = &mut self.conditions;
+        let (before, conditions) = (self.tables.len(), &mut self.conditions);
         self.tables.retain(|key, cached| {
             let is_kept = is_kept(key, cached);
             if !is_kept {
@@ -294,6 +295,13 @@ impl Compiler {
             }
             is_kept
         });
+        if self.tables.len() < before {
+            self.recount();
+        }
+    }
+
+    /// Counts the work of the tables that hold anew: an update has other peers, or some are gone.
+    fn recount(&mut self) {
         let holding = self.tables.iter().filter(|(_, cached)| cached.refused.is_none());
         self.work.recount(holding.map(|(key, cached)| (namespace_of(key), cached.cost)));
     }
