@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A check may use at most this fraction of a processor's time: 1/10000. There are about ten checks, so together they
-/// use a thousandth.
-const PART: u32 = 10_000;
-/// Factor for a check that covers only a part per run and continues in the next run; otherwise a complete pass would
-/// take twice as long.
-const PARTS_OF_CONTINUED: u32 = 2;
+/// A check may use at most this fraction of a processor's time: 1/20000. There are about fifteen checks, some of which
+/// may use two parts, so together they use a thousandth.
+const PART: u32 = 20_000;
+/// Factor for a check that covers only a part per run and continues in the next run, and for one that is rare: what such
+/// a check finds would otherwise be found twice as late.
+const TWO_PARTS: u32 = 2;
+/// A check is rare if its interval on a small node is at least this.
+const RARE: Duration = Duration::from_secs(30);
 /// Upper limit of a check's interval, as a multiple of its shortest interval, however expensive the check is.
 const MOST: u32 = 6;
 /// How long a change waits for further changes that come with it: attaching a pod makes several.
@@ -45,6 +47,7 @@ pub fn spread(most: Duration) -> Duration {
 /// Returns the pause after a check that has used this much processor time; `every` is its interval on a small node.
 /// The pause is a multiple of `every`, so that checks stay in phase with others (`ticks`).
 pub fn pause(every: Duration, worked: Duration) -> Duration {
+    let worked = if every < RARE { worked } else { worked / TWO_PARTS };
     let wanted = worked.saturating_mul(PART).as_nanos();
     let times = wanted.div_ceil(every.as_nanos().max(1)).clamp(1, u128::from(MOST));
     every.saturating_mul(u32::try_from(times).unwrap_or(MOST))
@@ -52,12 +55,12 @@ pub fn pause(every: Duration, worked: Duration) -> Duration {
 
 /// Like [`pause`], for a check that runs for [`longest_look`] at most and continues in the next run.
 pub fn pause_of_continued(every: Duration, worked: Duration) -> Duration {
-    pause(every, worked / PARTS_OF_CONTINUED)
+    pause(every, worked / TWO_PARTS)
 }
 
-/// Returns the pause after a check, limited to `least` and `most`.
+/// Returns the pause after a check that may use two parts, limited to `least` and `most`.
 pub fn pause_between(least: Duration, most: Duration, worked: Duration) -> Duration {
-    worked.saturating_mul(PART).clamp(least, most)
+    worked.saturating_mul(PART / TWO_PARTS).clamp(least, most)
 }
 
 /// Returns how long a change waits for further changes before the check. `took`: the duration of the last such check.
@@ -143,7 +146,7 @@ pub fn longest(every: Duration) -> Duration {
 /// Returns how long a check that continues in its next run may run: it then stays within its fraction even with the
 /// longest [`pause`].
 pub fn longest_look(every: Duration) -> Duration {
-    longest(every) / PART * PARTS_OF_CONTINUED
+    longest(every) / PART * TWO_PARTS
 }
 
 #[cfg(test)]
@@ -154,9 +157,10 @@ mod tests {
     fn looks_that_take_long_are_taken_rarely_and_never_not_at_all() {
         let table = [
             (5, 0, 5_000),
-            (5, 1, 10_000),
-            (5, 2, 20_000),
+            (5, 1, 20_000),
+            (5, 2, 30_000),
             (5, 60, 30_000),
+            (30, 3, 30_000),
             (30, 4, 60_000),
             (30, 9_000, 180_000),
         ];
@@ -165,8 +169,11 @@ mod tests {
             assert_eq!(pause, Duration::from_millis(expected), "{took} ms every {every} s");
         }
         assert_eq!(pause(Duration::from_secs(5), Duration::MAX), Duration::from_secs(30));
-        assert_eq!(longest_look(Duration::from_secs(5)), Duration::from_millis(6));
+        assert_eq!(longest_look(Duration::from_secs(5)), Duration::from_millis(3));
         assert_eq!(pause(Duration::ZERO, Duration::ZERO), Duration::ZERO);
+        let [least, most] = [5, 60].map(Duration::from_secs);
+        let between = |took| pause_between(least, most, Duration::from_millis(took)).as_secs();
+        assert_eq!([0, 1, 7].map(between), [5, 10, 60]);
     }
 
     #[test]
@@ -248,7 +255,7 @@ mod tests {
     fn a_look_that_is_continued_costs_two_parts() {
         let every = Duration::from_secs(5);
         assert_eq!(pause_of_continued(every, longest_look(every)), longest(every));
-        assert_eq!(pause_of_continued(every, Duration::from_micros(1_000)), every);
-        assert_eq!(pause_of_continued(every, Duration::from_micros(3_900)), every * 4);
+        assert_eq!(pause_of_continued(every, Duration::from_micros(500)), every);
+        assert_eq!(pause_of_continued(every, Duration::from_micros(1_900)), every * 4);
     }
 }
