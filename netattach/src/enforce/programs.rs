@@ -12,8 +12,8 @@ use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
 use crate::hooks::parent::{Macvlan, Parents};
 use crate::hooks::{
-    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals, host_link,
-    pod,
+    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals,
+    WholeFilters, host_link, pod,
 };
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -34,6 +34,8 @@ pub(super) struct AttachedPrograms {
     rivals: Rivals,
     /// Processes that repeatedly remove programs.
     removers: Rivals,
+    /// The filters of which the kernel would have told if they had changed.
+    whole: WholeFilters,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
 }
@@ -71,6 +73,7 @@ impl AttachedPrograms {
             put_back: AtomicU64::default(),
             rivals: Rivals::default(),
             removers: Rivals::default(),
+            whole: WholeFilters::open(),
             _hooks_on: hooks_on.ok(),
         }
     }
@@ -211,18 +214,21 @@ impl AttachedPrograms {
     }
 
     /// Returns the first program of an attachment that does not judge every packet, as text. `by_filters`:
-    /// they are not attached by BPF links yet.
+    /// they are not attached by BPF links yet. `afresh`: filters are listed although the kernel has told of no
+    /// change.
     pub(super) fn missing(
         &self,
         attachment: &EnforcedAttachment,
         by_filters: bool,
+        afresh: bool,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
+        let known = (!afresh).then_some(&self.whole);
         let lack = if let HookPoint::Parent { on, .. } = &attachment.point {
-            self.parents.missing(&self.dataplane, on.parent, host)?
+            self.parents.missing(&self.dataplane, on.parent, known, host)?
         } else if let Some(device) = attachment.point.own_device(attachment.id)? {
             let mode = if by_filters { AttachMode::Clsact } else { self.modes.at(&attachment.point) };
-            device.lack(mode, self.dataplane.programs(), host)?
+            device.lack(mode, self.dataplane.programs(), known, host)?
         } else {
             None
         };

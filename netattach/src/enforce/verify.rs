@@ -14,8 +14,8 @@ use crate::netlink::{Handle, ethtool};
 use crate::policy::level::{Enforcement, Level};
 
 impl Enforcer {
-    /// Returns the first missing part of an attachment's enforcement, as text. `known`: the parents' state,
-    /// shared within one check.
+    /// Returns the first missing part of an attachment's enforcement, as text. `known`: what a check of many
+    /// attachments knows already.
     pub(super) fn difference(
         &self,
         attachment: &EnforcedAttachment,
@@ -79,7 +79,8 @@ impl Enforcer {
             HookPoint::Parent { on, .. } => Some(on.parent),
             _ => None,
         };
-        let missing = known.lack(parent, || self.programs().missing(attachment, by_filters, host))?;
+        let afresh = known.lists_afresh();
+        let missing = known.lack(parent, || self.programs().missing(attachment, by_filters, afresh, host))?;
         drop(turn);
         let past_programs = offloaded(attachment).or(behind_netkit_programs(attachment)?);
         let mut state = self.lock();

@@ -5,9 +5,25 @@ use std::collections::BTreeSet;
 /// The parents whose programs a check has found complete. Valid for the other attachments of the same check
 /// only.
 #[derive(Debug, Default)]
-pub struct WholeParents(BTreeSet<u32>);
+pub struct WholeParents {
+    whole: BTreeSet<u32>,
+    /// Whether filters are not listed where the kernel has told of no change.
+    relies_on_the_kernel: bool,
+}
 
 impl WholeParents {
+    /// Those of a check that is repeated: it lists the filters of a device only if the kernel has told of a change,
+    /// or not for long. One that has a reason to look, such as a notification, lists them in any case: the same
+    /// notification may not have reached all sockets yet.
+    pub fn of_a_round() -> Self {
+        Self { relies_on_the_kernel: true, ..Self::default() }
+    }
+
+    /// Whether filters are listed although the kernel has told of no change.
+    pub(super) fn lists_afresh(&self) -> bool {
+        !self.relies_on_the_kernel
+    }
+
     /// Returns what an attachment's programs lack, checked once for all attachments on a parent whose
     /// programs lack nothing, and for each other attachment. `parent`: index of the parent on which the
     /// attachment's programs run, if they run on one.
@@ -16,12 +32,12 @@ impl WholeParents {
         parent: Option<u32>,
         ask: impl FnOnce() -> Result<Option<T>, E>,
     ) -> Result<Option<T>, E> {
-        if parent.is_some_and(|parent| self.0.contains(&parent)) {
+        if parent.is_some_and(|parent| self.whole.contains(&parent)) {
             return Ok(None);
         }
         let lack = ask()?;
         if lack.is_none() {
-            self.0.extend(parent);
+            self.whole.extend(parent);
         }
         Ok(lack)
     }

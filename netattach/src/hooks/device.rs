@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::numbers::SPARE;
-use super::{AttachMode, HookError, PodDevice, Rivals};
+use super::{AttachMode, HookError, PodDevice, Rivals, WholeFilters};
 use crate::bpf::{LinkPlace, Program, Programs, sys};
 use crate::netlink::{Filter, FilterState, Handle};
 use crate::netns::within;
@@ -181,7 +181,8 @@ impl DeviceHooks<'_> {
     }
 
     /// Returns the first program that does not judge every packet, if `wanted` is the mode for all devices:
-    /// see [`DeviceHooks::missing`].
+    /// see [`DeviceHooks::missing`]. `known`: what the kernel's word suffices for; `None`: it is asked for
+    /// everything.
     ///
     /// # Errors
     /// As [`DeviceHooks::missing`].
@@ -189,11 +190,18 @@ impl DeviceHooks<'_> {
         &self,
         wanted: AttachMode,
         programs: &Programs,
+        known: Option<&WholeFilters>,
         handle: &mut Handle,
     ) -> Result<Option<Lack>, HookError> {
         // Where nothing runs by tcx, as on most devices, neither the pins of links nor other programs' need a look.
         if self.first && wanted == AttachMode::Clsact && self.is_without_tcx()? {
-            return Ok(self.with_handle(handle, |handle| self.missing_filter(handle))?.flatten());
+            let ask = || -> Result<Option<Lack>, HookError> {
+                Ok(self.with_handle(handle, |handle| self.missing_filter(handle))?.flatten())
+            };
+            return match (known, self.programs.first()) {
+                (Some(known), Some(first)) => known.lack((self.index, first.number), ask),
+                _ => ask(),
+            };
         }
         self.missing(self.present_mode(wanted, programs)?, programs, handle)
     }
@@ -211,7 +219,7 @@ impl DeviceHooks<'_> {
         rivals: &Rivals,
         attach: impl FnOnce(&mut Handle) -> Result<(), HookError>,
     ) -> Result<Restored, HookError> {
-        let mut left = self.lack(wanted, programs, handle)?;
+        let mut left = self.lack(wanted, programs, None, handle)?;
         let was_absent = matches!(left, Some(Lack::Absent(_)));
         let mut restored = Restored { lacked: left.is_some(), was_absent, ..Restored::default() };
         if let Some(Lack::BehindFilter(_)) = left {
@@ -219,11 +227,11 @@ impl DeviceHooks<'_> {
                 return Ok(Restored { left, ..restored });
             }
             restored.made_clsact = self.bring_to_front(programs, handle)?;
-            left = self.lack(wanted, programs, handle)?;
+            left = self.lack(wanted, programs, None, handle)?;
         }
         if let Some(Lack::Absent(_) | Lack::BehindTcx(_)) = left {
             attach(handle)?;
-            left = self.lack(wanted, programs, handle)?;
+            left = self.lack(wanted, programs, None, handle)?;
         }
         Ok(Restored { left, ..restored })
     }

@@ -5,7 +5,7 @@
 //! and device: [`node_end`] (the node's end of a link), [`parent`] (the device that macvlans share), [`pod`]
 //! (the device in a pod), [`host_link`] (the node's own link on a parent) and [`uplink`] (devices of the node
 //! that belong to no attachment). [`numbers`] identify filters; failures are an `error`; `rivals` are other
-//! programs that put their filters first.
+//! programs that put their filters first; `whole_filters` knows whose filters have not changed.
 
 mod device;
 mod error;
@@ -17,6 +17,7 @@ pub(crate) mod pod;
 mod point;
 mod rivals;
 pub(crate) mod uplink;
+mod whole_filters;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +26,7 @@ pub use error::HookError;
 pub(crate) use pod::PodDevice;
 pub(crate) use point::HookPoint;
 pub(crate) use rivals::Rivals;
+pub(crate) use whole_filters::WholeFilters;
 
 /// How programs should be attached, as configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

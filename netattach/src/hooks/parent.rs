@@ -13,7 +13,7 @@ use netattach_common::parent::place;
 use super::device::{DeviceHooks, HookProgram, Lack, Restored};
 use super::numbers::{FROM, TO};
 use super::pod::class;
-use super::{AttachMode, HookError, PodDevice, Rivals};
+use super::{AttachMode, HookError, PodDevice, Rivals, WholeFilters};
 use crate::bpf::{Dataplane, Entry, LinkPlace, OnParent, Parent, Program, Side};
 use crate::netlink::Handle;
 use crate::spec::TcHook;
@@ -276,14 +276,16 @@ impl Parents {
         removed.into_iter().chain(ensured).filter_map(Result::err).collect()
     }
 
-    /// Returns the first program that is missing on a parent, or that comes after other programs.
+    /// Returns the first program that is missing on a parent, or that comes after other programs. `known`: as in
+    /// [`DeviceHooks::lack`].
     pub(crate) fn missing(
         &self,
         dataplane: &Dataplane,
         parent: u32,
+        known: Option<&WholeFilters>,
         host: &mut Handle,
     ) -> Result<Option<Lack>, HookError> {
-        on(parent).lack(self.mode, dataplane.programs(), host)
+        on(parent).lack(self.mode, dataplane.programs(), known, host)
     }
 
     /// Restores the programs of an attachment's parent if one is missing or comes after other programs. An

@@ -25,7 +25,7 @@
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | netattach's own nftables tables: for policies, for translation; conntrack entries |
 //! | `vrf`, `tap`, `netkit`, `ifb` | VRFs and their ports; taps; netkit pairs; whether intermediate devices exist |
-//! | `watch`, `filter_watch`, `change_watch`, `address_watch` | notifications about links and routes; about removed filters; about which links have changed; about addresses |
+//! | `watch`, `filter_watch`, `filter_changes`, `change_watch`, `address_watch` | notifications about links and routes; about removed filters; about which devices' filters have changed; about which links have changed; about addresses |
 //! | `readable`, `socket_filter` | waits for notifications; has the kernel filter out those that are not needed |
 //! | `packet_socket` | sockets for whole frames of a link |
 
@@ -43,6 +43,7 @@ mod device;
 pub mod devlink;
 mod error;
 pub mod ethtool;
+mod filter_changes;
 mod filter_watch;
 mod generic;
 mod guard;
@@ -86,6 +87,7 @@ pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::{ChangeWatch, Changed, ChangedLinks};
 pub use device::DeviceState;
 pub use error::{Error, Refused};
+pub use filter_changes::FilterChanges;
 pub use filter_watch::{FilterWatch, Removed};
 pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, guard_of_another, install_guard,

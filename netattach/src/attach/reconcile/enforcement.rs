@@ -164,7 +164,11 @@ pub(in crate::attach) fn restore(
     shares: usize,
 ) -> (Vec<Looked>, Vec<JournalKey>, Result<(), EnforceError>) {
     let (mut looked, mut followed, mut outcome) = (Vec::new(), Vec::new(), Ok(()));
-    let (mut known, mut addresses) = (WholeParents::default(), Addresses::default());
+    let mut known = match which {
+        Which::Share(_) => WholeParents::of_a_round(),
+        Which::On(_) => WholeParents::default(),
+    };
+    let mut addresses = Addresses::default();
     let mut host = match Handle::open() {
         Ok(host) => host,
         Err(error) => return (looked, followed, Err(error.into())),
