@@ -11,8 +11,7 @@ use crate::bpf::Program;
 use crate::bpf::sys;
 use crate::mac::Mac;
 use crate::netlink::{
-    self, Changes, Family, ForwardingState, Handle, Moves, filter_generation, has_ipsec_policies,
-    hooked_chains,
+    self, Changes, Family, FilterGeneration, ForwardingState, Handle, IpsecPolicies, Moves, hooked_chains,
 };
 use crate::spec::TcHook;
 
@@ -64,6 +63,10 @@ pub(super) struct Observation {
     programs: Met,
     /// The nftables chains, with the packet filter's generation in which they were read.
     chains: Option<(u32, Chains)>,
+    generation: FilterGeneration,
+    ipsec: IpsecPolicies,
+    /// Whether any bridge in `node` passes frames to iptables.
+    calls_iptables: bool,
 }
 
 /// BPF programs by kernel id, and whether they are netattach's. Each is queried once, as long as every pass
@@ -180,6 +183,7 @@ impl Observation {
                 || node.default_routes.contains(index)
                 || is_port(link)
         });
+        self.calls_iptables = node.links.values().filter_map(|link| link.bridge).any(|it| it.calls_iptables);
         self.bridges = bridges;
         let keeps = std::mem::take(&mut self.keeps_filters);
         let is_same = |index: &u32| stale.as_ref().map_or(keeps, |stale| !stale.contains(index));
@@ -302,16 +306,20 @@ impl Observation {
         Ok(())
     }
 
+    /// Reads IPsec policies. The kernel notifies of them only listeners that have asked for it.
+    pub(super) fn look_at_ipsec(&mut self) -> Result<(), ObserveError> {
+        self.node.ipsec = self.ipsec.are_any()?;
+        Ok(())
+    }
+
     /// Reads packet filters. The kernel does not notify of sysctls and of the older tables. `routed`: there
     /// are links or uplinks whose packets meet the filters for IP packets without a bridge's involvement.
     pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), ObserveError> {
-        let mut bridges = self.node.links.values().filter_map(|link| link.bridge);
-        let one_calls_ip = bridges.any(|bridge| bridge.calls_iptables);
         let bridges_call_ip = is_on("/proc/sys/net/bridge/bridge-nf-call-iptables")?
             || is_on("/proc/sys/net/bridge/bridge-nf-call-ip6tables")?;
         let chains = self.chains()?;
         let (mut ip, mut nat) = (false, false);
-        if routed || bridges_call_ip || one_calls_ip {
+        if routed || bridges_call_ip || self.calls_iptables {
             (ip, nat) = (chains.ip, chains.nat);
             for path in ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"] {
                 let tables = contents(path)?;
@@ -329,7 +337,7 @@ impl Observation {
     /// a chain counts until the next change, or until [`Observation::forget`].
     fn chains(&mut self) -> Result<Chains, ObserveError> {
         // Read before the chains. A kernel without nftables has no generation.
-        let generation = filter_generation().ok();
+        let generation = self.generation.read().ok();
         if let Some((of, chains)) = &self.chains
             && generation == Some(*of)
         {
@@ -366,14 +374,6 @@ fn look_at(
         None => links.remove(&index),
     };
     Ok(())
-}
-
-impl Node {
-    /// Reads IPsec policies. The kernel notifies of them only listeners that have asked for it.
-    pub(super) fn look_at_ipsec(&mut self) -> Result<(), ObserveError> {
-        self.ipsec = has_ipsec_policies()?;
-        Ok(())
-    }
 }
 
 /// The older ebtables cannot be queried without loading its module: if one of its table modules is loaded, it

@@ -325,9 +325,9 @@ impl FastPaths {
             return self.look(observation, changes, true, observed_at);
         }
         let before = (observation.node.ipsec, observation.node.filters.clone());
-        observation.node.look_at_ipsec()?;
+        observation.look_at_ipsec()?;
         observation.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
-        if before != (observation.node.ipsec, observation.node.filters.clone()) {
+        if before.0 != observation.node.ipsec || before.1 != observation.node.filters {
             return self.look(observation, changes, true, observed_at);
         }
         self.renew(observed_at)
@@ -357,7 +357,7 @@ impl FastPaths {
                 members.values().filter(|member| !member.routed && matters(member)),
                 &mut host,
             )?;
-            observation.node.look_at_ipsec()?;
+            observation.look_at_ipsec()?;
             if self.mode == Mode::Auto {
                 observation.at_programs(all_programs, &mut host)?;
             }

@@ -95,7 +95,9 @@ pub use guard::{
 };
 pub use known_links::KnownLinks;
 pub use link::{Born, Ends, Ensured, LinkState, NewLink};
-pub use nft::{Family, HookedChains, filter, filter_generation, hooked_chains, nat, senders};
+pub use nft::{
+    Family, FilterGeneration, HookedChains, filter, filter_generation, hooked_chains, nat, senders,
+};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use stations::{Move, Moves, Station, StationWatch};
@@ -103,7 +105,7 @@ pub use tc::{DevicePrograms, Filter, FilterState, FilteredDevice, LOOPBACK};
 pub use vrf::KeptAddresses;
 pub use watch::{Changes, LinkWatch, Touched};
 pub use xdp_links::XdpPlace;
-pub use xfrm::has_policies as has_ipsec_policies;
+pub use xfrm::IpsecPolicies;
 
 use crate::netns::{Netns, NetnsError, within};
 

@@ -21,32 +21,54 @@ const ATTRIBUTE_LEN: usize = 4;
 /// `struct xfrmu_spdinfo` begins with the numbers of inbound, outbound and forward policies.
 const COUNTS: usize = 3;
 
-/// Whether there are IPsec policies in the calling thread's namespace. A kernel without IPsec has none.
-///
-/// # Errors
-/// The kernel did not answer.
-pub fn has_policies() -> Result<bool, Error> {
-    let mut socket = match RawSocket::new(NETLINK_XFRM) {
-        Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(false),
-        Err(error) => return Err(Error::Open(error)),
-    };
-    socket.bind_auto().map_err(Error::Open)?;
-    socket.send(&request(), 0).map_err(|source| Error::Send(NAME, source))?;
-    // Three structures of numbers, some 100 bytes; a refusal repeats the request.
-    let mut buffer = [0; 1024];
-    let length = loop {
-        match socket.recv(&mut &mut buffer[..], 0) {
-            Ok(length) => break length,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(source) => return Err(Error::Receive(NAME, source)),
+/// The IPsec policies of a namespace, which are asked for every second, by one socket.
+#[derive(Default)]
+pub struct IpsecPolicies(Option<RawSocket>);
+
+impl IpsecPolicies {
+    /// Whether there are any in the namespace of the thread that called this first. A kernel without IPsec has none.
+    ///
+    /// # Errors
+    /// The kernel did not answer. The next call opens another socket.
+    pub fn are_any(&mut self) -> Result<bool, Error> {
+        let socket = match self.0.take() {
+            Some(socket) => socket,
+            None => match open() {
+                Ok(socket) => socket,
+                Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(false),
+                Err(error) => return Err(Error::Open(error)),
+            },
+        };
+        socket.send(&request(), 0).map_err(|source| Error::Send(NAME, source))?;
+        // Three structures of numbers, some 100 bytes; a refusal repeats the request.
+        let mut buffer = [0; 1024];
+        let length = loop {
+            match socket.recv(&mut &mut buffer[..], 0) {
+                Ok(length) => break length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(Error::Receive(NAME, source)),
+            }
+        };
+        // The request gets one answer, so that nothing is left in the socket.
+        self.0 = Some(socket);
+        match answer(&buffer[..length]) {
+            Answer::Policies(any) => Ok(any),
+            Answer::Refused(libc::EINVAL | libc::EOPNOTSUPP) => Ok(false),
+            Answer::Refused(errno) => Err(Refused { request: NAME, errno, text: None }.into()),
         }
-    };
-    match answer(&buffer[..length]) {
-        Answer::Policies(any) => Ok(any),
-        Answer::Refused(libc::EINVAL | libc::EOPNOTSUPP) => Ok(false),
-        Answer::Refused(errno) => Err(Refused { request: NAME, errno, text: None }.into()),
     }
+}
+
+impl std::fmt::Debug for IpsecPolicies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("IpsecPolicies").finish_non_exhaustive()
+    }
+}
+
+fn open() -> io::Result<RawSocket> {
+    let mut socket = RawSocket::new(NETLINK_XFRM)?;
+    socket.bind_auto()?;
+    Ok(socket)
 }
 
 fn request() -> Vec<u8> {
@@ -121,7 +143,9 @@ mod tests {
 
     /// Needs root, like the agent.
     #[test]
-    fn the_kernel_answers() {
-        has_policies().unwrap();
+    fn the_kernel_answers_each_time() {
+        let mut policies = IpsecPolicies::default();
+        let asked = [(); 3].map(|()| policies.are_any().unwrap());
+        assert_eq!(asked, [IpsecPolicies::default().are_any().unwrap(); 3]);
     }
 }

@@ -203,13 +203,47 @@ fn lent_if_any() -> Result<Option<Lent>, Error> {
 /// # Errors
 /// The kernel did not answer, or has no nftables.
 pub fn filter_generation() -> Result<u32, Error> {
-    let lent = Lent::take()?;
-    let request = request(GET_GENERATION, REQUEST, Family::Any, &[]);
-    lent.socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
-    let mut receiver = Receiver::new();
-    let answer = receiver.answer(&lent.socket, GENERATION)?;
-    // The request gets one answer.
-    lent.give_back();
+    FilterGeneration::default().read()
+}
+
+/// The packet filter's generation, for a reader that asks every second: keeps the socket and the room for the answer.
+#[derive(Default)]
+pub struct FilterGeneration(Option<(Lent, Receiver)>);
+
+impl FilterGeneration {
+    /// Reads the generation in the namespace of the thread that called this first.
+    ///
+    /// # Errors
+    /// As of [`filter_generation`]. The next call takes another socket.
+    pub fn read(&mut self) -> Result<u32, Error> {
+        let (lent, mut receiver) = match self.0.take() {
+            Some(kept) => kept,
+            None => (Lent::take()?, Receiver::new()),
+        };
+        let request = request(GET_GENERATION, REQUEST, Family::Any, &[]);
+        lent.socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
+        let generation = generation_in(receiver.answer(&lent.socket, GENERATION)?);
+        // The request gets one answer.
+        self.0 = Some((lent, receiver));
+        generation
+    }
+}
+
+impl Drop for FilterGeneration {
+    fn drop(&mut self) {
+        if let Some((lent, _)) = self.0.take() {
+            lent.give_back();
+        }
+    }
+}
+
+impl std::fmt::Debug for FilterGeneration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FilterGeneration").finish_non_exhaustive()
+    }
+}
+
+fn generation_in(answer: &[u8]) -> Result<u32, Error> {
     let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
     let answer = match messages(answer).next() {
         Some(answer) if answer.kind == NEW_GENERATION => answer,
