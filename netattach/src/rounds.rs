@@ -4,6 +4,9 @@
 //!
 //! A check that hangs, on a disk or in the kernel, does not block the others: after [`PATIENCE`] the waiting checks
 //! run on another thread, and as long as the check hangs, each new check gets a thread at once.
+//!
+//! A check that runs every second mostly finds nothing, so its caller fetches the result when it has another reason to
+//! run ([`begin`]): the check's end then wakes no thread.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -11,6 +14,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::own_thread;
 use crate::sync::{Mutex, locked};
@@ -28,9 +32,10 @@ type Answer = Box<dyn FnOnce() + Send>;
 /// does not cancel the check. The future never completes if the runtime ends, which polls nothing any more, or, in
 /// tests, if the check panics.
 pub(crate) async fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> T {
-    static ROUNDS: LazyLock<Arc<Rounds>> = LazyLock::new(Arc::default);
     look_in(&ROUNDS, PATIENCE, look).await
 }
+
+static ROUNDS: LazyLock<Arc<Rounds>> = LazyLock::new(Arc::default);
 
 /// Runs a check like [`look`] if it is routine, that is, periodic. For a check that a caller waits for, or that an
 /// event triggered, starts a thread at once.
@@ -38,12 +43,38 @@ pub(crate) async fn take<T: Send + 'static>(
     is_routine: bool,
     taken: impl FnOnce() -> T + Send + 'static,
 ) -> T {
-    if is_routine {
-        return look(taken).await;
+    begin(is_routine, taken).await.result().await
+}
+
+/// Starts a check like [`take`], and returns before it has run.
+pub(crate) async fn begin<T: Send + 'static>(
+    is_routine: bool,
+    taken: impl FnOnce() -> T + Send + 'static,
+) -> Begun<T> {
+    match is_routine {
+        true => Begun::InRound(begin_in(&ROUNDS, taken).await),
+        false => Begun::Alone(tokio::task::spawn_blocking(taken)),
     }
-    match own_thread::joined(tokio::task::spawn_blocking(taken).await) {
-        Some(seen) => seen,
-        None => pending().await,
+}
+
+/// A check that has been started, whose result nobody waits for yet. Dropping it does not cancel the check.
+pub(crate) enum Begun<T> {
+    /// Together with others.
+    InRound(oneshot::Receiver<T>),
+    /// On a thread of its own.
+    Alone(JoinHandle<T>),
+}
+
+impl<T> Begun<T> {
+    /// Waits for the result, like [`look`].
+    pub(crate) async fn result(self) -> T {
+        match self {
+            Self::InRound(answered) => result_in(&ROUNDS, PATIENCE, answered).await,
+            Self::Alone(thread) => match own_thread::joined(thread.await) {
+                Some(seen) => seen,
+                None => pending().await,
+            },
+        }
     }
 }
 
@@ -52,7 +83,15 @@ async fn look_in<T: Send + 'static>(
     patience: Duration,
     look: impl FnOnce() -> T + Send + 'static,
 ) -> T {
-    let (answer, mut answered) = oneshot::channel();
+    let answered = begin_in(rounds, look).await;
+    result_in(rounds, patience, answered).await
+}
+
+async fn begin_in<T: Send + 'static>(
+    rounds: &Arc<Rounds>,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> oneshot::Receiver<T> {
+    let (answer, answered) = oneshot::channel();
     let job = move || -> Answer {
         let seen = look();
         // The caller may have dropped the future.
@@ -63,6 +102,10 @@ async fn look_in<T: Send + 'static>(
         tokio::task::yield_now().await;
         start(worker);
     }
+    answered
+}
+
+async fn result_in<T>(rounds: &Arc<Rounds>, patience: Duration, mut answered: oneshot::Receiver<T>) -> T {
     let soon = tokio::time::timeout(patience, &mut answered).await;
     let seen = match soon {
         Ok(seen) => seen,
@@ -219,6 +262,30 @@ mod tests {
         let ((), hung) = tokio::join!(others, hanging);
         assert!(hung);
         assert_eq!(look_in(&rounds, LONG, || 4).await, 4);
+    }
+
+    #[tokio::test]
+    async fn a_result_that_is_fetched_later_is_there_whatever_was_looked_at_meanwhile() {
+        let rounds = Arc::default();
+        let [one, two] = [1, 2].map(|number| begin_in(&rounds, move || number));
+        let (one, two) = tokio::join!(one, two);
+        assert_eq!(look_in(&rounds, LONG, || 3).await, 3);
+        assert_eq!(result_in(&rounds, LONG, two).await, 2);
+        // Nobody wants that of another one.
+        drop(begin_in(&rounds, || 4).await);
+        assert_eq!(look_in(&rounds, LONG, || 5).await, 5);
+        assert_eq!(result_in(&rounds, LONG, one).await, 1);
+    }
+
+    #[tokio::test]
+    async fn a_look_that_hangs_keeps_its_result_until_it_ends_and_no_other_from_being_taken() {
+        let rounds = Arc::default();
+        let (end, ended) = mpsc::channel::<()>();
+        let hanging = begin_in(&rounds, move || ended.recv().is_err()).await;
+        let behind = begin_in(&rounds, || 1).await;
+        assert_eq!(result_in(&rounds, PATIENCE, behind).await, 1);
+        drop(end);
+        assert!(result_in(&rounds, PATIENCE, hanging).await);
     }
 
     #[tokio::test]

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachMode, HookError, uplink as hook};
 use crate::netlink::{self, Changes, Handle, LinkWatch, Moves, StationWatch};
 use crate::pace;
-use crate::rounds;
+use crate::rounds::{self, Begun};
 use crate::ticks::ticks;
 
 /// Interval at which packet filters and IPsec policies are read, of which the kernel does not notify.
@@ -60,6 +61,9 @@ pub struct FastPaths {
     state: Mutex<State>,
     /// Notified when there is a new member.
     admitted: Notify,
+    /// Whether nothing can be on the fast path, and nothing is left there: no notification matters then. Written
+    /// under the lock.
+    has_nothing: AtomicBool,
 }
 
 struct State {
@@ -137,6 +141,76 @@ impl LastLook {
     }
 }
 
+/// Why the reconciler goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Woken {
+    /// A link has changed, or there is a new member.
+    Told,
+    /// A bridge has learned or forgotten stations.
+    OfStations,
+    Tick,
+}
+
+/// What a pass reads.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    /// Only packet filters and IPsec policies.
+    is_light: bool,
+    /// The programs of all links too.
+    with_programs: bool,
+    /// All links.
+    is_full: bool,
+}
+
+impl Pass {
+    const LIGHT: Self = Self { is_light: true, with_programs: false, is_full: false };
+}
+
+/// The outcome of a pass.
+struct Passed {
+    node: Observation,
+    done: Result<(), KeepError>,
+    took: Duration,
+    worked: Duration,
+}
+
+/// The passes so far.
+#[derive(Debug, Default)]
+struct Passes {
+    full_look: Option<FullLook>,
+    last: LastLook,
+    /// How long the last complete pass took.
+    lasted: Duration,
+    failing: Failing,
+}
+
+impl Passes {
+    /// Notes how a pass went, and returns what it has observed.
+    fn note(&mut self, passed: Passed, pass: Pass) -> Observation {
+        let Passed { mut node, done, took, worked } = passed;
+        if !pass.is_light {
+            self.lasted = took;
+        }
+        if pass.with_programs {
+            self.last = LastLook { ended: Some(Instant::now()), worked };
+        }
+        if pass.is_full {
+            self.full_look = Some(FullLook { ended: Instant::now(), worked });
+        }
+        match &done {
+            Ok(()) => self.failing = Failing::default(),
+            Err(error) if self.failing.is_worth_telling(error) => {
+                tracing::warn!(error = %Chain(error), "fast path not updated");
+            }
+            Err(_) => {}
+        }
+        if !node.stands_after(done.is_ok()) {
+            self.full_look = None;
+        }
+        node
+    }
+}
+
 impl FastPaths {
     /// Creates the state with no attachment on the fast path yet.
     ///
@@ -152,7 +226,8 @@ impl FastPaths {
             running: None,
             xdp: BTreeMap::new(),
         };
-        Ok(Self { mode, xdp, attach, programs, state: Mutex::new(state), admitted: Notify::new() })
+        let (state, admitted, has_nothing) = (Mutex::new(state), Notify::new(), AtomicBool::new(false));
+        Ok(Self { mode, xdp, attach, programs, state, admitted, has_nothing })
     }
 
     /// When packets take the fast path.
@@ -165,6 +240,7 @@ impl FastPaths {
         let mut state = self.lock();
         state.off.remove(&member.id);
         state.members.insert(member.id, member);
+        self.has_nothing.store(false, Ordering::Relaxed);
         drop(state);
         self.admitted.notify_one();
     }
@@ -227,39 +303,41 @@ impl FastPaths {
     /// The runtime cannot wait for notifications.
     pub async fn keep(self: Arc<Self>, mut watch: LinkWatch, mut stations: StationWatch) -> io::Result<()> {
         let mut tick = ticks(LOOK_INTERVAL);
+        let mut passes = Passes::default();
         let mut node = Observation::default();
-        let mut full_look: Option<FullLook> = None;
-        let mut last = LastLook::default();
-        // How long the last complete pass took.
-        let mut lasted = Duration::ZERO;
-        let mut failing = Failing::default();
+        // A light look, whose outcome nobody needs before there is something else to do.
+        let mut light: Option<Begun<Passed>> = None;
         loop {
             // Each branch may be cancelled at any time: notifications stay in the socket, members in the
             // list, and ticks recur.
-            let gather = tokio::select! {
-                ready = watch.readable() => { ready?; true }
-                ready = stations.readable() => {
-                    ready?;
-                    let moves = stations.moves().unwrap_or_else(lost);
-                    // Bridges learn many stations that are not attachments.
-                    if !node.follow(moves) {
-                        continue;
-                    }
-                    true
-                }
-                () = self.admitted.notified() => true,
-                _ = tick.tick() => false,
+            let woken = tokio::select! {
+                ready = watch.readable() => ready.map(|()| Woken::Told)?,
+                ready = stations.readable() => ready.map(|()| Woken::OfStations)?,
+                () = self.admitted.notified() => Woken::Told,
+                _ = tick.tick() => Woken::Tick,
             };
-            if gather {
-                tokio::time::sleep(pace::gather(lasted)).await;
+            if let Some(light) = light.take() {
+                node = passes.note(light.result().await, Pass::LIGHT);
             }
-            let is_due = full_look.is_none_or(|last| last.is_long_ago());
+            // Bridges learn many stations that are not attachments.
+            if woken == Woken::OfStations && !node.follow(stations.moves().unwrap_or_else(lost)) {
+                continue;
+            }
+            let gather = woken != Woken::Tick;
+            if gather {
+                tokio::time::sleep(pace::gather(passes.lasted)).await;
+            }
+            let is_due = passes.full_look.is_none_or(|last| last.is_long_ago());
             let observed_at = bpf::FastPath::now();
             // Read whatever has caused the wake-up, so that it is not delayed while another source is always
             // ready.
             let moves = stations.moves().unwrap_or_else(lost);
-            let is_moved = node.follow(moves);
             let told = watch.changes();
+            if self.has_nothing.load(Ordering::Relaxed) {
+                // The pass that follows an admission reads everything.
+                continue;
+            }
+            let is_moved = node.follow(moves);
             node.keep_filters(told.as_ref().ok().filter(|_| is_due));
             let changes = match told {
                 Ok(_) if is_due => Changes::Anything,
@@ -270,40 +348,25 @@ impl FastPaths {
                 }
             };
             let is_full = changes == Changes::Anything;
-            let are_programs_due = is_full || last.is_long_ago();
-            let is_light = !gather && !is_moved && changes.is_none() && !are_programs_due;
+            let with_programs = is_full || passes.last.is_long_ago();
+            let is_light = !gather && !is_moved && changes.is_none() && !with_programs;
             let this = Arc::clone(&self);
+            let mut observed = std::mem::take(&mut node);
             let take = move || {
                 let look = || match is_light {
-                    true => this.look_lightly(&mut node, &changes, observed_at),
-                    false => this.look(&mut node, &changes, are_programs_due, observed_at),
+                    true => this.look_lightly(&mut observed, &changes, observed_at),
+                    false => this.look(&mut observed, &changes, with_programs, observed_at),
                 };
                 // Excludes the time during which other tasks have had their turn.
                 let begun = Instant::now();
                 let (done, worked) = pace::measured(|| crate::upkeep(look));
-                (node, done, begun.elapsed(), worked)
+                Passed { node: observed, done, took: begun.elapsed(), worked }
             };
-            let (seen, done, took, worked) = rounds::take(!gather && !is_moved, take).await;
-            node = seen;
-            if !is_light {
-                lasted = took;
-            }
-            if are_programs_due {
-                last = LastLook { ended: Some(Instant::now()), worked };
-            }
-            if is_full {
-                full_look = Some(FullLook { ended: Instant::now(), worked });
-            }
-            if let Err(error) = &done
-                && failing.is_worth_telling(error)
-            {
-                tracing::warn!(error = %Chain(error), "fast path not updated");
-            }
-            if done.is_ok() {
-                failing = Failing::default();
-            }
-            if !node.stands_after(done.is_ok()) {
-                full_look = None;
+            let begun = rounds::begin(!gather && !is_moved, take).await;
+            if is_light {
+                light = Some(begun);
+            } else {
+                node = passes.note(begun.result().await, Pass { is_light, with_programs, is_full });
             }
         }
     }
@@ -390,6 +453,7 @@ impl FastPaths {
             // An attachment that was removed meanwhile may have been the last.
             if state.members == members {
                 state.set_uplinks(self.attach, &self.programs, uplinks, &mut host)?;
+                self.has_nothing.store(candidates.is_empty() && state.is_bare(), Ordering::Relaxed);
             }
         }
         if !candidates.is_empty() {
@@ -446,6 +510,12 @@ impl FastPaths {
 }
 
 impl State {
+    /// Whether neither attachments nor uplinks have anything on the fast path.
+    fn is_bare(&self) -> bool {
+        let runs_nothing = self.running.as_ref().is_some_and(BTreeSet::is_empty);
+        self.maps.places().is_empty() && self.uplinks.is_empty() && self.xdp.is_empty() && runs_nothing
+    }
+
     /// Brings uplinks and the programs' map of them in line with the decisions.
     fn set_uplinks(
         &mut self,

@@ -140,6 +140,14 @@ impl Firewall {
         Ok(changed)
     }
 
+    /// Whether no attachment wants rules, and nothing is to be tried again: [`Firewall::repair`] would do nothing.
+    /// `false` while another thread is at work. Does not wait.
+    pub fn has_nothing(&self) -> bool {
+        let wants_nothing = |state: &State| state.has_begun && state.wanted.is_empty();
+        self.state.try_lock().is_ok_and(|state| wants_nothing(&state))
+            && self.trouble.try_lock().is_ok_and(|trouble| trouble.error.is_none())
+    }
+
     /// Returns why the rules are not as they should be, or why they are unlikely to stay so.
     pub fn trouble(&self) -> Option<String> {
         let trouble = self.lock_trouble();
@@ -316,6 +324,21 @@ mod tests {
 
     fn note(firewall: &Firewall, container: &str) -> String {
         firewall.owner().note("lan", container, "eth0")
+    }
+
+    #[test]
+    fn there_is_nothing_to_look_after_while_no_attachment_wants_rules() {
+        let new = Firewall::by(Box::new(Arc::<Stub>::default()), "/state");
+        assert!(!new.has_nothing(), "rules of an earlier agent may be left");
+        let (_, firewall) = firewall();
+        let one = note(&firewall, "a");
+        assert!(firewall.has_nothing());
+        firewall.attach(one.clone(), admitted("10.1.0.3")).unwrap();
+        assert!(!firewall.has_nothing());
+        firewall.detach(&one).unwrap();
+        assert!(firewall.has_nothing());
+        let _held = firewall.lock();
+        assert!(!firewall.has_nothing(), "another thread is at work");
     }
 
     #[test]

@@ -288,6 +288,14 @@ impl Nat {
         Ok(repaired == Repaired::PutBack)
     }
 
+    /// Whether no attachment wants anything of the table, and nothing is to be tried again: [`Nat::repair`] would do
+    /// nothing. `false` while another thread is at work. Does not wait.
+    pub fn has_nothing(&self) -> bool {
+        let Ok(state) = self.state.try_lock() else { return false };
+        let State { users, table, has_closed, trouble, .. } = &*state;
+        users.is_empty() && table.is_begun() && !has_closed && trouble.is_none()
+    }
+
     /// Reopens a device that was recreated under its former name: packets with loopback addresses leave by
     /// the device again if ports of an attachment lead there.
     ///

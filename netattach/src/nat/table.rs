@@ -142,6 +142,11 @@ impl Table {
         }
     }
 
+    /// Whether [`Table::begin`] has succeeded, or was not called yet.
+    pub(super) fn is_begun(&self) -> bool {
+        self.pending.is_none()
+    }
+
     /// Whether the kernel's table may have elements that no known attachment wants.
     pub(super) fn may_have_strangers(&self) -> bool {
         self.has_strangers || self.pending.is_some()

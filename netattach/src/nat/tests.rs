@@ -44,6 +44,15 @@ fn shown(wish: &Wish, set: Set) -> Vec<String> {
 }
 
 #[test]
+fn there_is_nothing_to_look_after_while_no_attachment_wants_anything() {
+    let nat = Nat::new("/state");
+    assert!(nat.has_nothing());
+    let key = Key { container: "a".to_owned(), ifname: "eth0".to_owned() };
+    nat.guard(&Holder { key, who: "pod shop/a".to_owned() }, "br0");
+    assert!(!nat.has_nothing());
+}
+
+#[test]
 fn a_port_of_every_address_is_opened_in_both_families_and_for_loopback() {
     let asked = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     let wish = Wish::new(&ports(true, asked), &leased(&BOTH)).unwrap();

@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use self::relay::{Check, Relay};
-use crate::rounds;
+use crate::rounds::{self, Begun};
 use crate::ticks::ticks;
 
 /// Number of arenas: operations mostly wait for the kernel, not for each other's memory.
@@ -93,11 +93,16 @@ fn give_back() {
 pub(super) async fn keep_at_rest() {
     let _relief = MEMORY.relief();
     let mut tick = ticks(INTERVAL_AT_REST);
+    let mut begun: Option<Begun<()>> = None;
     loop {
         tick.tick().await;
         // Runs after other tasks that are due now, so that the memory that they used is returned.
         tokio::task::yield_now().await;
-        rounds::look(|| MEMORY.check_at_rest()).await;
+        // Nobody needs to know when a check ends, but the next one.
+        if let Some(check) = begun.take() {
+            check.result().await;
+        }
+        begun = Some(rounds::begin(true, || MEMORY.check_at_rest()).await);
     }
 }
 

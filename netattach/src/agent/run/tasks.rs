@@ -32,7 +32,7 @@ use crate::netlink::{AddressWatch, Changes, LinkWatch, StationWatch};
 use crate::observe::{Event, Observer};
 use crate::pace::{self, Retries};
 use crate::put_back::PutBack;
-use crate::rounds;
+use crate::rounds::{self, Begun};
 use crate::settings::Settings;
 use crate::source::Source;
 use crate::ticks::{self, ticks};
@@ -120,11 +120,15 @@ pub(super) fn keep_packet_filter(background: &mut Background, parts: &Parts) -> 
         background.keep("the packet filter", keep_routed(Arc::clone(enforcer), LinkWatch::open()?));
         background.keep("addresses of the node", keep_addresses(Arc::clone(enforcer), AddressWatch::open()?));
     }
+    let no_nat = |node: &Node| node.nat.as_ref().is_none_or(Nat::has_nothing);
     let repair_nat = |node: &Node| node.nat.as_ref().map_or(Ok(false), Nat::repair);
-    background.keep("the translation of addresses", keep_put_back(Arc::clone(engine), NAT_TABLE, repair_nat));
+    let keep_nat = keep_put_back(Arc::clone(engine), NAT_TABLE, no_nat, repair_nat);
+    background.keep("the translation of addresses", keep_nat);
+    let no_firewall = |node: &Node| node.firewall.as_ref().is_none_or(Firewall::has_nothing);
     let repair_firewall = |node: &Node| node.firewall.as_ref().map_or(Ok(false), Firewall::repair);
     let what = "rules of iptables for pods";
-    background.keep("the node's forwarding", keep_put_back(Arc::clone(engine), what, repair_firewall));
+    let keep_firewall = keep_put_back(Arc::clone(engine), what, no_firewall, repair_firewall);
+    background.keep("the node's forwarding", keep_firewall);
     Ok(())
 }
 
@@ -253,12 +257,17 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut checked = true;
     let mut took = Duration::ZERO;
+    let mut begun = None;
     loop {
         // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
         let is_told = tokio::select! {
             ready = watch.readable() => ready.map(|()| true)?,
             _ = tick.tick() => false,
         };
+        // What a routine check has found is not needed before.
+        if let Some(check) = begun.take() {
+            (checked, took) = kept_routed(check).await;
+        }
         if is_told {
             tokio::time::sleep(pace::gather(took)).await;
         }
@@ -269,13 +278,21 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
             let kept = crate::upkeep(|| enforcer.keep_routed(&changes));
             (kept, begun.elapsed())
         };
-        let (kept, lasted) = rounds::take(!is_told, keep).await;
-        took = lasted;
-        checked = kept.is_ok();
-        if let Err(error) = kept {
-            tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
+        let check = rounds::begin(!is_told, keep).await;
+        match is_told {
+            true => (checked, took) = kept_routed(check).await,
+            false => begun = Some(check),
         }
     }
+}
+
+/// Returns whether the check of routed traffic succeeded, and how long it lasted.
+async fn kept_routed(check: Begun<(Result<(), EnforceError>, Duration)>) -> (bool, Duration) {
+    let (kept, lasted) = check.result().await;
+    if let Err(error) = &kept {
+        tracing::warn!(error = %Chain(error), "enforcement of routed traffic not checked; will try again");
+    }
+    (kept.is_ok(), lasted)
 }
 
 /// Updates policies when the kernel notifies that addresses of the node have changed: at once, and further changes within a
@@ -387,31 +404,39 @@ fn log_unannounced(record: &JournalKey, error: &AttachError, before: u32) {
     }
 }
 
-/// Restores what other programs remove from the packet filter, within a second. Logs the first few repairs,
-/// and then one per minute.
+/// Restores what other programs remove from the packet filter, within a second; where no attachment has anything there,
+/// no thread is woken. Logs the first few repairs, and then one per minute.
 async fn keep_put_back<E: std::error::Error + Send + 'static>(
     engine: Arc<Engine>,
     what: &'static str,
+    has_nothing: fn(&Node) -> bool,
     repair: fn(&Node) -> Result<bool, E>,
 ) {
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut failed = None;
     let mut told = PutBack::default();
+    let mut begun: Option<Begun<Result<bool, E>>> = None;
     loop {
         tick.tick().await;
-        let engine = Arc::clone(&engine);
-        let repaired = rounds::look(move || crate::upkeep(|| repair(engine.node()))).await;
-        let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
-        match (repaired, &now) {
-            (Ok(true), _) if told.once_more((), Instant::now()).is_ok() => {
-                tracing::warn!(what, "the packet filter was changed by another program; put back");
+        // What a repair has found is said a second later: it mostly finds nothing.
+        if let Some(repair) = begun.take() {
+            let repaired = repair.result().await;
+            let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
+            match (repaired, &now) {
+                (Ok(true), _) if told.once_more((), Instant::now()).is_ok() => {
+                    tracing::warn!(what, "the packet filter was changed by another program; put back");
+                }
+                (Err(_), Some(error)) if now != failed => {
+                    tracing::error!(error, what, "the packet filter not checked; will try again");
+                }
+                _ => {}
             }
-            (Err(_), Some(error)) if now != failed => {
-                tracing::error!(error, what, "the packet filter not checked; will try again");
-            }
-            _ => {}
+            failed = now;
         }
-        failed = now;
+        if !has_nothing(engine.node()) {
+            let engine = Arc::clone(&engine);
+            begun = Some(rounds::begin(true, move || crate::upkeep(|| repair(engine.node()))).await);
+        }
     }
 }
 
