@@ -289,7 +289,7 @@ fn missing_route<'r>(
     if main.peek().is_none() {
         return Ok(None);
     }
-    let routes = namespace.routes()?;
+    let routes = namespace.routes_like(main.clone().map(|route| &route.destination))?;
     let is_there = |route: &Route| {
         routes.iter().any(|found| {
             found.destination == route.destination.trunc()

@@ -103,6 +103,21 @@ impl Handle {
         Ok(answers.into_iter().flat_map(observed).filter(|route| route.table == table).collect())
     }
 
+    /// As [`Handle::routes`], but only of the families of these destinations: each takes a dump.
+    pub fn routes_like<'r>(
+        &mut self,
+        destinations: impl Iterator<Item = &'r IpNet> + Clone,
+    ) -> Result<Vec<RouteState>, Error> {
+        let table = RouteHeader::RT_TABLE_MAIN.into();
+        let mut answers = Vec::new();
+        for (family, is_v4) in [(AddressFamily::Inet, true), (AddressFamily::Inet6, false)] {
+            if destinations.clone().any(|net| matches!(net, IpNet::V4(_)) == is_v4) {
+                answers.extend(self.of_family(family, table, Socket::dump)?);
+            }
+        }
+        Ok(answers.into_iter().flat_map(observed).filter(|route| route.table == table).collect())
+    }
+
     /// The destinations of the routes of the namespace's main table, both families, each with the index of the
     /// interface that leads there; one for each next hop. Reads nothing else of the routes, of which a node has several
     /// for each attachment.
@@ -112,21 +127,29 @@ impl Handle {
         Ok(routes.into_iter().flat_map(|(to, by)| by.into_iter().map(move |link| (link, to))).collect())
     }
 
-    /// Asks for all routes of a table, both families. The kernel makes a table with its first route, and may refuse a list
-    /// of one that is not there yet.
+    /// Asks for all routes of a table, both families.
     fn of_both_families<T>(
         &mut self,
         table: u32,
         ask: impl Fn(&mut Socket, RouteNetlinkMessage) -> Result<Vec<T>, Error>,
     ) -> Result<Vec<T>, Error> {
-        let mut found = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            match ask(&mut self.socket, every(family, table)) {
-                Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => {}
-                answers => found.extend(answers?),
-            }
-        }
+        let mut found = self.of_family(AddressFamily::Inet, table, &ask)?;
+        found.extend(self.of_family(AddressFamily::Inet6, table, &ask)?);
         Ok(found)
+    }
+
+    /// Asks for all routes of a table of one family. The kernel makes a table with its first route, and may refuse a list
+    /// of one that is not there yet.
+    fn of_family<T>(
+        &mut self,
+        family: AddressFamily,
+        table: u32,
+        ask: impl Fn(&mut Socket, RouteNetlinkMessage) -> Result<Vec<T>, Error>,
+    ) -> Result<Vec<T>, Error> {
+        match ask(&mut self.socket, every(family, table)) {
+            Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => Ok(Vec::new()),
+            answers => answers,
+        }
     }
 
     /// Returns the unicast routes of one of the namespace's tables that lead over the interface, both
@@ -592,6 +615,11 @@ mod tests {
             let wanted = (index, net.parse().unwrap());
             assert_eq!(found.iter().filter(|it| **it == wanted).count(), times, "{net}");
         }
+        let [v4, v6] = ["10.9.0.0/16", "fd00:9::/64"].map(|net| [net.parse::<IpNet>().unwrap()]);
+        let like = [v4, v6].map(|destinations| handle.routes_like(destinations.iter()).unwrap());
+        assert!(like.iter().all(|routes| !routes.is_empty()));
+        assert_eq!(like.concat(), handle.routes().unwrap());
+        assert_eq!(handle.routes_like([].iter()).unwrap(), []);
         assert_eq!(handle.routes_in(100).unwrap().len(), 1);
         assert_eq!(handle.routes_in(101).unwrap(), []);
         let addresses = handle.addresses_by_link().unwrap();

@@ -44,6 +44,9 @@ const AT_ONCE: usize = 64;
 const ASKS: &str = "RTM_GET";
 /// Name of the request that deletes links.
 const DELETES: &str = "RTM_DELLINK";
+/// Name of the request for links. The kernel makes room for the longest description of a link in each datagram of their
+/// list (`rtnl_calcit`), and for 32 KiB at most in those of other lists (`netlink_dump`).
+const LINKS: &str = "RTM_GETLINK";
 /// Lock held while a datagram is sent. It protects no data.
 static SENDS: Mutex<()> = Mutex::new(());
 
@@ -334,6 +337,19 @@ impl Socket {
         (message, flags): (RouteNetlinkMessage, u16),
         name: &'static str,
         most: usize,
+        see: impl FnMut(&[u8]),
+    ) -> Result<Walked, Error> {
+        self.receiver.expect_short(flags & NLM_F_DUMP != 0 && name != LINKS);
+        let walked = self.walk_answers((message, flags), name, most, see);
+        self.receiver.expect_short(false);
+        walked
+    }
+
+    fn walk_answers(
+        &mut self,
+        (message, flags): (RouteNetlinkMessage, u16),
+        name: &'static str,
+        most: usize,
         mut see: impl FnMut(&[u8]),
     ) -> Result<Walked, Error> {
         let malformed = |what| Error::Malformed { request: name, what };
@@ -381,6 +397,17 @@ impl Socket {
     }
 
     fn dump_once(
+        &mut self,
+        message: RouteNetlinkMessage,
+        name: &'static str,
+    ) -> Result<Option<Vec<RouteNetlinkMessage>>, Error> {
+        self.receiver.expect_short(name != LINKS);
+        let found = self.dump_answers(message, name);
+        self.receiver.expect_short(false);
+        found
+    }
+
+    fn dump_answers(
         &mut self,
         message: RouteNetlinkMessage,
         name: &'static str,
@@ -458,7 +485,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
     match message {
         M::NewLink(_) => "RTM_NEWLINK",
         M::DelLink(_) => DELETES,
-        M::GetLink(_) => "RTM_GETLINK",
+        M::GetLink(_) => LINKS,
         M::SetLink(link) => set_link_name(link),
         M::NewAddress(_) => "RTM_NEWADDR",
         M::DelAddress(_) => "RTM_DELADDR",
