@@ -10,8 +10,8 @@ use rustix::time::{ClockId, clock_gettime};
 /// A check may use at most this fraction of a processor's time: 1/20000. There are about fifteen checks, some of which
 /// may use two parts, so together they use a thousandth.
 const PART: u32 = 20_000;
-/// Factor for a check that covers only a part per run and continues in the next run, and for one that is rare: what such
-/// a check finds would otherwise be found twice as late.
+/// Factor for a check that covers only a part per run and continues in the next run, for one that is rare, and where
+/// what is found is waited for: it would otherwise be found twice as late.
 const TWO_PARTS: u32 = 2;
 /// A check is rare if its interval on a small node is at least this.
 const RARE: Duration = Duration::from_secs(30);
@@ -53,8 +53,9 @@ pub fn pause(every: Duration, worked: Duration) -> Duration {
     every.saturating_mul(u32::try_from(times).unwrap_or(MOST))
 }
 
-/// Like [`pause`], for a check that runs for [`longest_look`] at most and continues in the next run.
-pub fn pause_of_continued(every: Duration, worked: Duration) -> Duration {
+/// Like [`pause`], for a check that may use two parts: one that runs for [`longest_look`] at most and continues in the
+/// next run, or whose findings are waited for.
+pub fn pause_by_two_parts(every: Duration, worked: Duration) -> Duration {
     pause(every, worked / TWO_PARTS)
 }
 
@@ -254,8 +255,8 @@ mod tests {
     #[test]
     fn a_look_that_is_continued_costs_two_parts() {
         let every = Duration::from_secs(5);
-        assert_eq!(pause_of_continued(every, longest_look(every)), longest(every));
-        assert_eq!(pause_of_continued(every, Duration::from_micros(500)), every);
-        assert_eq!(pause_of_continued(every, Duration::from_micros(1_900)), every * 4);
+        assert_eq!(pause_by_two_parts(every, longest_look(every)), longest(every));
+        assert_eq!(pause_by_two_parts(every, Duration::from_micros(500)), every);
+        assert_eq!(pause_by_two_parts(every, Duration::from_micros(1_900)), every * 4);
     }
 }

@@ -120,7 +120,7 @@ impl NodeNetwork {
             let (lasted, worked) = rounds::take(!is_told, look).await;
             took = lasted;
             // What stands in the way of new pods goes soon after the last pod that needs it.
-            let pause = if self.has_rows() { INTERVAL } else { pace::pause(INTERVAL, worked) };
+            let pause = if self.has_rows() { INTERVAL } else { pace::pause_by_two_parts(INTERVAL, worked) };
             due = tokio::time::Instant::now() + pause;
         }
     }

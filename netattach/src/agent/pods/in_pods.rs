@@ -102,7 +102,7 @@ impl Agent {
             let looked = rounds::look(move || pace::measured(|| looking.look_into_some_pods(last.as_ref())));
             let (came_to, worked) = looked.await;
             last = came_to;
-            ticks::pause(pace::pause_of_continued(INTERVAL, worked)).await;
+            ticks::pause(pace::pause_by_two_parts(INTERVAL, worked)).await;
         }
     }
 

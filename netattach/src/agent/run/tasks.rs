@@ -227,7 +227,8 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
             }
         }
         let pressed = enforcer.flows().is_pressed();
-        let pause = if pressed { PRESSED_INTERVAL } else { pace::pause(COLLECT_INTERVAL, worked) };
+        let pause =
+            if pressed { PRESSED_INTERVAL } else { pace::pause_by_two_parts(COLLECT_INTERVAL, worked) };
         ticks::pause(pause).await;
     }
 }
