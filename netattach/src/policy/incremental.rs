@@ -14,7 +14,7 @@
 //! namespace does not suffice, it may be other attachments that are isolated, as what was in force decides as well:
 //! those with a table that holds come first, then those without any, each by number, then what had been refused before:
 //! one attachment of each namespace in turn, of each namespace in the order in which they were last tried. So whatever
-//! other namespaces take, each has its turn ([`Work::end_turn`]).
+//! other namespaces take, each has its turn (`Work::end_turn`).
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -194,6 +194,26 @@ impl Compiler {
     /// Attachments with the same rules share one [`CompiledPolicy`]. Equal ones are one value, also from one update to
     /// the next, as long as the caller keeps a reference.
     pub fn update(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints, options: &Options) -> Desired {
+        self.update_by(Work::begin, objects, endpoints, options)
+    }
+
+    /// As [`Compiler::update`], with what the last update has left of its work: nobody waits for two in a row.
+    pub fn update_further(
+        &mut self,
+        objects: &Arc<Objects>,
+        endpoints: &Endpoints,
+        options: &Options,
+    ) -> Desired {
+        self.update_by(Work::go_on, objects, endpoints, options)
+    }
+
+    fn update_by(
+        &mut self,
+        begin: fn(&mut Work, usize),
+        objects: &Arc<Objects>,
+        endpoints: &Endpoints,
+        options: &Options,
+    ) -> Desired {
         let is_node_other = self.options != *options && self.options.differ_by_node_alone(options);
         if is_node_other {
             self.options = options.clone();
@@ -214,7 +234,7 @@ impl Compiler {
         if is_node_other {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
-        self.work.begin(self.peers.charged());
+        begin(&mut self.work, self.peers.charged());
         self.recount();
         self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.retain_attachments(endpoints);

@@ -64,9 +64,15 @@ impl Cost {
 impl Work {
     /// Begins an update, with that many peers.
     pub(super) fn begin(&mut self, peers: usize) {
-        (self.peers, self.again) = (peers, 0);
+        self.go_on(peers);
+        self.again = 0;
         self.of_namespaces.retain(|_, of| of.spent > 0);
         self.of_namespaces.values_mut().for_each(|of| of.tried = 0);
+    }
+
+    /// Goes on with what the last update left, with that many peers.
+    pub(super) fn go_on(&mut self, peers: usize) {
+        self.peers = peers;
     }
 
     /// Whether what is worked out from now on had been refused before.
@@ -293,6 +299,17 @@ mod tests {
         work.end_turn(SHOP, since, true);
         assert_eq!((work.turn(SHOP), work.turn("other")), (2, 0));
         assert_eq!(left(&work, "other"), WORK_OF_NAMESPACE);
+    }
+
+    #[test]
+    fn what_goes_on_with_an_update_has_what_it_left() {
+        let mut work = Work::default();
+        work.begin(10);
+        work.tries(SHOP, WORK_OF_UPDATE - 1);
+        work.go_on(10);
+        assert_eq!((left(&work, SHOP), left(&work, "other")), (1, WORK_OF_NAMESPACE));
+        work.begin(10);
+        assert_eq!(left(&work, SHOP), WORK_OF_NAMESPACE);
     }
 
     #[test]
