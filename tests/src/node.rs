@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use netattach::bpf;
+use netattach::delegate::end_orphans;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -39,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 static NODES: AtomicU32 = AtomicU32::new(0);
 
-/// A node. Its agent is started by [`Node::start`] and ends with this value.
+/// A node. Its agent is started by [`Node::start`] and ends with this value, and so do plugins that it has called.
 #[derive(Debug)]
 pub struct Node {
     /// The node's network namespace.
@@ -591,6 +592,10 @@ impl Drop for Node {
             Ok(log) if std::thread::panicking() && !log.is_empty() => eprintln!("--- agent\n{log}---"),
             // An agent that has ended by itself cannot be ended again.
             _ => {}
+        }
+        // No later agent ends the plugins that it was waiting for.
+        if let Ok(state) = fs::canonicalize(self.path("state")) {
+            end_orphans(&state.to_string_lossy());
         }
         // The directory does not exist when no agent was started.
         let _ = fs::remove_dir_all(&self.bpffs);

@@ -110,7 +110,8 @@ impl Echo {
     /// # Errors
     /// The address cannot be bound.
     pub fn serve(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
-        let (tcp, udp) = namespace.run(|| bound(address))?;
+        let bind = || -> io::Result<_> { Ok((TcpListener::bind(address)?, UdpSocket::bind(address)?)) };
+        let (tcp, udp) = namespace.run(|| once_free(bind))?;
         let ending = Arc::new(AtomicBool::new(false));
         let (listener, over) = (tcp.try_clone()?, Arc::clone(&ending));
         let accepting = std::thread::spawn(move || {
@@ -164,14 +165,16 @@ impl Drop for Echo {
     }
 }
 
-/// Sockets of a server at an address. A process that another test is about to start has the sockets of a server that
-/// has ended until it is executed: the address is in use so long.
-fn bound(address: SocketAddr) -> io::Result<(TcpListener, UdpSocket)> {
-    let begun = Instant::now();
+/// Binds sockets of a server once their address is free. A process that another test is about to start has the sockets
+/// of a server that has ended until it is executed: the address is in use so long.
+///
+/// # Errors
+/// It is still in use after [`PATIENCE`], or cannot be bound for another reason.
+pub fn once_free<T>(mut bind: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let deadline = Instant::now() + stretched(PATIENCE);
     loop {
-        let bound = TcpListener::bind(address).and_then(|tcp| Ok((tcp, UdpSocket::bind(address)?)));
-        match bound {
-            Err(error) if error.kind() == ErrorKind::AddrInUse && begun.elapsed() < PATIENCE => {
+        match bind() {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
             bound => return bound,

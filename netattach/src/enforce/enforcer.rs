@@ -17,7 +17,7 @@ use super::error::{AttachFailed, EnforceError};
 use super::level::Vantage;
 use super::node_addresses::NodeAddresses;
 use super::node_defaults::NodeDefaults;
-use super::policies::{Change, Sources};
+use super::policies::{Change, Sources, Sweep};
 use super::policy_maps::{KernelMaps, unread_since};
 use super::programs::AttachedPrograms;
 use super::routed::Routed;
@@ -107,20 +107,25 @@ impl Enforcer {
             let change = state.bring_up_to_date(self.sources(), &self.kernel())?;
             state.note(Change { read: self.source.reading(), ..change });
         }
-        self.sweep()
+        self.sweep_after(Sweep::Change)
     }
 
     /// Removes entries that have been unreferenced for long enough and flows of former addresses, frees the
     /// numbers of attachments that ended as long ago, completes the last change (policies for which there is
-    /// room now, and failures), and attaches programs that policies wait for.
+    /// room now, failures, and what the work of an update did not suffice for), and attaches programs that policies
+    /// wait for.
     ///
     /// # Errors
     /// A map could not be written, or a program not be attached.
     pub fn sweep(&self) -> Result<(), EnforceError> {
+        self.sweep_after(Sweep::Pause)
+    }
+
+    fn sweep_after(&self, after: Sweep) -> Result<(), EnforceError> {
         let is_clean = !self.lock().maps().has_unreferenced() && !self.dataplane.attachments().has_resting();
         let unread = if is_clean { None } else { unread_since(&self.kernel(), Instant::now()) };
         let freed = unread.map_or(Ok(()), |unread| self.free_numbers(unread));
-        let went_on = self.lock().go_on(unread, self.sources(), &self.kernel());
+        let went_on = self.lock().go_on(after, unread, self.sources(), &self.kernel());
         let purged = if went_on.is_ok() { self.purge_departed(BTreeSet::new()) } else { Ok(()) };
         let former = self.purge_former();
         let began = self.begin_due();

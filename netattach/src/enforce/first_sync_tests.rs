@@ -138,7 +138,7 @@ fn an_attachment_is_open_at_once_only_after_the_first_complete_comparison() {
 }
 
 /// Policies that take more work than an update may do: what it did not suffice for waits for nothing but the next
-/// sweep, and nothing waits for it.
+/// sweep, unless that is the change's own, and nothing waits for it.
 #[test]
 fn a_sweep_goes_on_where_the_work_of_an_update_ended() {
     const POLICIES: u32 = 15;
@@ -176,9 +176,14 @@ fn a_sweep_goes_on_where_the_work_of_an_update_ended() {
     };
     policies.bring_up_to_date(sources, &endpoints, &kernel).unwrap();
     assert_eq!((is_open(&policies), policies.is_behind()), (false, false));
-    assert!(policies.go_on(None, sources, &endpoints, &kernel).unwrap());
+    let swept = |policies: &mut Policies, after| policies.go_on(after, None, sources, &endpoints, &kernel);
+    assert!(!swept(&mut policies, Sweep::Change).unwrap(), "it would have the others wait twice as long");
+    policies.behind = Behind::Failed;
+    assert!(swept(&mut policies, Sweep::Change).unwrap(), "what has failed is tried at once");
+    assert_eq!((is_open(&policies), policies.is_behind()), (false, false), "without any more work");
+    assert!(swept(&mut policies, Sweep::Pause).unwrap());
     assert!(is_open(&policies));
-    assert!(!policies.go_on(None, sources, &endpoints, &kernel).unwrap(), "there is no room for more");
+    assert!(!swept(&mut policies, Sweep::Pause).unwrap(), "there is no room for more");
 }
 
 /// Nothing of a deleted policy is kept: neither its rules, nor the tables compiled from them.

@@ -56,6 +56,18 @@ pub(super) struct Sources<'a> {
     pub(super) behind_translation: bool,
 }
 
+/// What a sweep comes after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sweep {
+    /// A change: its update has just had all the work that one may do.
+    Change,
+    /// A while without one.
+    Pause,
+}
+
+/// See [`Compiler::update`] and [`Compiler::update_further`].
+type Update = fn(&mut Compiler, &Arc<Objects>, &Endpoints, &Options) -> Desired;
+
 /// The work left over from the last change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Behind {
@@ -210,7 +222,7 @@ impl Policies {
         if self.unrecognised {
             return Ok(());
         }
-        let desired = self.compile(sources, endpoints);
+        let desired = self.compile(Compiler::update, sources, endpoints);
         self.compare(&desired, kernel)
     }
 
@@ -234,12 +246,24 @@ impl Policies {
         endpoints: &Endpoints,
         kernel: &impl Kernel,
     ) -> Result<Change, EnforceError> {
+        self.bring_up_by(Compiler::update, sources, endpoints, kernel)
+    }
+
+    fn bring_up_by(
+        &mut self,
+        mut update: Update,
+        sources: Sources<'_>,
+        endpoints: &Endpoints,
+        kernel: &impl Kernel,
+    ) -> Result<Change, EnforceError> {
         self.behind = Behind::Failed;
         if self.unrecognised {
             self.recognise(sources, endpoints, kernel)?;
+            // That was an update of the same change.
+            update = Compiler::update_further;
         }
         let began = Instant::now();
-        let desired = self.compile(sources, endpoints);
+        let desired = self.compile(update, sources, endpoints);
         if let Err(error) = self.compare(&desired, kernel) {
             tracing::warn!(error = %Chain(&error), "cannot compare the policies of an earlier agent; writing them again");
             self.held.release(&desired);
@@ -291,14 +315,16 @@ impl Policies {
     }
 
     /// Removes policies that packets no longer read ([`unread_since`]), and retries the rest of the last change:
-    /// policies for which there is room now, failures, attachments that have waited long enough for unknown peers, and
-    /// those for which the last change had no work left: until then they are isolated, so that nothing else waits for
-    /// them. Returns whether it did.
+    /// policies for which there is room now, failures, attachments that have waited long enough for unknown peers, and,
+    /// after a pause, those for which the last change had no work left: until then they are isolated, so that nothing
+    /// else waits for them. A sweep after a change has no more work than the change has left: attaching and detaching
+    /// would wait twice as long for both. Returns whether it did.
     ///
     /// # Errors
     /// A map could not be written.
     pub(super) fn go_on(
         &mut self,
+        after: Sweep,
         unread: Option<Instant>,
         sources: Sources<'_>,
         endpoints: &Endpoints,
@@ -306,15 +332,20 @@ impl Policies {
     ) -> Result<bool, EnforceError> {
         let more_room = self.maps.remove_unread(unread, kernel)?;
         let is_due = self.behind.is_due(more_room) || self.held.is_due(Instant::now());
-        if !is_due && !self.compiler.is_unfinished() {
+        let is_unfinished = after == Sweep::Pause && self.compiler.is_unfinished();
+        if !is_due && !is_unfinished {
             return Ok(false);
         }
-        let change = self.bring_up_to_date(sources, endpoints, kernel)?;
+        let update: Update = match after {
+            Sweep::Change => Compiler::update_further,
+            Sweep::Pause => Compiler::update,
+        };
+        let change = self.bring_up_by(update, sources, endpoints, kernel)?;
         self.note(change);
         Ok(true)
     }
 
-    fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Desired {
+    fn compile(&mut self, update: Update, sources: Sources<'_>, endpoints: &Endpoints) -> Desired {
         self.is_open = false;
         if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
             // Policies that an earlier agent enforced stay. An attachment without any gets none until the
@@ -334,7 +365,7 @@ impl Policies {
             Desired { endpoints, ..Desired::default() }
         } else {
             let of_node = self.options_of_node(sources);
-            self.compiler.update(&objects, endpoints, of_node.as_deref().unwrap_or(sources.options))
+            update(&mut self.compiler, &objects, endpoints, of_node.as_deref().unwrap_or(sources.options))
         };
         self.held.hold(&mut desired, &self.maps, &objects, Instant::now());
         self.is_open = has_none && !self.held.awaits();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::attachment::EnforcedAttachment;
 use super::deferred::Deferred;
 use super::error::EnforceError;
-use super::policies::{Change, Policies, Sources};
+use super::policies::{Change, Policies, Sources, Sweep};
 use super::policy_maps::{Kernel, PolicyMaps};
 use super::roster::Roster;
 use crate::bpf::PolicyIds;
@@ -181,11 +181,12 @@ impl State {
     /// See [`Policies::go_on`].
     pub(super) fn go_on(
         &mut self,
+        after: Sweep,
         unread: Option<Instant>,
         sources: Sources<'_>,
         kernel: &impl Kernel,
     ) -> Result<bool, EnforceError> {
-        self.policies.go_on(unread, sources, self.roster.endpoints(), kernel)
+        self.policies.go_on(after, unread, sources, self.roster.endpoints(), kernel)
     }
 
     /// Isolates an attachment that policies could select while it is unknown which do.

@@ -44,7 +44,8 @@ pub const WORK: usize = 50_000_000;
 pub const WORK_OF_NAMESPACE: usize = 4 * WORK;
 /// The same in one update, with what is refused: an update compiles under a lock that attaching and detaching pods of
 /// other namespaces wait for. Twice as much, as a table that found no room is tried again when others have gone. All
-/// namespaces together may take as much for what had been refused before.
+/// namespaces together may take as much for what had been refused before, in turn: it suffices for three attachments,
+/// whatever they take.
 pub const WORK_OF_UPDATE: usize = 2 * WORK_OF_NAMESPACE;
 /// The comparisons that sorting and storing one prefix or port entry counts as.
 pub const ENTRY: usize = 16;
@@ -125,8 +126,8 @@ impl fmt::Display for Excess {
             ),
             Self::WorkOfUpdate => write!(
                 f,
-                "is left to the next update, which follows by itself, as it takes more comparisons to work out than \
-                 are left of the {WORK_OF_UPDATE} of one"
+                "is left to further updates, which follow by themselves, as it takes more comparisons to work out \
+                 than are left of the {WORK_OF_UPDATE} of one"
             ),
         }
     }

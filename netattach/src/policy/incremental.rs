@@ -12,11 +12,12 @@
 //!
 //! Compiling everything equals an update from empty state; property tests compare the two. Where the work of a
 //! namespace does not suffice, it may be other attachments that are isolated, as what was in force decides as well:
-//! those with a table that holds come first, then those without any, each by number, then those whose tables were all
-//! refused, in the order in which they were last tried: whatever the others take, each has its turn.
+//! those with a table that holds come first, then those without any, each by number, then what had been refused before:
+//! one attachment of each namespace in turn, of each namespace in the order in which they were last tried. So whatever
+//! other namespaces take, each has its turn (`Work::end_turn`).
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::{Arc, Weak};
@@ -81,7 +82,7 @@ struct Attached {
     conditions: Vec<Condition>,
     /// When its tables were put together ([`Work::now`]).
     taken: usize,
-    /// When it was last tried with all that its namespace had left; 0: never.
+    /// When it was last tried with all that its namespace had left; if never, when it was refused first.
     tried: usize,
 }
 
@@ -169,6 +170,15 @@ impl Attached {
         self.tables().filter_map(|tables| tables.short())
     }
 
+    /// Whether another update may have room for it: the work of this one does not suffice.
+    fn is_left(&self, work: &Work) -> bool {
+        self.short().any(|short| work.has_room_anew(self.namespace(), short))
+    }
+
+    fn namespace(&self) -> &str {
+        &self.endpoint.pod.namespace
+    }
+
     fn rank(&self) -> Rank {
         match self.tables().map(|tables| tables.refused.is_some()).min() {
             None => Rank::New,
@@ -184,6 +194,26 @@ impl Compiler {
     /// Attachments with the same rules share one [`CompiledPolicy`]. Equal ones are one value, also from one update to
     /// the next, as long as the caller keeps a reference.
     pub fn update(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints, options: &Options) -> Desired {
+        self.update_by(Work::begin, objects, endpoints, options)
+    }
+
+    /// As [`Compiler::update`], with what the last update has left of its work: nobody waits for two in a row.
+    pub fn update_further(
+        &mut self,
+        objects: &Arc<Objects>,
+        endpoints: &Endpoints,
+        options: &Options,
+    ) -> Desired {
+        self.update_by(Work::go_on, objects, endpoints, options)
+    }
+
+    fn update_by(
+        &mut self,
+        begin: fn(&mut Work, usize),
+        objects: &Arc<Objects>,
+        endpoints: &Endpoints,
+        options: &Options,
+    ) -> Desired {
         let is_node_other = self.options != *options && self.options.differ_by_node_alone(options);
         if is_node_other {
             self.options = options.clone();
@@ -204,7 +234,7 @@ impl Compiler {
         if is_node_other {
             touched.extend(self.policies.keys().filter(|name| name.kind == PolicyKind::Network).cloned());
         }
-        self.work.begin(self.peers.charged());
+        begin(&mut self.work, self.peers.charged());
         self.recount();
         self.retain_tables(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.retain_attachments(endpoints);
@@ -216,31 +246,43 @@ impl Compiler {
 
     /// Compiles the attachments that a change affects, and tries again what was short where there is room now.
     fn take_attachments(&mut self, endpoints: &Endpoints, affected: &Affected) {
-        let ranks: BTreeMap<u32, Rank> = self.attachments.iter().map(|(id, it)| (*id, it.rank())).collect();
-        let rank_of = |id: &u32| ranks.get(id).copied().unwrap_or(Rank::New);
-        for rank in [Rank::Holding, Rank::New, Rank::Refused] {
-            let mut waiting = Vec::new();
-            for (id, endpoint) in endpoints {
-                if rank_of(id) == rank {
-                    waiting.extend(self.reselect(endpoint, affected));
-                }
-            }
-            self.common.of_pods = BTreeMap::new();
-            if rank == Rank::Refused {
-                // In one order: those that a change affects take no turn of others.
-                waiting.extend(self.short_with_room(|id| rank_of(id) == rank));
-            }
-            self.take_all(waiting, rank == Rank::Refused);
-            // Tables that nobody has taken again had their room until now.
-            let again = self.short_with_room(|id| rank_of(id) <= rank);
-            self.take_all(again, true);
+        let mut ranked: BTreeMap<Rank, Vec<&Arc<Endpoint>>> = BTreeMap::new();
+        for (id, endpoint) in endpoints {
+            let rank = self.attachments.get(id).map_or(Rank::New, Attached::rank);
+            ranked.entry(rank).or_default().push(endpoint);
         }
+        let mut of_rank = |compiler: &mut Self, rank: Rank| -> Vec<Waiting> {
+            let all = ranked.remove(&rank).unwrap_or_default();
+            let waiting =
+                all.into_iter().filter_map(|endpoint| compiler.reselect(endpoint, affected)).collect();
+            compiler.common.of_pods = BTreeMap::new();
+            waiting
+        };
+        self.work.begin_pass(false);
+        let mut taken = BTreeSet::new();
+        for rank in [Rank::Holding, Rank::New] {
+            let waiting = of_rank(self, rank);
+            taken.extend(waiting.iter().map(|it| it.endpoint.id));
+            self.take_all(waiting);
+            // Tables that nobody has taken again had their room until now. What had been refused before this update
+            // waits for its turn, whatever it has in force: namespaces share the work for it.
+            let again = self.short_with_room(|id| taken.contains(id));
+            self.take_all(again);
+        }
+        self.work.begin_pass(true);
+        // In one order: those that a change affects take no turn of others.
+        let mut waiting = of_rank(self, Rank::Refused);
+        waiting.extend(self.short_with_room(|_| true));
+        self.take_in_turn(waiting);
+        // Tables that others have got in their turn may be theirs.
+        let again = self.short_with_room(|_| true);
+        self.take_in_turn(again);
         self.common = Common::default();
         self.drop_unused();
-        let (attachments, work) = (&self.attachments, &self.work);
-        self.is_unfinished = attachments.values().any(|attached| {
-            attached.short().any(|short| work.has_room_anew(&attached.endpoint.pod.namespace, short))
-        });
+        let left = self.attachments.values().filter(|attached| attached.is_left(&self.work));
+        let namespaces: BTreeSet<&str> = left.map(Attached::namespace).collect();
+        self.is_unfinished = !namespaces.is_empty();
+        self.work.line_up(&namespaces);
     }
 
     /// Whether attachments wait for another update, which may have room for their tables: the work of this one did not
@@ -249,15 +291,30 @@ impl Compiler {
         self.is_unfinished
     }
 
-    /// Takes those first that were not tried for longest. `is_again`: they were refused before.
-    fn take_all(&mut self, mut waiting: Vec<Waiting>, is_again: bool) {
-        self.work.begin_pass(is_again);
-        waiting.sort_by_key(|it| match self.attachments.get(&it.endpoint.id) {
-            Some(attached) if is_again => attached.tried,
-            _ => 0,
-        });
+    fn take_all(&mut self, waiting: Vec<Waiting>) {
         for attachment in waiting {
             self.take_attachment(attachment);
+        }
+        self.drop_unused();
+    }
+
+    /// Takes what had been refused before: of the namespace that has waited for longest the attachment that has, then
+    /// of the next one.
+    fn take_in_turn(&mut self, mut waiting: Vec<Waiting>) {
+        waiting.sort_by_key(|it| self.attachments.get(&it.endpoint.id).map_or(0, |attached| attached.tried));
+        let mut of_namespaces: BTreeMap<String, VecDeque<Waiting>> = BTreeMap::new();
+        for it in waiting {
+            of_namespaces.entry(it.endpoint.pod.namespace.clone()).or_default().push_back(it);
+        }
+        let with_turn = |(namespace, its): (String, _)| ((self.work.turn(&namespace), namespace), its);
+        let mut line: BTreeMap<(usize, String), VecDeque<Waiting>> =
+            of_namespaces.into_iter().map(with_turn).collect();
+        while let Some(((_, namespace), mut its)) = line.pop_first() {
+            let Some(next) = its.pop_front() else { continue };
+            let since = self.work.now();
+            let is_left = self.take_attachment(next);
+            self.work.end_turn(&namespace, since, is_left);
+            line.insert((self.work.turn(&namespace), namespace), its);
         }
         self.drop_unused();
     }
@@ -267,7 +324,7 @@ impl Compiler {
     fn short_with_room(&mut self, is_due: impl Fn(&u32) -> bool) -> Vec<Waiting> {
         let work = &self.work;
         let is_again = |attached: &Attached| {
-            let namespace = &attached.endpoint.pod.namespace;
+            let namespace = attached.namespace();
             let may_fit =
                 |short| work.has_held_since(namespace, attached.taken) || work.has_room(namespace, short);
             attached.short().any(may_fit)
@@ -478,7 +535,8 @@ impl Compiler {
         Some(Waiting { endpoint: Arc::clone(endpoint), selected })
     }
 
-    fn take_attachment(&mut self, Waiting { endpoint, selected }: Waiting) {
+    /// Returns whether it is left to another update ([`Attached::is_left`]).
+    fn take_attachment(&mut self, Waiting { endpoint, selected }: Waiting) -> bool {
         let mut conditions = Vec::new();
         let selected = match selected {
             Some((pod, by)) => {
@@ -499,12 +557,13 @@ impl Compiler {
         }
         let taken = self.work.now();
         let mut attached = Attached { endpoint, selected, conditions, taken, tried: taken };
-        let namespace = &attached.endpoint.pod.namespace;
-        // What the work of this update did not suffice for keeps its turn, whether it was begun or not.
-        if attached.short().any(|short| self.work.has_room_anew(namespace, short)) {
-            attached.tried = before.map_or(0, |before| before.tried);
+        let is_left = attached.is_left(&self.work);
+        // It keeps its place, whether it was begun or not.
+        if let Some(before) = before.filter(|_| is_left) {
+            attached.tried = before.tried;
         }
         self.attachments.insert(attached.endpoint.id, attached);
+        is_left
     }
 
     fn reselected(&mut self, endpoint: &Endpoint, pod: &Pod, affected: &Affected) -> Reselected {

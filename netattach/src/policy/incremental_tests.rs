@@ -1020,6 +1020,107 @@ fn what_was_refused_is_tried_in_turn() {
     assert_eq!(last, (4..18).collect());
 }
 
+/// Adds pods `x0`, `x1`, ... to a namespace, beside those that it has, each with a policy that costs so many millions of
+/// comparisons. `has_more`: with an egress in force besides.
+fn add_pods(world: &mut World, namespace: &str, millions: &[usize], has_more: bool) {
+    let of_namespace = |name: &&ObjectName| name.namespace == namespace && name.name.starts_with('x');
+    let first = world.objects.pods.keys().filter(of_namespace).count();
+    for (number, millions) in (first..).zip(millions) {
+        let name = ObjectName::new(namespace, format!("x{number}"));
+        world.pod(namespace, &name.name, &[], &[("shop/net-a", &[])]);
+        // That many pods are there ([`many`]).
+        let from = nobody(millions * 1_000_000 / MANY);
+        let types = if has_more { vec!["Ingress", "Egress"] } else { vec!["Ingress"] };
+        let selected = json!({"matchLabels": {"app": name.name}});
+        let ingress = json!([{"from": from}, {"ports": [{"port": 7}]}]);
+        let spec = json!({"podSelector": selected, "policyTypes": types, "ingress": ingress, "egress": []});
+        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "shop/net-a".to_owned())]);
+        let policy = policy::read(name.clone(), &annotations, &spec).unwrap();
+        world.objects.policies.insert(name, Arc::new(policy));
+    }
+}
+
+/// Pods that policies are compared with: so many that few selectors cost much.
+const MANY: usize = 12_500;
+
+fn many() -> World {
+    let mut world = World::new();
+    for number in 0..MANY {
+        world.pod("crowd", &format!("y{number}"), &[], &[]);
+    }
+    world
+}
+
+/// What the policies of a namespace take with four in force and so many that do not fit beside them. An update has the
+/// work to try ten of these.
+fn backlog(refused: usize) -> Vec<usize> {
+    let mut millions = vec![40; 4];
+    millions.extend(vec![45; refused]);
+    millions
+}
+
+/// Whether the policy of pod `x0`, or another number, of a namespace is in force.
+fn is_in_force(desired: &Desired, namespace: &str, number: usize) -> bool {
+    !short(desired).contains(&format!("multi-networkpolicy {namespace}/x{number}"))
+}
+
+/// What waits in one namespace, whether it has something in force in the other direction or not, takes no turn of
+/// another namespace, and neither do the pods that it gets, nor what it changes.
+#[test]
+fn a_namespace_has_its_turn_whatever_waits_in_another() {
+    for (has_more, has_new, has_changes) in
+        [(false, false, false), (true, false, false), (false, true, false), (true, true, true)]
+    {
+        let what = format!("{has_more} {has_new} {has_changes}");
+        let mut world = many();
+        add_pods(&mut world, "shop", &backlog(40), has_more);
+        add_pods(&mut world, "other", &[40; 5], false);
+        let mut compiler = Compiler::default();
+        let desired = update(&mut compiler, &world);
+        assert_eq!([3, 4].map(|number| is_in_force(&desired, "other", number)), [true, false], "{what}");
+        assert_eq!([3, 4, 43].map(|number| is_in_force(&desired, "shop", number)), [true, false, false]);
+        // There is room for the last one.
+        world.objects.policies.remove(&ObjectName::new("other", "x0")).unwrap();
+        if has_new {
+            add_pods(&mut world, "shop", &[45; 12], has_more);
+        }
+        if has_changes {
+            add_cheap(&mut world, "shop/q");
+        }
+        let desired = update(&mut compiler, &world);
+        assert!(is_in_force(&desired, "other", 4), "{what}");
+        assert!(compiler.is_unfinished(), "{what}");
+    }
+}
+
+/// Twelve namespaces, each with two attachments that wait. The line is as long as the documentation says at most,
+/// whatever two of them add and change at each update.
+#[test]
+fn namespaces_have_their_turns_one_after_the_other() {
+    const NAMESPACES: usize = 12;
+    let mut world = many();
+    for number in 0..NAMESPACES {
+        // The work of an update does not suffice for the last two; of the last namespace, the last one would fit.
+        let mut millions = backlog(7);
+        millions.push(if number + 1 == NAMESPACES { 20 } else { 45 });
+        add_pods(&mut world, &format!("n{number:02}"), &millions, false);
+    }
+    let last = format!("n{:02}", NAMESPACES - 1);
+    let mut compiler = Compiler::default();
+    let mut updates = 0;
+    while !is_in_force(&update(&mut compiler, &world), &last, 11) {
+        updates += 1;
+        // It has the second turn of its namespace.
+        assert!(updates <= 2 * NAMESPACES.div_ceil(3), "{updates}");
+        add_pods(&mut world, &format!("n{:02}", updates % 2), &[45; 12], true);
+        match updates % 2 {
+            0 => drop(world.objects.policies.remove(&ObjectName::new("n00", "q")).unwrap()),
+            _ => add_cheap(&mut world, "n00/q"),
+        }
+    }
+    assert!(updates > 1, "it had to wait");
+}
+
 /// Selectors count as compared with all pods. With one pod fewer, everything would be tried again to no avail.
 #[test]
 fn what_took_too_much_is_tried_again_once_an_eighth_of_the_peers_is_gone() {

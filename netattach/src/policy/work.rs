@@ -1,6 +1,6 @@
 //! The work that compiling takes: for the tables of a namespace that hold, and in one update.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::objects::budget::{Excess, Left, WORK_OF_NAMESPACE, WORK_OF_UPDATE};
 
@@ -15,6 +15,9 @@ pub(super) struct Work {
     again: usize,
     /// Whether what is worked out now had been refused before.
     is_again: bool,
+    /// The namespaces in line for `again`, each with the `tables` that there were at its last turn, or when it came to
+    /// the line: the one with the fewest is next.
+    line: BTreeMap<String, usize>,
     /// How many tables have been worked out.
     tables: usize,
 }
@@ -61,9 +64,15 @@ impl Cost {
 impl Work {
     /// Begins an update, with that many peers.
     pub(super) fn begin(&mut self, peers: usize) {
-        (self.peers, self.again) = (peers, 0);
+        self.go_on(peers);
+        self.again = 0;
         self.of_namespaces.retain(|_, of| of.spent > 0);
         self.of_namespaces.values_mut().for_each(|of| of.tried = 0);
+    }
+
+    /// Goes on with what the last update left, with that many peers.
+    pub(super) fn go_on(&mut self, peers: usize) {
+        self.peers = peers;
     }
 
     /// Whether what is worked out from now on had been refused before.
@@ -73,26 +82,26 @@ impl Work {
 
     /// The most that further tables of a namespace may take now.
     pub(super) fn left(&self, namespace: &str) -> Left {
-        Left {
-            of_namespace: self.left_of_namespace(namespace),
-            of_update: self.left_of_update(namespace, self.is_again),
-        }
+        Left { of_namespace: self.left_of_namespace(namespace), of_update: self.left_of_update(namespace) }
     }
 
     fn left_of_namespace(&self, namespace: &str) -> usize {
         WORK_OF_NAMESPACE.saturating_sub(self.of_namespaces.get(namespace).map_or(0, |of| of.spent))
     }
 
-    fn left_of_update(&self, namespace: &str, is_again: bool) -> usize {
-        let tried = self.of_namespaces.get(namespace).map_or(0, |of| of.tried);
-        let again = if is_again { self.again } else { 0 };
-        WORK_OF_UPDATE.saturating_sub(tried.max(again))
+    fn left_of_update(&self, namespace: &str) -> usize {
+        let again = if self.is_again { self.again } else { 0 };
+        WORK_OF_UPDATE.saturating_sub(self.tried(namespace).max(again))
+    }
+
+    /// The work of this update for one namespace.
+    pub(super) fn tried(&self, namespace: &str) -> usize {
+        self.of_namespaces.get(namespace).map_or(0, |of| of.tried)
     }
 
     /// Whether there is room in this update for what a table took until it was refused: with less, it is refused again.
     pub(super) fn has_room(&self, namespace: &str, short: Short) -> bool {
-        self.has_room_anew(namespace, short)
-            && short.cost.with(self.peers) <= self.left_of_update(namespace, true)
+        self.has_room_anew(namespace, short) && short.cost.with(self.peers) <= self.left_of_update(namespace)
     }
 
     /// The same in an update that has not tried anything yet.
@@ -108,7 +117,36 @@ impl Work {
         }
     }
 
-    /// How many tables have been worked out, for [`Work::has_held_since`].
+    /// What decides whose turn it is among namespaces with something that had been refused before: the least comes
+    /// first. Those that are not in line come after it.
+    pub(super) fn turn(&self, namespace: &str) -> usize {
+        self.line.get(namespace).copied().unwrap_or(self.tables)
+    }
+
+    /// A namespace has had its turn if anything was worked out since then. `is_left`: the work of this update did not
+    /// suffice. If it was that for all namespaces, those behind do not get the rest either, or one that needs more
+    /// would wait for ever. An attachment takes no more than a third of it, so the first three of the line get what
+    /// they need in every update.
+    pub(super) fn end_turn(&mut self, namespace: &str, since: usize, is_left: bool) {
+        if is_left && self.again >= self.tried(namespace) {
+            self.again = self.again.max(WORK_OF_UPDATE);
+        } else if self.tables > since {
+            self.line.insert(namespace.to_owned(), self.tables);
+        }
+    }
+
+    /// Ends an update, after which these namespaces have something that further updates are to try: who comes to the
+    /// line now comes last.
+    pub(super) fn line_up(&mut self, waiting: &BTreeSet<&str>) {
+        self.line.retain(|namespace, _| waiting.contains(namespace.as_str()));
+        for namespace in waiting {
+            if !self.line.contains_key(*namespace) {
+                self.line.insert((*namespace).to_owned(), self.tables);
+            }
+        }
+    }
+
+    /// How many tables have been worked out, for [`Work::has_held_since`] and [`Work::end_turn`].
     pub(super) fn now(&self) -> usize {
         self.tables
     }
@@ -157,17 +195,12 @@ impl Work {
     pub(super) fn spent(&self) -> usize {
         self.of_namespaces.values().map(|of| of.spent).sum()
     }
-
-    /// The work of this update for one namespace.
-    #[cfg(test)]
-    pub(super) fn tried(&self, namespace: &str) -> usize {
-        self.of_namespaces.get(namespace).map_or(0, |of| of.tried)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::objects::budget::{ENTRIES, ENTRY, PREFIXES, WORK};
 
     const SHOP: &str = "shop";
 
@@ -219,6 +252,64 @@ mod tests {
         work.begin_pass(true);
         assert_eq!(left(&work, "other"), WORK_OF_NAMESPACE);
         assert!(work.has_room("other", short));
+    }
+
+    /// What an attachment takes at most, in both directions.
+    const MOST: usize = 2 * (WORK + ENTRY * (PREFIXES + ENTRIES));
+
+    #[test]
+    fn three_namespaces_at_least_have_their_turns_in_an_update() {
+        let all: Vec<String> = (0..7).map(|number| format!("n{number}")).collect();
+        let waiting: BTreeSet<&str> = all.iter().map(String::as_str).collect();
+        let mut work = Work::default();
+        work.line_up(&waiting);
+        for expected in [["n0", "n1", "n2"], ["n3", "n4", "n5"], ["n6", "n0", "n1"], ["n2", "n3", "n4"]] {
+            work.begin(10);
+            work.begin_pass(true);
+            let mut line = all.clone();
+            line.sort_by_key(|namespace| work.turn(namespace));
+            let mut had = Vec::new();
+            for namespace in &line {
+                let (since, left) = (work.now(), left(&work, namespace));
+                work.tries(namespace, MOST.min(left + 1));
+                work.end_turn(namespace, since, left < MOST);
+                had.extend((left >= MOST).then_some(namespace.as_str()));
+            }
+            assert_eq!(had, expected);
+            // Who comes has its turn after those that are there.
+            work.line_up(&waiting);
+            assert!(all.iter().all(|namespace| work.turn(namespace) <= work.turn("new")));
+        }
+        work.line_up(&BTreeSet::new());
+        assert!(work.line.is_empty(), "nobody has anything left");
+    }
+
+    /// A namespace whose own changes take the work of an update loses its turn, not that of others.
+    #[test]
+    fn a_turn_ends_without_the_work_that_a_namespace_has_taken_itself() {
+        let mut work = Work::default();
+        work.line_up(&[SHOP, "other"].into());
+        work.begin(10);
+        work.tries(SHOP, WORK_OF_UPDATE);
+        work.begin_pass(true);
+        let since = work.now();
+        work.end_turn(SHOP, since, true);
+        assert_eq!(work.turn(SHOP), 0, "nothing was worked out");
+        work.tries(SHOP, 1);
+        work.end_turn(SHOP, since, true);
+        assert_eq!((work.turn(SHOP), work.turn("other")), (2, 0));
+        assert_eq!(left(&work, "other"), WORK_OF_NAMESPACE);
+    }
+
+    #[test]
+    fn what_goes_on_with_an_update_has_what_it_left() {
+        let mut work = Work::default();
+        work.begin(10);
+        work.tries(SHOP, WORK_OF_UPDATE - 1);
+        work.go_on(10);
+        assert_eq!((left(&work, SHOP), left(&work, "other")), (1, WORK_OF_NAMESPACE));
+        work.begin(10);
+        assert_eq!(left(&work, SHOP), WORK_OF_NAMESPACE);
     }
 
     #[test]

@@ -17,9 +17,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::serve::serve;
 use super::state::Shared;
-
-/// Most tries to bind the port of a closed listener again, in case another process uses it for a moment.
-const BIND_TRIES: u32 = 100;
+use crate::traffic::once_free;
 
 /// A connection, with the means to end it.
 #[derive(Debug)]
@@ -65,9 +63,11 @@ impl Listener {
         shared: &Arc<Shared>,
         runtime: &Handle,
     ) -> anyhow::Result<(Self, SocketAddr)> {
+        // The port of a closed listener may be bound again.
+        let bind = || once_free(|| std::net::TcpListener::bind(place.address));
         let socket = match &place.netns {
-            Some(netns) => within(netns, || bind(place.address))??,
-            None => bind(place.address)?,
+            Some(netns) => within(netns, bind)??,
+            None => bind()?,
         };
         socket.set_nonblocking(true)?;
         let address = socket.local_addr()?;
@@ -88,19 +88,6 @@ impl Listener {
         });
         // An error means that the runtime has ended, and the listener with it.
         let _ = is_done.recv();
-    }
-}
-
-fn bind(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
-    let mut tries = 0;
-    loop {
-        match std::net::TcpListener::bind(address) {
-            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && tries < BIND_TRIES => {
-                tries += 1;
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            bound => return bound,
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Live pods: their interfaces follow their annotation.
 
+use std::path::Path;
 use std::process::Command;
 
 use netattach_tests::Pod;
@@ -126,15 +127,20 @@ fn a_network_that_hangs_keeps_no_other_pod_from_following_its_annotation() {
     for of_author in &of_author {
         rig.server.patch("pods", AUTHOR, &of_author.name, &patch).unwrap();
     }
-    let mut asked = 0;
+    let mut hanging = Vec::new();
     let are_asked = eventually(PATIENCE, || {
         let calls = rig.node.take_calls().unwrap();
-        asked += calls.iter().filter(|call| call["plugin"] == "hangs").count();
-        asked == 4
+        let begun = calls.iter().filter(|call| call["plugin"] == "hangs");
+        hanging.extend(begun.map(|call| call["pid"].as_u64().unwrap()));
+        hanging.len() == 4
     });
-    assert!(are_asked, "{asked} of the most that may hang");
+    assert!(are_asked, "{hanging:?} of the most that may hang");
     annotate(&rig, &pod, "lan-a,lan-b,lan-a@fast");
     let of_pod = [("net1", "shop/lan-a"), ("net2", "shop/lan-b"), ("fast", "shop/lan-a")];
     await_published(&rig, &pod, &of_pod);
     rig.del(&pod).success();
+    drop(rig);
+    // Whoever takes over its children may be slow to ask how they ended.
+    let have_ended = || hanging.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists());
+    assert!(eventually(PATIENCE, have_ended), "{hanging:?} have ended with the node");
 }

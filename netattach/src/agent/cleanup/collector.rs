@@ -29,6 +29,7 @@ use crate::cri;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netns::Inhabited;
+use crate::pace;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
@@ -253,8 +254,7 @@ impl Collector {
         let mut state = locked(&self.state);
         let Some(suspect) = state.suspects.get_mut(key) else { return };
         suspect.attempts = suspect.attempts.saturating_add(1);
-        let pause = interval(self.after).saturating_mul(1 << suspect.attempts.min(10)) / 2;
-        suspect.again = now + pause.min(LONGEST_PAUSE);
+        suspect.again = now + pace::after_failures(interval(self.after), suspect.attempts, LONGEST_PAUSE);
         let container = &key.container_id;
         match &held {
             _ if suspect.held.as_ref() == Some(&held) => {}

@@ -128,7 +128,7 @@ fn send_v4(address: Ipv4Addr, index: u32, frame: &[u8]) -> io::Result<()> {
 }
 
 /// Has a socket use the addresses of that interface: those of one in a VRF are local in the VRF's table alone, and a
-/// socket without an interface cannot be bound to them.
+/// socket without an interface cannot be bound to them. `rustix` has other options of sockets, but not this one.
 fn use_interface(socket: &OwnedFd, index: u32) -> io::Result<()> {
     let index = libc::c_int::try_from(index).map_err(io::Error::other)?;
     // SAFETY: the value is an integer that lives through the call, and its size is given.

@@ -1,9 +1,9 @@
 //! Messages of nftables, and transactions.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
 use netlink_sys::Socket as RawSocket;
+use rustix::net::sockopt;
 
 use super::super::receive::Receiver;
 use super::super::{Error, Refused};
@@ -103,21 +103,11 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
 /// Raises the socket's send buffer for that many bytes; the default is 208 KiB. Without the privilege the
 /// send fails.
 fn make_room(socket: &RawSocket, bytes: usize) {
-    // The kernel charges more than the bytes themselves.
-    let wanted = libc::c_int::try_from(bytes.saturating_mul(2)).unwrap_or(libc::c_int::MAX);
     if bytes < 64 << 10 {
         return;
     }
-    // SAFETY: the value is an integer that lives through the call, and its size is given.
-    unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUFFORCE,
-            (&raw const wanted).cast(),
-            size_of_val(&wanted) as libc::socklen_t,
-        );
-    }
+    // The kernel charges more than the bytes themselves.
+    let _ = sockopt::set_socket_send_buffer_size_force(socket, bytes.saturating_mul(2));
 }
 
 /// A message about a table of the family `inet`, or about an object of such a table.
