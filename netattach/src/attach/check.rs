@@ -254,6 +254,7 @@ fn compare_pod_end(want: &Expected, parents_mac: Option<Mac>, pod: &mut Handle) 
         return differs(match asked {
             Link::Tap(_) => "has another owner, group or number of queues".to_owned(),
             Link::Netkit(_) => "has another netkit mode or policy".to_owned(),
+            Link::Vlan(_) => "has another VLAN tag".to_owned(),
             _ => format!("has another {} mode", asked.kind()),
         });
     }

@@ -30,12 +30,18 @@ fn has_driver(test: &str) -> bool {
 const PODS: [&str; 3] = ["server", "client", "stranger"];
 
 /// Returns a node whose agent creates netkits of that mode, with its pods attached. The server accepts TCP to port 80
-/// and datagrams to port 7, only from the client.
+/// and datagrams to port 7, only from the client. Nothing gets into a pod by the network `shut`, which none has yet.
 fn node_that_makes(mode: &str) -> (Node, [Pod; 3]) {
     let mut node = Node::new(&[]).unwrap();
-    let ipam = node.host_local(&["10.80.0.0/24", "fd00:80::/64"]);
-    let config = json!({"cniVersion": "1.0.0", "type": "netkit", "mode": mode, "ipam": ipam});
-    node.write("kit", &network(NAMESPACE, "kit", &config)).unwrap();
+    node.set("fastPath", json!("on"));
+    let networks: [(&str, &str, &[&str]); 2] =
+        [("kit", "pass", &["10.80.0.0/24", "fd00:80::/64"]), ("shut", "drop", &["10.82.0.0/24"])];
+    for (name, policy, subnets) in networks {
+        let ipam = node.host_local(subnets);
+        let config =
+            json!({"cniVersion": "1.0.0", "type": "netkit", "mode": mode, "policy": policy, "ipam": ipam});
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
     for name in PODS {
         node.write(&format!("pod-{name}"), &pod(name, &json!({"app": name}), &json!("kit"))).unwrap();
     }
@@ -64,12 +70,26 @@ fn end(node: &Node, pods: &[Pod; 3]) {
     Snapshot::take(node, &pods.each_ref()).unwrap().assert_nothing_is_left();
 }
 
-/// The row of a pod's netkit in `stats`: how many of its packets were dropped for a reason.
+/// The row of a pod's interface in an output of `netattachctl`.
+fn row(node: &Node, what: &str, (pod, ifname): (&str, &str)) -> Value {
+    let rows = node.ctl(&[what, "--pod", &format!("{NAMESPACE}/{pod}")]).unwrap();
+    rows.as_array().unwrap().iter().find(|row| row["ifname"] == ifname).unwrap().clone()
+}
+
+/// How many packets of a pod's netkit were dropped for a reason.
 fn dropped(node: &Node, pod: &str, reason: &str) -> u64 {
-    let rows = node.ctl(&["stats"]).unwrap();
-    let mut rows = rows.as_array().unwrap().iter();
-    let row = rows.find(|row| row["pod"]["name"] == pod && row["ifname"] == "net1");
-    row.map_or(0, |row| row["dropped"][reason].as_u64().unwrap_or(0))
+    row(node, "stats", (pod, "net1"))["dropped"][reason].as_u64().unwrap_or(0)
+}
+
+/// Waits until a pod's interface has this state on the fast path.
+#[track_caller]
+fn await_fast_path(node: &Node, interface: (&str, &str), wanted: &str) {
+    let mut last = Value::Null;
+    let stands = || {
+        last = row(node, "attachments", interface)["fast_path"]["state"].clone();
+        last == wanted
+    };
+    assert!(eventually(PATIENCE, stands), "{interface:?}: {last}, not {wanted}");
 }
 
 /// Sends a frame, and returns once one of the pod's was dropped for that reason.
@@ -80,7 +100,7 @@ fn assert_dropped(node: &Node, pod: &str, socket: &RawSocket, (what, frame): (&s
     assert!(eventually(PATIENCE, counted), "{what}: not dropped as {reason}");
 }
 
-/// Rows: NKT-agent.
+/// Rows: NKT-agent, NKT-fastPath.
 #[test]
 fn a_policy_holds_on_the_agents_own_netkits_also_over_a_restart() {
     if !has_driver("a_policy_holds_on_the_agents_own_netkits_also_over_a_restart") {
@@ -102,12 +122,23 @@ fn a_policy_holds_on_the_agents_own_netkits_also_over_a_restart() {
                 assert!(!reaches(stranger, 80, SILENCE), "{mode}, {when}: {address}, another pod");
             }
         };
+        for name in PODS {
+            await_fast_path(&node, (name, "net1"), "on");
+        }
         assert_it_holds("attached");
+        let fast = row(&node, "stats", ("server", "net1"))["fast"]["packets"].clone();
+        assert!(fast.as_u64() > Some(0), "{mode}: no packet has taken the fast path: {fast}");
+        // It would lead packets past the kernel's policy of the pair.
+        let named = format!("{NAMESPACE}/stranger");
+        node.ctl(&["attach", &named, "shut"]).unwrap();
+        await_fast_path(&node, ("stranger", "net2"), "opted-out");
+        node.ctl(&["detach", &named, "net2"]).unwrap();
         node.kill().unwrap();
         assert_it_holds("without an agent");
         node.start().unwrap();
         assert_it_holds("after a restart");
         for pod in &pods {
+            await_fast_path(&node, (&pod.name, "net1"), "on");
             node.check(pod).success();
             let [level, end] = told(&node, &pod.name);
             assert_eq!(level, json!("full"), "{mode}");
@@ -203,8 +234,7 @@ fn a_pod_cannot_name_another_protocol_than_its_frames_have() {
 
 /// The Ethernet addresses of a pod's netkit and of its end on the node: zeros in mode `l3`.
 fn macs(node: &Node, pod: &str) -> (Mac, Mac) {
-    let rows = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/{pod}")]).unwrap();
-    let row = rows.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap();
+    let row = row(node, "attachments", (pod, "net1"));
     let host = row["host_interface"].as_str().unwrap();
     let own = row["mac"].as_str().map_or(Mac([0; 6]), |mac| mac.parse().unwrap());
     let next = Handle::open_in(node.namespace.netns()).unwrap().link(host).unwrap().mac;
@@ -279,8 +309,7 @@ fn node_that_executes(test: &str, pods: &[(&str, &str, u8)]) -> Option<Node> {
 
 /// The level of a pod's netkit, and its end on the node.
 fn told(node: &Node, pod: &str) -> [Value; 2] {
-    let rows = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/{pod}")]).unwrap();
-    let row = rows.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap();
+    let row = row(node, "attachments", (pod, "net1"));
     ["enforcement", "host_interface"].map(|key| row[key].clone())
 }
 

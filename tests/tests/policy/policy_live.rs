@@ -33,11 +33,16 @@ impl Scene {
 
     /// With these settings of the agent.
     fn with(settings: &[(&str, Value)], policies: &[(&str, Value)]) -> Self {
+        Self::routed_by("veth", settings, policies)
+    }
+
+    /// With routed interfaces of that kind.
+    fn routed_by(kind: &str, settings: &[(&str, Value)], policies: &[(&str, Value)]) -> Self {
         let mut node = Node::new(&[]).unwrap();
         for (key, value) in settings {
             node.set(key, value.clone());
         }
-        let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])});
+        let storage = json!({"cniVersion": "1.0.0", "type": kind, "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])});
         node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
         let mut default = node.default_config();
         default["capabilities"] = json!({"ips": true});
@@ -57,12 +62,17 @@ impl Scene {
         Self { node, server, client, other }
     }
 
-    /// The drops at one of a pod's interfaces, by reason.
-    fn dropped(&self, pod: &str, network: &str) -> Value {
+    /// The counters of one of a pod's interfaces.
+    fn stats(&self, pod: &str, network: &str) -> Value {
         let stats = self.node.ctl(&["stats", "--pod", &format!("{NAMESPACE}/{pod}"), "--network", network]);
         let rows = stats.unwrap();
         assert_eq!(rows.as_array().unwrap().len(), 1, "{rows:#}");
-        rows[0]["dropped"].clone()
+        rows[0].clone()
+    }
+
+    /// The drops at one of a pod's interfaces, by reason.
+    fn dropped(&self, pod: &str, network: &str) -> Value {
+        self.stats(pod, network)["dropped"].clone()
     }
 
     /// Checks that packets were dropped at the pod's interface for these reasons and no others. A sender may have
@@ -245,6 +255,43 @@ fn a_network_policy_holds_on_the_default_network_and_leaves_the_node_its_pods() 
     for network in ["10.50.0.", "fd00:50::"] {
         assert!(connects(&node.namespace, at(network, SERVER, 80), PATIENCE), "{network}: from the node");
     }
+    drop(servers);
+    scene.end();
+}
+
+/// Rows: PTP-policy.
+#[test]
+fn a_policy_holds_on_the_agents_own_ptp_links_also_on_the_fast_path() {
+    let settings = [("fastPath", json!("on"))];
+    let scene = Scene::routed_by("ptp", &settings, &[("policy", only_the_client())]);
+    let Scene { node, server, client, other } = &scene;
+    let servers = serve(server, SERVER, &[80, 81]);
+    let told = || {
+        let rows = node.ctl(&["attachments"]).unwrap();
+        let routed = rows.as_array().unwrap().iter().filter(|row| row["network"] == "shop/storage");
+        let what = |row: &Value| {
+            [&row["pod"]["name"], &row["kind"], &row["enforcement"], &row["fast_path"]["state"]]
+                .map(Value::clone)
+        };
+        routed.map(what).collect::<Vec<_>>()
+    };
+    let expected = ["client", "other", "server"].map(|name| [name, "ptp", "full", "on"].map(Value::from));
+    assert!(eventually(PATIENCE, || told() == expected), "{:#?}", told());
+    for _ in 0..2 {
+        let mut attempts = Vec::new();
+        for network in &NETWORKS[2..] {
+            let to = |port| at(network, SERVER, port);
+            attempts.extend([
+                (client, Via::Tcp, to(80), true),
+                (client, Via::Tcp, to(81), false),
+                (other, Via::Tcp, to(80), false),
+            ]);
+        }
+        assert_eq!(surprises(attempts), Vec::<String>::new());
+    }
+    scene.assert_reasons("server", "shop/storage", &["ingress-peer", "ingress-port"]);
+    let counted = scene.stats("server", "shop/storage");
+    assert!(counted["fast"]["packets"].as_u64() > Some(0), "none has taken the fast path: {counted:#}");
     drop(servers);
     scene.end();
 }

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::links::LinkError;
-use super::{Executor, IPV6_MIN_MTU, bridge_stack, bridges, ensure_if_present, interface};
+use super::links::{LinkError, check_has_v6};
+use super::{Executor, bridge_stack, bridges, ensure_if_present, interface};
 use crate::attach::addresses::occupied::NodeLink;
 use crate::attach::{StepError, facts};
 use crate::cni::code;
@@ -113,14 +113,8 @@ impl Executor<'_> {
         }
         for gateway in changes.add {
             if let Err(refused) = self.host.ensure_address(index, gateway) {
-                // A device with such an MTU has no IPv6, and the kernel reports IPv6 addresses as malformed.
-                let mtu = self.host.link_by_index(index)?.mtu;
-                let is_too_small = gateway.addr().is_ipv6() && (1..IPV6_MIN_MTU).contains(&mtu);
-                return Err(if is_too_small {
-                    StepError::Link(LinkError::SmallMtu(mtu))
-                } else {
-                    refused.into()
-                });
+                check_has_v6(self.host.link_by_index(index)?.mtu, &[gateway])?;
+                return Err(refused.into());
             }
         }
         Ok(())

@@ -2,7 +2,9 @@
 
 use std::os::fd::AsFd;
 
-use super::{Executor, ensure_if_present, interface};
+use ipnet::IpNet;
+
+use super::{Executor, IPV6_MIN_MTU, ensure_if_present, interface};
 use crate::attach::addresses::holder::Address;
 use crate::attach::addresses::in_use::check_mac_is_free;
 use crate::attach::device::{DeviceError, representor, take_device};
@@ -252,6 +254,16 @@ pub(super) fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), Step
     match mtu.filter(|mtu| *mtu > parent.mtu) {
         Some(mtu) => Err(LinkError::Mtu { mtu, max: parent.mtu }.into()),
         None => Ok(()),
+    }
+}
+
+/// Refuses IPv6 addresses for a link whose MTU is too small for IPv6: the kernel would call them malformed. An MTU of
+/// 0 is unknown.
+pub(super) fn check_has_v6(mtu: u32, addresses: &[IpNet]) -> Result<(), LinkError> {
+    let wants_v6 = addresses.iter().any(|address| address.addr().is_ipv6());
+    match wants_v6 && (1..IPV6_MIN_MTU).contains(&mtu) {
+        true => Err(LinkError::SmallMtu(mtu)),
+        false => Ok(()),
     }
 }
 

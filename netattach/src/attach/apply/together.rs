@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use super::links::{LinkError, check_mtu, not_created};
+use super::links::{check_has_v6, check_mtu, not_created};
 use super::plugins::PluginError;
-use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, host_access, interface};
+use super::{Executor, Failed, ensure_if_present, host_access, interface};
 use crate::attach::StepError;
 use crate::attach::addresses::advertise::{Sender, Told};
 use crate::attach::addresses::holder::{Address, AddressError, Holder};
@@ -272,10 +272,8 @@ impl<'a> Executor<'a> {
         let outputs = self.progress.outputs().of(at.0);
         let awaits_carrier = addressing::awaits_carrier(&attachment.steps, outputs, &addressing);
         let wanted = Wanted { item: *item, configure, host, pod, addressing, awaits_carrier };
-        match wanted.has_v6() && (1..IPV6_MIN_MTU).contains(&wanted.pod.mtu) {
-            true => Err(LinkError::SmallMtu(wanted.pod.mtu).into()),
-            false => Ok(wanted),
-        }
+        check_has_v6(wanted.pod.mtu, &wanted.addressing.addresses)?;
+        Ok(wanted)
     }
 
     fn configured(&mut self, it: &Wanted<'a>, outcome: Result<(), netlink::Error>) -> Result<(), StepError> {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+use super::links::check_has_v6;
 use super::plugins::PluginError;
 use super::routing::{RoutingError, cluster_routes, move_default_routes, route_by_source, vrf};
 use super::{Executor, host_access, on_parent, own_link, owner, translation};
@@ -38,6 +39,7 @@ impl Executor<'_> {
         let (host, _) = self.link(at)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
         let wanted = addressing::host_side(routing::style(attachment), &leased.addresses);
+        check_has_v6(host.mtu, &wanted.addresses)?;
         let of = owner(self.sandbox, attachment);
         let mut gateways = Vec::new();
         for gateway in wanted.addresses.iter().map(IpNet::addr) {

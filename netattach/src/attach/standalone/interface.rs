@@ -120,7 +120,15 @@ impl Interface<'_> {
 
     pub(super) fn del(&self) -> Result<(), CniError> {
         let request = self.request;
-        let place = self.place()?;
+        let kept = self.kept(None)?;
+        let place = match (self.place()?, &kept) {
+            // The device is not lost with the path.
+            (Place::Gone, Some(kept)) => {
+                let netns = left_devices::namespace_of(kept).map_err(chained::cannot)?;
+                netns.map_or(Place::Gone, Place::There)
+            }
+            (place, _) => place,
+        };
         let is_anothers = match &place {
             Place::There(netns) => self.has_anothers_device(netns)?,
             Place::Gone | Place::Own(_) => false,
@@ -136,12 +144,15 @@ impl Interface<'_> {
             None => Outputs::default(),
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        let kept = self.kept(None)?;
         let home = kept.as_ref().and_then(KeptHome::read);
         let progress = Memory { kept, home, ..Memory::of_unknown(&plan, outputs) };
         undo(self.node, &plan, netns, &progress)?;
-        if !is_anothers && !matches!(place, Place::Own(_)) {
-            // Otherwise a DEL with the right path may follow.
+        // Otherwise a DEL with the right path may follow, or the device may come home later.
+        if let Some(home) = &progress.home
+            && !is_anothers
+            && !matches!(place, Place::Own(_))
+            && left_devices::is_settled(home, netns).map_err(chained::cannot)?
+        {
             progress.forget();
         }
         match place {

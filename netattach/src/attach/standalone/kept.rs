@@ -108,6 +108,12 @@ impl KeptHome {
         &self.whose
     }
 
+    /// Returns the attachment that the stored state belongs to, with the namespace of its ADD. `None`: nothing is
+    /// stored, or an earlier version stored it.
+    pub(super) fn stored(&self) -> Option<Whose> {
+        written(&self.path)?.attachment
+    }
+
     /// Returns the device's former state. `None`: it was not stored, as by the reference plugin, or the file cannot
     /// be read; the device is then given back without it.
     pub(super) fn read(&self) -> Option<Home> {
@@ -209,6 +215,7 @@ mod tests {
         let earlier = KeptHome::named(&path, 7, whose("eth1"));
         std::fs::write(&earlier.path, serde_json::to_string(&home()).unwrap()).unwrap();
         std::fs::write(path.join("7_torn.json"), "{").unwrap();
+        assert_eq!([own.stored(), earlier.stored()], [Some(whose("eth0")), None]);
         assert_eq!(left(7), [(own, home())]);
         assert_eq!(earlier.read(), Some(home()));
         // One at a time.

@@ -65,6 +65,29 @@ pub(super) fn settle() -> Result<(), LeftError> {
     give_back_each(|_, place| matches!(place, Place::Gone))
 }
 
+/// Returns the namespace that a device was moved to, if it still exists and is not the node's own.
+///
+/// # Errors
+/// It cannot be determined whether it exists.
+pub(super) fn namespace_of(kept: &KeptHome) -> Result<Option<Netns>, StepError> {
+    let Some(whose) = kept.stored() else { return Ok(None) };
+    Ok(match Place::of(&whose)? {
+        Place::There(netns) => Some(netns),
+        Place::Gone | Place::Own => None,
+    })
+}
+
+/// Whether the stored state of a device is not needed any more, after the device was given back if it was found: in
+/// `netns`, if that exists, or on the node. A card may be in a namespace that processes still keep alive, and comes
+/// back when they end.
+///
+/// # Errors
+/// The node's devices cannot be listed.
+pub(super) fn is_settled(home: &Home, netns: Option<&Netns>) -> Result<bool, StepError> {
+    let is_card = home.parent.is_some() || home.permanent.is_some();
+    Ok(netns.is_some() || !is_card || find_home(&mut Handle::open()?, home)?.is_some())
+}
+
 fn is_collected(whose: &Whose, network: &str, valid: &[(&str, &str)]) -> bool {
     whose.network == network && !valid.contains(&(&*whose.container, &*whose.ifname))
 }
@@ -125,9 +148,7 @@ fn give_back(host: &mut Handle, (kept, home): (&KeptHome, &Home), place: &Place)
         group,
     };
     give_back_by_alias(host, unrecorded, netns)?;
-    // A card may be in a namespace that processes still keep alive, and comes back when they end.
-    let is_card = home.parent.is_some() || home.permanent.is_some();
-    if netns.is_some() || !is_card || find_home(host, home)?.is_some() {
+    if is_settled(home, netns)? {
         kept.remove();
     }
     Ok(())
@@ -142,7 +163,10 @@ fn has_anothers(netns: &Netns, ifname: &str, group: u32) -> Result<bool, StepErr
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::netns::within;
 
     fn whose(netns: &str, cookie: Option<u64>) -> Whose {
         let [network, container, ifname] = ["net", "c1", "eth0"].map(str::to_owned);
@@ -157,6 +181,21 @@ mod tests {
         assert!(is_collected("net", &[("c1", "eth1"), ("c2", "eth0")]));
         assert!(!is_collected("net", &[("c2", "eth0"), ("c1", "eth0")]));
         assert!(!is_collected("another", &[]));
+    }
+
+    /// Rows: HDV-twice.
+    #[test]
+    fn what_is_stored_of_a_card_that_is_neither_in_its_pod_nor_at_home_stays() {
+        let [node, pod] = [(); 2].map(|()| Netns::private().unwrap());
+        let home = |permanent: Option<&str>| -> Home {
+            let written =
+                json!({"name": "card", "index": 4, "mtu": 1500, "up": true, "permanent": permanent});
+            serde_json::from_value(written).unwrap()
+        };
+        let (card, other) = (home(Some("02:00:00:00:00:07")), home(None));
+        let cases = [(&card, None), (&card, Some(&pod)), (&other, None), (&other, Some(&pod))];
+        let settled = within(&node, || cases.map(|(home, netns)| is_settled(home, netns).unwrap())).unwrap();
+        assert_eq!(settled, [false, true, true, true]);
     }
 
     #[test]

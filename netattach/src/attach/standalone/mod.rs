@@ -64,7 +64,7 @@ pub fn is_plugin(name: &str) -> bool {
 
 /// Whether calls by that name are answered: includes plugins that need an agent, which are refused.
 pub fn is_answered(name: &str) -> bool {
-    is_plugin(name) || Kind::named(name).is_some()
+    built_in().any(|known| known == name)
 }
 
 /// Runs one call as the plugin `name` and returns the exit code. `environment` is that of the process.

@@ -70,6 +70,19 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
     );
 }
 
+/// An administrator may have linked the name by hand.
+#[test]
+fn a_plugin_that_needs_an_agent_says_so() {
+    assert!(is_answered("sriov") && is_answered("dhcp") && !is_answered("netattach-cni"));
+    let config = json!({"cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": "0000:03:02.0"});
+    let variables = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
+    let told = "key type: a virtual function is given back by what netattachd has recorded; without it, use host-device";
+    assert_eq!(
+        run_with("sriov", &variables, config.to_string().as_bytes()),
+        (1, error(7, told), String::new())
+    );
+}
+
 /// Rows: ENV-04, ENV-09.
 #[test]
 fn questions_about_the_plugin_are_answered_without_stdin() {

@@ -1,6 +1,7 @@
 //! `host-device`: a device of the node in a pod, and back.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Instant;
 
 use ipnet::IpNet;
@@ -58,16 +59,37 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
     let (code, told) = rig.refusal("ADD", &config);
     assert_eq!(code, 4, "{told}");
     rig.after("CHECK", &config, &result);
-    for _ in 0..2 {
-        rig.after("DEL", &config, &result);
-        let back = card(rig.node(), CARD).unwrap();
-        assert_eq!((back.link.name, back.link.up, back.alias), (before.link.name.clone(), false, None));
-        assert_eq!(rig.reserved(), [""; 0]);
+    let mut result = result;
+    // A DEL without a namespace takes the device from that of the ADD: nobody else would give it back.
+    for netns in [rig.pod.path(), Path::new("")] {
+        for _ in 0..2 {
+            rig.runtime.after("DEL", Call { netns, ..rig.call() }, &config, &result).unwrap();
+            assert_eq!(card(rig.node(), CARD), Some(before.clone()), "{netns:?}");
+            assert_eq!(card(rig.inside(), "eth0"), None, "{netns:?}");
+            assert_eq!(rig.reserved(), [""; 0], "{netns:?}");
+        }
+        result = rig.add(&config);
     }
     // A device that is gone with its namespace need not be returned.
-    let result = rig.add(&config);
     ip(&rig.runtime.node, &["link", "del", "card1"]).unwrap();
     rig.after("DEL", &config, &result);
+    assert_eq!(rig.reserved(), [""; 0]);
+}
+
+/// Rows: HDV-rollback.
+#[test]
+fn an_add_that_fails_when_the_device_is_in_the_pod_gives_it_back_exactly_as_it_was() {
+    let rig = rig();
+    let set = ["link", "set", CARD, "alias", "port 3 of rack 7", "mtu", "1400", "up"];
+    for words in [&set[..], &["link", "property", "add", "dev", CARD, "altname", "enp3s0"]] {
+        ip(&rig.runtime.node, words).unwrap();
+    }
+    let before = card(rig.node(), CARD);
+    let mut config = keys(&rig);
+    config["ipam"]["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "192.0.2.1"}]);
+    let (code, told) = rig.refusal("ADD", &config);
+    assert!(code == 7 && told.contains("configure the pod's interface: RTM_NEWROUTE"), "{code}: {told}");
+    assert_eq!((card(rig.node(), CARD), card(rig.inside(), "eth0")), (before, None));
     assert_eq!(rig.reserved(), [""; 0]);
 }
 

@@ -3,51 +3,67 @@
 use std::fs;
 use std::process::Command;
 
-use netattach_tests::node::executable;
+use netattach::netlink::Handle;
+use netattach_tests::node::{executable, ip};
 use netattach_tests::runtime::{config, with_result};
+use netattach_tests::tools::{bridges_filter_by_vlan, has_driver, report_skipped};
 use serde_json::{Value, json};
 
 use super::{PLUGINS, Rig, VERSIONS, bridge, net};
 
+/// A plugin, its keys besides the usual ones, what is done to its attachment, and what CHECK says then.
+type Row = (&'static str, Value, fn(&Rig), &'static str);
+
 /// Rows: CHK-06.
 #[test]
 fn check_tells_what_is_missing() {
-    type Harm = fn(&Rig);
-    let table: [(&str, Harm, &str); 10] = [
+    let table: [Row; 20] = [
         (
             "bridge",
+            Value::Null,
             |rig| rig.inside().ensure_link_absent("eth0").unwrap(),
             "interface eth0 is gone from the pod",
         ),
         (
             "bridge",
-            |rig| {
-                let index = rig.inside().link("eth0").unwrap().index;
-                rig.inside().ensure_address_absent(index, net("10.1.0.2/24")).unwrap();
-            },
+            Value::Null,
+            |rig| without_address(rig.inside(), "eth0", "10.1.0.2/24"),
             "interface eth0 lacks address 10.1.0.2/24",
         ),
-        ("bridge", |rig| rig.node().ensure_link_absent("br0").unwrap(), "bridge br0 is gone"),
+        ("bridge", Value::Null, |rig| rig.node().ensure_link_absent("br0").unwrap(), "bridge br0 is gone"),
         (
             "bridge",
-            |rig| {
-                let index = rig.node().link("br0").unwrap().index;
-                rig.node().ensure_address_absent(index, net("10.1.0.1/24")).unwrap();
-            },
+            Value::Null,
+            |rig| without_address(rig.node(), "br0", "10.1.0.1/24"),
             "bridge br0 lacks gateway address 10.1.0.1/24",
         ),
         (
             "bridge",
+            Value::Null,
             |rig| fs::remove_file(rig.dir.path().join("net/10.1.0.2")).unwrap(),
             "address 10.1.0.2 is not reserved",
         ),
         (
+            "bridge",
+            json!({"hairpinMode": true}),
+            |rig| on_node(rig, &["link", "set", &end(rig), "type", "bridge_slave", "hairpin", "off"]),
+            " is not in hairpin mode",
+        ),
+        (
+            "bridge",
+            json!({"promiscMode": true}),
+            |rig| on_node(rig, &["link", "set", "br0", "promisc", "off"]),
+            "bridge br0 is not in promiscuous mode",
+        ),
+        (
             "macvlan",
+            Value::Null,
             |rig| rig.inside().ensure_link_absent("eth0").unwrap(),
             "interface eth0 is gone from the pod",
         ),
         (
             "macvlan",
+            Value::Null,
             |rig| {
                 rig.inside().ensure_link_absent("eth0").unwrap();
                 rig.inside().ensure_bridge(&bridge("eth0")).unwrap();
@@ -56,14 +72,49 @@ fn check_tells_what_is_missing() {
         ),
         (
             "macvlan",
-            |rig| {
-                let index = rig.inside().link("eth0").unwrap().index;
-                rig.inside().ensure_address_absent(index, net("fd00:1::2/64")).unwrap();
-            },
+            Value::Null,
+            |rig| without_address(rig.inside(), "eth0", "fd00:1::2/64"),
             "interface eth0 lacks address fd00:1::2/64",
         ),
         (
+            "macvlan",
+            Value::Null,
+            |rig| in_pod(rig, &["link", "set", "eth0", "type", "macvlan", "mode", "private"]),
+            "interface eth0 has another macvlan mode",
+        ),
+        ("macvlan", Value::Null, without_parent, NOT_ON_PARENT),
+        ("macvtap", Value::Null, without_parent, NOT_ON_PARENT),
+        (
+            "ptp",
+            Value::Null,
+            |rig| without_address(rig.node(), &end(rig), "10.1.0.1/32"),
+            " of the node lacks address 10.1.0.1/32",
+        ),
+        (
+            "ptp",
+            Value::Null,
+            |rig| on_node(rig, &["route", "del", "10.1.0.2"]),
+            "the node's route to 10.1.0.2/32 is gone",
+        ),
+        (
+            "ptp",
+            Value::Null,
+            |rig| on_node(rig, &["link", "set", &end(rig), "name", "moved"]),
+            " is gone from the node",
+        ),
+        (
+            "ptp",
+            Value::Null,
+            |rig| {
+                let end = end(rig);
+                on_node(rig, &["link", "set", &end, "name", "moved"]);
+                on_node(rig, &["link", "add", &end, "up", "type", "veth", "peer", "name", "far"]);
+            },
+            " is not the other end of the pod's interface",
+        ),
+        (
             "veth",
+            Value::Null,
             |rig| {
                 let index = rig.inside().link("eth0").unwrap().index;
                 // The routes go with the last address of their family.
@@ -72,21 +123,108 @@ fn check_tells_what_is_missing() {
             },
             "the route to 0.0.0.0/0 is gone",
         ),
-        ("loopback", |rig| rig.runtime.node.run(|| ()), "lo is not up"),
+        (
+            "veth",
+            Value::Null,
+            |rig| without_address(rig.node(), &end(rig), "fe80::1/64"),
+            " of the node lacks address fe80::1/64",
+        ),
+        ("loopback", Value::Null, |rig| rig.runtime.node.run(|| ()), "lo is not up"),
     ];
-    for (kind, harm, message) in table {
+    assert_told(table);
+}
+
+/// Rows: CHK-06.
+#[test]
+fn check_tells_what_is_missing_where_few_kernels_have_the_drivers() {
+    let test = "check_tells_what_is_missing_where_few_kernels_have_the_drivers";
+    let table: [Row; 6] = [
+        ("vlan", Value::Null, without_parent, NOT_ON_PARENT),
+        (
+            "vlan",
+            Value::Null,
+            |rig| {
+                rig.inside().ensure_link_absent("eth0").unwrap();
+                let (link, pod) = (["link", "add", "link", "uplink", "name", "eth0"], rig.pod.task());
+                on_node(rig, &[&link[..], &["netns", &pod, "type", "vlan", "id", "6"]].concat());
+                in_pod(rig, &["link", "set", "eth0", "up"]);
+            },
+            "interface eth0 has another VLAN tag",
+        ),
+        ("ipvlan", Value::Null, without_parent, NOT_ON_PARENT),
+        (
+            "ipvlan",
+            Value::Null,
+            |rig| in_pod(rig, &["link", "set", "eth0", "type", "ipvlan", "mode", "l3"]),
+            "interface eth0 has another ipvlan mode",
+        ),
+        (
+            "bridge",
+            json!({"vlan": 5}),
+            |rig| on_node(rig, &["link", "set", "br0", "type", "bridge", "vlan_filtering", "0"]),
+            "bridge br0 does not filter by VLAN",
+        ),
+        (
+            "bridge",
+            json!({"vlan": 5}),
+            |rig| rig.node().ensure_link_absent("br0.5").unwrap(),
+            "device br0.5, which has the gateways, is gone or down",
+        ),
+    ];
+    let lacking: Vec<&str> = ["vlan", "ipvlan"].into_iter().filter(|kind| !has_driver(kind)).collect();
+    if !lacking.is_empty() {
+        report_skipped(test, &format!("the kernel has no {}", lacking.join(" and no ")));
+    }
+    let filters = bridges_filter_by_vlan(test);
+    let can_be = |(kind, ..): &Row| if *kind == "bridge" { filters } else { !lacking.contains(kind) };
+    assert_told(table.into_iter().filter(can_be));
+}
+
+fn assert_told(table: impl IntoIterator<Item = Row>) {
+    for (kind, keys, harm, message) in table {
         let rig = Rig::new();
-        let config = rig.config("1.0.0", kind);
+        let mut config = rig.config("1.0.0", kind);
+        if let (Some(config), Some(keys)) = (config.as_object_mut(), keys.as_object()) {
+            config.extend(keys.clone());
+        }
         let result = if kind == "loopback" {
             // Never set up.
             json!({"cniVersion": "1.0.0", "interfaces": [{"name": "lo", "sandbox": rig.pod.path()}]})
         } else {
-            rig.add(&config)
+            let result = rig.add(&config);
+            rig.after("CHECK", &config, &result);
+            result
         };
         harm(&rig);
         let (_, said) = rig.refusal("CHECK", &with_result(&config, &result));
-        assert!(said.contains(message), "{kind}: {said:?} instead of {message:?}");
+        assert!(said.contains(message), "{kind} {keys}: {said:?} instead of {message:?}");
     }
+}
+
+/// The node's end of the pod's link.
+fn end(rig: &Rig) -> String {
+    rig.links().1[0].clone()
+}
+
+fn on_node(rig: &Rig, words: &[&str]) {
+    ip(&rig.runtime.node, words).unwrap();
+}
+
+fn in_pod(rig: &Rig, words: &[&str]) {
+    ip(&rig.pod, words).unwrap();
+}
+
+fn without_address(mut namespace: Handle, link: &str, address: &str) {
+    let index = namespace.link(link).unwrap().index;
+    namespace.ensure_address_absent(index, net(address)).unwrap();
+}
+
+const NOT_ON_PARENT: &str = "interface eth0 is not on uplink";
+
+/// Another link is called like the parent now.
+fn without_parent(rig: &Rig) {
+    on_node(rig, &["link", "set", "uplink", "name", "former"]);
+    rig.node().ensure_bridge(&bridge("uplink")).unwrap();
 }
 
 /// Rows: CHK-03.

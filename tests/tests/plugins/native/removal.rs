@@ -173,7 +173,8 @@ fn del_leaves_what_somebody_else_made() {
 
 #[test]
 fn a_failed_add_leaves_nothing() {
-    for kind in ["bridge", "macvlan", "veth"] {
+    let few = ["ipvlan", "vlan", "dummy", "netkit"].into_iter().filter(|kind| has_driver(kind));
+    for kind in ["bridge", "macvlan", "macvtap", "ptp", "tap", "veth"].into_iter().chain(few) {
         let rig = Rig::new();
         let mut full = rig.config("1.0.0", kind);
         full["ipam"] = json!({"type": "host-local", "dataDir": rig.dir.path(), "subnet": "10.1.0.0/30"});
@@ -181,21 +182,25 @@ fn a_failed_add_leaves_nothing() {
         let mut pool = full.clone();
         pool["type"] = json!("host-local");
         rig.runtime.add(other, &pool).unwrap();
-        let (code, said) = rig.refusal("ADD", &full);
-        assert_eq!(code, 11, "{said}");
-        assert!(said.contains("no address is available in range set 0 (10.1.0.1-10.1.0.2)"), "{said}");
-        assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
-
-        if kind == "veth" {
-            // All its routes go through the node: none of them can fail to install.
-            continue;
+        let mut late = rig.config("1.0.0", kind);
+        let of_late = match kind {
+            // All routes of a routed link go through the node's end: none of them can fail to install.
+            "ptp" | "veth" | "netkit" => {
+                late["mtu"] = json!(1000);
+                "mtu 1000 is below 1280, which IPv6 needs"
+            }
+            _ => {
+                late["ipam"]["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "192.0.2.1"}]);
+                "configure the pod's interface: RTM_NEWROUTE"
+            }
+        };
+        let of_full = "no address is available in range set 0 (10.1.0.1-10.1.0.2)";
+        for (config, refused, message) in [(&full, 11, of_full), (&late, 7, of_late)] {
+            let (code, said) = rig.refusal("ADD", config);
+            assert!(code == refused && said.contains(message), "{kind}: {code}: {said}");
+            let left = ((vec![], vec![]), vec!["10.1.0.2".to_owned()]);
+            assert_eq!((rig.links(), rig.reserved()), left, "{kind}: {message}");
         }
-        let mut unroutable = rig.config("1.0.0", kind);
-        unroutable["ipam"]["routes"] = json!([{"dst": "10.9.0.0/16", "gw": "192.0.2.1"}]);
-        let (code, said) = rig.refusal("ADD", &unroutable);
-        assert_eq!(code, 7, "{said}");
-        assert!(said.contains("configure the pod's interface: RTM_NEWROUTE"), "{said}");
-        assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
     }
 }
 
