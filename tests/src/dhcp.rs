@@ -1,6 +1,7 @@
-//! A DHCP server of busybox, and the messages on its link.
+//! A DHCP server of busybox, the daemon of the reference's `dhcp`, and the messages on their link.
 
 use std::fs;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -16,15 +17,36 @@ use crate::{Namespace, tools};
 /// Where the payload of a UDP datagram without IPv4 options begins in a frame.
 const PAYLOAD: usize = 14 + 20 + 8;
 
+/// How long a server or a daemon may take to start.
+const START: Duration = Duration::from_secs(20);
+
 /// The directory of busybox; `None`: the test is reported as skipped.
 pub fn busybox(test: &str) -> Option<PathBuf> {
     tools::directory(test, "NETATTACH_BUSYBOX", &["busybox"]).map(|directory| directory.join("busybox"))
 }
 
+/// A process that ends when this is dropped.
+#[derive(Debug)]
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a program that goes on without anybody who reads its output.
+fn start(mut command: Command, namespace: &Namespace) -> Result<Process> {
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let program = command.get_program().to_string_lossy().into_owned();
+    namespace.run(|| command.spawn()).map(Process).with_context(|| format!("start {program}"))
+}
+
 /// A running `udhcpd`, which ends when this is dropped. It keeps its leases in memory.
 #[derive(Debug)]
 pub struct Server {
-    child: Child,
+    _process: Process,
     _directory: TempDir,
 }
 
@@ -47,18 +69,31 @@ impl Server {
         fs::write(&file, lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
         let mut command = Command::new(busybox);
         // No address of the range is in use without the server's knowledge.
-        command.args(["udhcpd", "-f", "-a", "1"]).arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
-        let child = namespace.run(|| command.spawn()).context("start udhcpd")?;
-        let server = Self { child, _directory: directory };
-        anyhow::ensure!(eventually(Duration::from_secs(20), || pid.exists()), "udhcpd does not start");
+        command.args(["udhcpd", "-f", "-a", "1"]).arg(&file);
+        let server = Self { _process: start(command, namespace)?, _directory: directory };
+        anyhow::ensure!(eventually(START, || pid.exists()), "udhcpd does not start");
         Ok(server)
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// The running daemon of the reference's `dhcp`, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Daemon {
+    _process: Process,
+}
+
+impl Daemon {
+    /// Starts the daemon of that plugin on a node, and waits until it serves the socket.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(plugin: &Path, node: &Namespace, socket: &Path) -> Result<Self> {
+        let mut command = Command::new(plugin);
+        command.args(["daemon", "-socketpath"]).arg(socket);
+        let daemon = Self { _process: start(command, node)? };
+        let serves = eventually(START, || UnixStream::connect(socket).is_ok());
+        anyhow::ensure!(serves, "the daemon of dhcp does not start");
+        Ok(daemon)
     }
 }
 

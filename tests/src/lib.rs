@@ -11,7 +11,7 @@
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
-//! | [`dhcp`] | a DHCP server, and the messages to and from it |
+//! | [`dhcp`] | a DHCP server, the reference's daemon, and the messages on their link |
 //! | [`coming`], [`crowd`] | pods that are created and deleted all the time; a pod with more objects than are read |
 //! | [`guide`] | pages that are executed as they are written |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |

@@ -167,11 +167,15 @@ impl Route {
     }
 
     /// Its next hop: where it names none, the first of these gateways that is of its family. What is on the link, or
-    /// nearer, has none: the kernel refuses such a route with a gateway.
+    /// nearer, has none: the kernel refuses such a route with a gateway. The unspecified address is how the `dhcp` of
+    /// containernetworking/plugins writes that there is none; the kernel shows such a route without a gateway.
     pub fn next_hop(&self, mut gateways: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
         let is_near = self.scope.is_some_and(|scope| scope >= Self::LINK);
         let is_usual = |gateway: &IpAddr| !is_near && gateway.is_ipv4() == self.dst.addr().is_ipv4();
-        self.gw.or_else(|| gateways.find(is_usual))
+        match self.gw {
+            Some(gateway) => Some(gateway).filter(|gateway| !gateway.is_unspecified()),
+            None => gateways.find(is_usual),
+        }
     }
 }
 

@@ -483,19 +483,27 @@ mod tests {
         assert_eq!(pod_side(&configure, &leased, &routes).routes, expected);
     }
 
-    /// As option 121 of DHCP has it beside a default route.
+    /// As option 121 of DHCP has it beside a default route: as we write it, as the reference's `dhcp` does, and as
+    /// other plugins may.
+    ///
+    /// Rows: DHCP-daemonSocketPath.
     #[test]
     fn routes_on_the_link_get_no_gateway() {
         let leased = [leased("10.1.0.7/24", Some("10.1.0.1"))];
         let routes: Vec<cni::Route> = serde_json::from_value(serde_json::json!([
-            {"dst": "10.3.128.0/17", "scope": 253}, {"dst": "0.0.0.0/0"},
+            {"dst": "10.3.128.0/17", "scope": 253},
+            {"dst": "10.4.0.0/16", "gw": "0.0.0.0", "scope": 253},
+            {"dst": "fd01::/64", "gw": "::"},
+            {"dst": "0.0.0.0/0"},
         ]))
         .unwrap();
-        let near = Route { scope: Some(253), ..Route::on_link(net("10.3.128.0/17")) };
+        let on = |scope: Option<u8>, to: &str| Route { scope, ..Route::on_link(net(to)) };
+        let near = [on(Some(253), "10.3.128.0/17"), on(Some(253), "10.4.0.0/16"), on(None, "fd01::/64")];
         let default = Route::via(net("0.0.0.0/0"), "10.1.0.1".parse().unwrap());
         let of = |style| pod_side(&Configure { style, ..Configure::default() }, &leased, &routes).routes;
-        assert_eq!(of(Style::Subnet), [near.clone(), default.clone()]);
-        assert_eq!(of(Style::PointToPoint)[2..], [near, Route { on_link: true, ..default }]);
+        assert_eq!(of(Style::Subnet), [&near[..], std::slice::from_ref(&default)].concat());
+        let through = Route { on_link: true, ..default };
+        assert_eq!(of(Style::PointToPoint)[2..], [&near[..], &[through]].concat());
     }
 
     #[test]

@@ -1,26 +1,37 @@
-//! `dhcp` in the agent, with the server of busybox: leases from ADD to DEL, extended, lost, and across restarts.
+//! `dhcp` in the agent, with the server of busybox: leases from ADD to DEL, extended, lost, and across restarts; and
+//! those of the reference's daemon.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
+use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use netattach::cni::cache::Key;
+use netattach::delegate::ResultCache;
 use netattach::ipam::dhcp::MessageKind::{Ack, Decline, Discover, Nak, Offer, Release, Request};
 use netattach::netlink::Handle;
 use netattach::netns::Netns;
-use netattach_tests::dhcp::{Heard, Server, busybox};
+use netattach_tests::dhcp::{Daemon, Heard, Server, busybox};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::tools::{self, has_driver, report_skipped};
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
+use crate::differential::assert_differ_as_meant;
+use crate::differential::deviations::{LEASED, OF_LEASES};
+
 /// The server's address, and its device.
 const SERVER: &str = "10.77.0.1";
 const DEVICE: &str = "wire1";
+/// The device of the node that a network of kind `host-device` gives to its pod, and the VLAN of one of kind `vlan`.
+const CARD: &str = "card";
+const VLAN: &str = "5";
 /// The Ethernet address of a pod that asks for it.
 const FIXED: &str = "02:00:00:00:77:07";
 /// How long a lease that is extended every two seconds is watched.
@@ -43,6 +54,22 @@ fn lasting(seconds: u32) -> Vec<String> {
     USUAL[..7].iter().map(|line| (*line).to_owned()).chain([lease]).collect()
 }
 
+/// A network with addresses by DHCP, of that kind, and these keys.
+fn network(name: &str, kind: &str, keys: &Value) -> Value {
+    let mut config = json!({"cniVersion": LEASED, "type": kind, "ipam": {"type": "dhcp"}});
+    let (key, value) = match kind {
+        "bridge" => ("bridge", "lan0"),
+        "host-device" => ("device", CARD),
+        _ => ("master", WIRE),
+    };
+    config[key] = value.into();
+    if kind == "vlan" {
+        config["vlanId"] = VLAN.parse::<u16>().unwrap().into();
+    }
+    config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+    manifest::network(NAMESPACE, name, &config)
+}
+
 /// A node whose network `leased` is on a link with a server's namespace.
 struct Scene {
     node: Node,
@@ -51,28 +78,34 @@ struct Scene {
 }
 
 impl Scene {
-    /// With a network of that kind: `macvlan`, or `bridge` with the link as a port.
+    /// With a network of that kind: on the link as its parent, `bridge` with the link as a port, or `host-device` with
+    /// a device on the link. The server is on the VLAN of a `vlan`.
     fn new(test: &str, kind: &str, keys: &Value, manifests: &[Value]) -> Option<Self> {
         let busybox = busybox(test)?;
-        let mut config = json!({"cniVersion": "1.0.0", "type": kind, "ipam": {"type": "dhcp"}});
-        if kind == "bridge" {
-            config["bridge"] = "lan0".into();
-        } else {
-            config["master"] = WIRE.into();
-        }
-        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        let mut all = vec![manifest::network(NAMESPACE, "leased", &config)];
+        let mut all = vec![network("leased", kind, keys)];
         all.extend(["a", "b"].map(|name| manifest::pod(name, &json!({"app": name}), &json!("leased"))));
         all.extend(manifests.iter().cloned());
         let mut node = Node::new(&all).unwrap();
         node.add_wire().unwrap();
-        if kind == "bridge" {
-            ip(&node.namespace, &["link", "add", "lan0", "up", "type", "bridge"]).unwrap();
-            ip(&node.namespace, &["link", "set", WIRE, "master", "lan0"]).unwrap();
+        match kind {
+            "bridge" => {
+                ip(&node.namespace, &["link", "add", "lan0", "up", "type", "bridge"]).unwrap();
+                ip(&node.namespace, &["link", "set", WIRE, "master", "lan0"]).unwrap();
+            }
+            "host-device" => {
+                let card = ["link", "add", "link", WIRE, "name", CARD, "type", "macvlan", "mode", "bridge"];
+                ip(&node.namespace, &card).unwrap();
+            }
+            _ => {}
         }
         let beyond = Namespace::new().unwrap();
         let path = beyond.path().to_string_lossy().into_owned();
         ip(&node.namespace, &["link", "set", DEVICE, "netns", &path]).unwrap();
+        if kind == "vlan" {
+            ip(&beyond, &["link", "set", DEVICE, "name", "trunk", "up"]).unwrap();
+            ip(&beyond, &["link", "add", "link", "trunk", "name", DEVICE, "type", "vlan", "id", VLAN])
+                .unwrap();
+        }
         ip(&beyond, &["addr", "add", &format!("{SERVER}/24"), "dev", DEVICE]).unwrap();
         ip(&beyond, &["link", "set", DEVICE, "up"]).unwrap();
         node.start().unwrap();
@@ -103,11 +136,37 @@ impl Scene {
         files.map(|file| read(file.unwrap().path())).collect()
     }
 
-    /// The part of a pod's network-status for the network.
+    /// The part of a pod's network-status for its network.
     fn status(&self, pod: &Pod) -> Value {
         let status = self.node.status(pod).unwrap();
         let all = status.as_array().unwrap();
-        all.iter().find(|one| one["name"] == format!("{NAMESPACE}/leased")).unwrap().clone()
+        all.iter().find(|one| one["interface"] == "net1").unwrap().clone()
+    }
+
+    /// The pod of the network's name from ADD to DEL: what it has, and what was said on the link; without names, which
+    /// each network has its own of.
+    fn seen(&self, network: &str, heard: &mut Heard) -> Value {
+        let (before, releases) = (heard.all().len(), heard.count(Release));
+        let pod = Pod::new(network).unwrap();
+        self.node.add(&pod).success();
+        self.node.check(&pod).success();
+        let (addresses, routes) = on_net1(&pod);
+        let mut status = self.status(&pod);
+        assert_eq!(status["name"].take(), format!("{NAMESPACE}/{network}"));
+        let key = Key { network: network.into(), container_id: pod.container.clone(), ifname: "net1".into() };
+        let cached = ResultCache::new(self.node.path("cni-cache")).read(&key).unwrap().unwrap();
+        let (result, records) = (cached.result.unwrap(), self.records().len());
+        self.node.del(&pod).success();
+        let released = heard.await_number(Release, releases + 1, PATIENCE).unwrap();
+        let client = format!("\0{}/{network}/net1", pod.container);
+        assert_eq!(released.message.options.get(61), Some(client.as_bytes()));
+        let said = heard.all()[before..].iter().map(|said| format!("{:?}", said.kind));
+        json!({
+            "addresses": addresses, "routes": routes, "status": status, "records": records,
+            "result": {"ips": result["ips"], "routes": result["routes"], "dns": result["dns"]},
+            "said": said.collect::<Vec<_>>(),
+            "released": {"address": released.message.ciaddr, "to everybody": released.to_everybody},
+        })
     }
 }
 
@@ -125,17 +184,34 @@ fn on_net1(pod: &Pod) -> (Vec<String>, BTreeSet<String>) {
     (addresses.map(|address| address.to_string()).collect(), routes.collect())
 }
 
-/// Two pods have two leases, with all options, and release them.
+/// Pods have their leases, with all options, and release them.
 ///
 /// Rows: DHCP-lease, DHCP-client, DHCP-request, DHCP-provide, DHCP-dns, DHCP-release.
 #[test]
 fn a_pod_has_its_lease_from_add_to_del() {
-    for kind in ["macvlan", "bridge"] {
+    lease_and_release("a_pod_has_its_lease_from_add_to_del", &["macvlan", "bridge", "host-device"]);
+}
+
+/// The same on links without a driver in many kernels.
+///
+/// Rows: DHCP-lease, DHCP-broadcast.
+#[test]
+fn a_pod_on_a_link_that_few_kernels_make_has_its_lease_too() {
+    let test = "a_pod_on_a_link_that_few_kernels_make_has_its_lease_too";
+    let kinds = ["ipvlan", "vlan"];
+    if !kinds.into_iter().all(has_driver) {
+        return report_skipped(test, "the kernel has not both of ipvlan and vlan");
+    }
+    lease_and_release(test, &kinds);
+}
+
+fn lease_and_release(test: &str, kinds: &[&str]) {
+    for &kind in kinds {
         let keys = json!({"ipam": {
             "type": "dhcp", "request": [{"option": "42"}],
             "provide": [{"option": "host-name", "value": "other", "fromArg": "K8S_POD_NAME"}],
         }});
-        let Some(scene) = Scene::new("a_pod_has_its_lease_from_add_to_del", kind, &keys, &[]) else { return };
+        let Some(scene) = Scene::new(test, kind, &keys, &[]) else { return };
         let _server = scene.serve(&USUAL);
         let mut heard = scene.hear();
         let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
@@ -145,6 +221,8 @@ fn a_pod_has_its_lease_from_add_to_del() {
         let asked = heard.all()[2].message.options.clone();
         assert_eq!(asked.get(61), Some(format!("\0{}/leased/net1", a.container).as_bytes()));
         assert_eq!((asked.text(12), asked.get(55)), (Some("a"), Some(&[1, 121, 3, 33, 6, 15, 119, 42][..])));
+        let answers = [1, 3].map(|number| heard.all()[number].to_everybody);
+        assert_eq!(answers, [kind == "ipvlan"; 2], "{kind}");
         let address = heard.all()[3].message.yiaddr;
         let status = scene.status(&a);
         assert_eq!(status["ips"], json!([address]), "{kind}");
@@ -157,21 +235,27 @@ fn a_pod_has_its_lease_from_add_to_del() {
         assert!(ping(&a.namespace, SERVER.parse().unwrap(), PATIENCE).unwrap(), "{kind}");
         scene.node.check(&a).success();
 
-        scene.node.add(&b).success();
-        let other = heard.await_number(Ack, 2, PATIENCE).unwrap().message.yiaddr;
-        assert_ne!(address, other, "{kind}");
-        assert_eq!(scene.records().len(), 2, "{kind}");
+        // A device and the VLAN of a parent have one pod. The ipvlans of a parent have one Ethernet address, and by
+        // that alone this server knows its clients.
+        let other = ["macvlan", "bridge"].contains(&kind).then(|| {
+            scene.node.add(&b).success();
+            heard.await_number(Ack, 2, PATIENCE).unwrap().message.yiaddr
+        });
+        assert_ne!(Some(address), other, "{kind}");
+        let leases = 1 + usize::from(other.is_some());
+        assert_eq!(scene.records().len(), leases, "{kind}");
         scene.node.del(&a).success();
         let released = heard.await_number(Release, 1, PATIENCE).unwrap();
         assert_eq!((released.message.ciaddr, released.to_everybody), (address, false), "{kind}");
         assert_eq!(released.message.options.get(61), asked.get(61));
         // A sandbox that the runtime does not list any more.
         scene.node.gc("pods", Some(&[])).success();
-        assert_eq!(heard.await_number(Release, 2, PATIENCE).unwrap().message.ciaddr, other, "{kind}");
+        let released = heard.await_number(Release, leases, PATIENCE).unwrap();
+        assert_eq!(released.message.ciaddr, other.unwrap_or(address), "{kind}");
         assert_eq!(scene.records(), [] as [Value; 0], "{kind}");
         // Whether the namespaces still exist or not, no message is sent twice.
         scene.node.del(&b).success();
-        assert_eq!(heard.count(Release), 2, "{kind}");
+        assert_eq!(heard.count(Release), leases, "{kind}");
     }
 }
 
@@ -378,24 +462,48 @@ fn nothing_passes_for_an_address_whose_lease_is_lost() {
     scene.node.del(&pod).success();
 }
 
-/// The reference's daemon serves if its socket is named: the plugin of that name is executed.
+/// The reference's daemon serves if its socket is named: the plugin of that name is executed, and a pod has of it what
+/// it has of the agent's own lease. A policy that allows nothing does not prevent that.
 ///
 /// Rows: DHCP-daemonSocketPath.
 #[test]
-fn a_configuration_that_names_the_daemons_socket_is_executed() {
-    let test = "a_configuration_that_names_the_daemons_socket_is_executed";
-    let keys = json!({"ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"}});
-    let Some(scene) = Scene::new(test, "macvlan", &keys, &[]) else { return };
-    let ips = json!([{"address": "10.77.0.7/24"}]);
-    let add = json!({"result": {"cniVersion": "1.0.0", "ips": ips}});
-    scene.node.plugin("dhcp", &json!({"ADD": add})).unwrap();
-    let mut heard = scene.hear();
-    let pod = Pod::new("a").unwrap();
-    scene.node.add(&pod).success();
-    assert_eq!(scene.status(&pod)["ips"], json!(["10.77.0.7"]));
-    scene.node.del(&pod).success();
-    assert_eq!(heard.all(), []);
-    assert_eq!(scene.records(), [] as [Value; 0]);
+fn the_references_daemon_leases_as_the_agent_does() {
+    let test = "the_references_daemon_leases_as_the_agent_does";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["dhcp"]) else { return };
+    let (plugin, directory) = (reference.join("dhcp"), tempfile::tempdir().unwrap());
+    let silent = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    let silent = manifest::policy("silent", &format!("{NAMESPACE}/by-daemon"), &silent);
+    let [own, other] = ["leased", "by-daemon"]
+        .map(|name| manifest::pod(name, &json!({}), &json!([{"name": name, "mac": FIXED}])));
+    for kind in ["macvlan", "bridge"] {
+        let socket = directory.path().join(kind);
+        let capabilities = json!({"mac": true});
+        let by_daemon =
+            json!({"capabilities": capabilities, "ipam": {"type": "dhcp", "daemonSocketPath": socket}});
+        let manifests = [network("by-daemon", kind, &by_daemon), silent.clone(), own.clone(), other.clone()];
+        let keys = json!({"capabilities": capabilities});
+        let Some(mut scene) = Scene::new(test, kind, &keys, &manifests) else { return };
+        // The results of the agent's own plugins are in libcni's cache too.
+        scene.node.set("delegation", json!({"resultCache": "all"}));
+        scene.node.kill().unwrap();
+        scene.node.start().unwrap();
+        symlink(&plugin, scene.node.path("cni-bin/dhcp")).unwrap();
+        let _daemon = Daemon::start(&plugin, &scene.node.namespace, &socket).unwrap();
+        // By the Ethernet address, so that both have the same.
+        let fixed = format!("static_lease {FIXED} 10.77.0.11");
+        let _server = scene.serve(&[&USUAL[..], &[fixed.as_str()]].concat());
+        let mut heard = scene.hear();
+        let ours = scene.seen("leased", &mut heard);
+        let theirs = scene.seen("by-daemon", &mut heard);
+        assert_differ_as_meant(kind, LEASED, [&ours, &theirs], &OF_LEASES);
+        assert_eq!(ours["addresses"], json!(["10.77.0.11/24"]), "{kind}");
+        let on_link = json!({"dst": "10.9.0.0/16", "gw": "0.0.0.0", "scope": 253});
+        assert_eq!(theirs["result"]["routes"][1], on_link, "{kind}");
+        assert_eq!(theirs["released"], json!({"address": "10.77.0.11", "to everybody": true}), "{kind}");
+        let said = ["Discover", "Offer", "Request", "Ack", "Release"].map(|word| format!("Some({word})"));
+        assert_eq!(theirs["said"], json!(said), "{kind}");
+        assert_eq!(scene.records(), [] as [Value; 0], "{kind}");
+    }
 }
 
 /// The server does not notice that the first addresses of its range are in use, as it is that host itself; the pod

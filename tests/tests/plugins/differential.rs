@@ -4,7 +4,7 @@
 //! The reference plugins are those of containernetworking/plugins in the directory that
 //! `NETATTACH_REFERENCE_PLUGINS` names.
 
-mod deviations;
+pub(super) mod deviations;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -432,18 +432,28 @@ fn agree_in(versions: &[&str], test: &str, kind: &str, rows: &[(Value, &str, &[D
             let mut ours = Rig::new(None);
             ours.runtime.plugins = ours.install();
             let theirs = Rig::new(Some(&reference));
-            let mut found = Vec::new();
-            let (ours, theirs) =
-                (ours.attach(kind, version, keys, args), theirs.attach(kind, version, keys, args));
-            differences("", &ours, &theirs, &mut found);
-            let meant = deviations.iter().filter(|deviation| deviation.versions.contains(&version));
-            let mut meant: Vec<&str> = meant.flat_map(|deviation| deviation.at).copied().collect();
-            meant.sort_unstable();
-            let mut at: Vec<&str> = found.iter().map(|(at, ..)| at.as_str()).collect();
-            at.sort_unstable();
-            assert_eq!(at, meant, "{kind} {version} {keys} {args:?}\nat, ours, theirs: {found:#?}");
+            let sides = [ours, theirs].map(|rig| rig.attach(kind, version, keys, args));
+            let what = format!("{kind} {version} {keys} {args:?}");
+            assert_differ_as_meant(&what, version, sides.each_ref(), deviations);
         }
     }
+}
+
+/// Checks that two states, ours and the reference's, differ where the deviations in that version say, and nowhere else.
+pub(super) fn assert_differ_as_meant(
+    what: &str,
+    version: &str,
+    [ours, theirs]: [&Value; 2],
+    deviations: &[Deviation],
+) {
+    let mut found = Vec::new();
+    differences("", ours, theirs, &mut found);
+    let meant = deviations.iter().filter(|deviation| deviation.versions.contains(&version));
+    let mut meant: Vec<&str> = meant.flat_map(|deviation| deviation.at).copied().collect();
+    meant.sort_unstable();
+    let mut at: Vec<&str> = found.iter().map(|(at, ..)| at.as_str()).collect();
+    at.sort_unstable();
+    assert_eq!(at, meant, "{what}\nat, ours, theirs: {found:#?}");
 }
 
 /// A node with an uplink and a default route, and one pod.

@@ -16,7 +16,8 @@ pub struct Guest {
     pub devices: &'static [&'static str],
     /// The reference plugins that its tests install.
     pub plugins: &'static [&'static str],
-    /// Programs that its tests start, besides `ip` and `tc`; with any, busybox for pods that are run.
+    /// Programs that its tests start, besides `ip` and `tc`; with any, busybox for pods that are run and for servers of
+    /// DHCP.
     pub programs: &'static [&'static str],
     /// The variables for its tests.
     pub variables: &'static [(&'static str, &'static str)],
@@ -132,10 +133,12 @@ const SRIOV: Guest = Guest {
             (
                 "plugins",
                 &[
+                    "dhcp::a_pod_on_a_link_that_few_kernels_make",
                     "differential::drivers_",
                     "native::bridge_keys::",
                     "native::host_device::",
                     "native::versions::",
+                    "native::node::a_link_on",
                     "native::node::a_macvtap",
                     "native::node::a_vlan_gets",
                     "native::queries::check_tells_what_is_missing_where",

@@ -21,9 +21,10 @@ const SLOWNESS: &str = "6";
 const PROGRAMS: &str = "/tests";
 /// Directory of the static executables under test.
 const DIST: &str = "/dist";
-/// Where busybox is, as below the directory of the runtimes.
+/// Where busybox is, as below the directory of the runtimes, and its directory there.
 const RUNTIMES: &str = "/runtimes";
 const BUSYBOX: &str = "bookworm/bin/busybox";
+const OF_BUSYBOX: &str = "/runtimes/bookworm/bin";
 /// Directory of the reference plugins.
 const PLUGINS: &str = "/plugins";
 
@@ -130,7 +131,8 @@ fn machine(guest: &Guest, kernel: &Kernel, executables: &Path, to: File) -> anyh
 fn variables(guest: &Guest, is_longer: bool) -> String {
     let usual = [("NETATTACH_DIST", DIST), ("NETATTACH_TEST_SLOWNESS", SLOWNESS), ("RUST_BACKTRACE", "1")];
     let plugins = (!guest.plugins.is_empty()).then_some(("NETATTACH_REFERENCE_PLUGINS", PLUGINS));
-    let runtimes = (!guest.programs.is_empty()).then_some(("NETATTACH_RUNTIMES", RUNTIMES));
+    let of_busybox = [("NETATTACH_RUNTIMES", RUNTIMES), ("NETATTACH_BUSYBOX", OF_BUSYBOX)];
+    let runtimes = of_busybox.into_iter().filter(|_| !guest.programs.is_empty());
     let longer = is_longer.then_some(nightly::VARIABLE);
     let own = guest.variables.iter().copied();
     let all = usual.into_iter().chain(plugins).chain(runtimes).chain(longer).chain(own);

@@ -15,10 +15,11 @@ const BEFORE: &str = "02:00:00:00:00:99";
 /// A device of the node, on the wire, which pod `b` takes.
 const CARD: &str = "card";
 /// The addresses that pod `b` gets, with the interface of `a` on the same network and its own.
-const ADDRESSES: [(&str, &str, &str); 4] = [
+const ADDRESSES: [(&str, &str, &str); 5] = [
     ("10.50.0.3", "eth0", "eth0"),
     ("10.52.0.3", "net1", "net1"),
     ("10.53.0.3", "net1", "net2"),
+    ("fd00:53::3", "net1", "net2"),
     ("fd00:50::3", "eth0", "eth0"),
 ];
 
@@ -31,7 +32,8 @@ fn node() -> (Node, Pod) {
     node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
     ip(&node.namespace, &["link", "add", "link", WIRE, "name", CARD, "type", "macvlan", "mode", "bridge"])
         .unwrap();
-    let ipam = json!({"type": "static", "addresses": [{"address": "10.53.0.3/24"}]});
+    let addresses = json!([{"address": "10.53.0.3/24"}, {"address": "fd00:53::3/64"}]);
+    let ipam = json!({"type": "static", "addresses": addresses});
     let card = json!({"cniVersion": "1.0.0", "type": "host-device", "device": CARD, "ipam": ipam});
     node.write("card", &network(NAMESPACE, "card", &card)).unwrap();
     for (name, networks) in [("a", "lan"), ("b", "lan, card")] {
@@ -75,13 +77,14 @@ fn neighbours_that_knew_another_holder_are_told() {
     let b = Pod::new("b").unwrap();
     node.add(&b).success();
     assert_learns(&a, &b, &ADDRESSES);
-    // The same when the interface is brought up again, but not on a bridge, whose port does not forward yet.
+    // The same when the interface is brought up again, also of its IPv6 address, which it keeps; but not on a bridge,
+    // whose port does not forward yet.
     know_another(&a);
     for device in ["net1", "net2"] {
         ip(&b.namespace, &["link", "set", device, "down"]).unwrap();
         ip(&b.namespace, &["link", "set", device, "up"]).unwrap();
     }
-    assert_learns(&a, &b, &ADDRESSES[1..3]);
+    assert_learns(&a, &b, &ADDRESSES[1..4]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! `docs/plugins.md`.
 
 /// An intended difference.
-pub(super) struct Deviation {
+pub(crate) struct Deviation {
     /// JSON pointers into the state of an attachment.
     pub(super) at: &'static [&'static str],
     /// The versions in which it occurs.
@@ -204,3 +204,32 @@ pub(super) const NEIGHBOURS_HEAR_OF_IPV6: Deviation = Deviation {
     why: "the same of IPv6, where the interface has such addresses; the reference announces them by macvlan and ipvlan only, \
           and there also where there are none",
 };
+
+/// The version in which the leases of an agent are compared with those of the reference's daemon.
+pub(crate) const LEASED: &str = "1.0.0";
+
+/// Leases of an agent, and of the reference's daemon in the same agent.
+pub(crate) const OF_LEASES: [Deviation; 4] = [
+    Deviation {
+        at: &["/records"],
+        versions: &[LEASED],
+        why: "the next agent knows the lease; those of the reference's daemon end with it",
+    },
+    Deviation {
+        at: &["/result/dns", "/status/dns/domain", "/status/dns/nameservers"],
+        versions: &[LEASED],
+        why: "name servers and domain are part of a lease; the reference leaves them out",
+    },
+    Deviation {
+        at: &["/result/routes/1/gw"],
+        versions: &[LEASED],
+        why: "a route on the link has no next hop; the reference prints 0.0.0.0, which the kernel takes as none and does not \
+              show, and its interface plugins miss the route at CHECK",
+    },
+    Deviation {
+        at: &["/released/to everybody"],
+        versions: &[LEASED],
+        why: "the server alone is told, from the pod's address; the reference broadcasts it from 0.0.0.0, which no UDP socket \
+              of a server on Linux receives, so the lease lasts until its time is over",
+    },
+];

@@ -2,6 +2,7 @@
 
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::Result;
 use netattach::netlink::Handle;
@@ -138,6 +139,20 @@ fn a_macvlan_has_the_mode_that_was_asked_for() {
     }
 }
 
+/// Rows: MVL-bcqueuelen.
+#[test]
+fn a_macvlan_has_the_queue_that_was_asked_for_or_the_kernels() {
+    for (asked, length) in [(json!(5), 5), (json!(0), 1000), (Value::Null, 1000)] {
+        let rig = Rig::new();
+        let config = config("1.0.0", "macvlan", &json!({"master": "uplink", "bcqueuelen": asked}));
+        rig.add(&config);
+        let words = ["-d", "-j", "link", "show", "eth0"];
+        let shown = rig.pod.run(|| Command::new("ip").args(words).output()).unwrap();
+        let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
+        assert_eq!(shown[0]["linkinfo"]["info_data"]["bcqueuelen"], length, "{config}: {shown}");
+    }
+}
+
 /// Rows: MVL-macvtap.
 #[test]
 fn a_macvtap_has_the_mode_that_was_asked_for_and_its_device() {
@@ -163,7 +178,7 @@ fn a_macvtap_has_the_mode_that_was_asked_for_and_its_device() {
 /// Rows: MVL-linkInContainer.
 #[test]
 fn a_link_on_an_interface_of_the_pod_needs_nothing_of_the_node() {
-    for kind in ["macvlan", "macvtap"] {
+    for kind in ["macvlan", "macvtap"].into_iter().chain(has_driver("ipvlan").then_some("ipvlan")) {
         let rig = Rig::new();
         let outer = config("1.0.0", "bridge", &json!({"bridge": "br0"}));
         let call = Call { ifname: "net0", ..rig.call() };
@@ -299,7 +314,7 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
     assert!(kept.exists(), "nothing was given back");
     let setting = rig.runtime.node.run(|| std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap());
     assert_ne!(setting.trim_end(), "77");
-    let rules = rig.runtime.node.run(|| std::process::Command::new("ip").args(["rule"]).output().unwrap());
+    let rules = rig.runtime.node.run(|| Command::new("ip").args(["rule"]).output().unwrap());
     assert!(!String::from_utf8_lossy(&rules.stdout).contains("10.1.0.2"), "{rules:?}");
     let own = Call { ifname: "eth0", ..own };
     assert_eq!((rig.node().links().unwrap(), rig.reserved()), (before, vec![]));

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use netattach::netlink::RouteState;
 use netattach::spec::{LinkMode, MacvlanMode};
 use netattach_tests::runtime::{config, with_result};
 use serde_json::{Value, json};
@@ -31,8 +32,14 @@ fn shaped(version: &str, interfaces: &[Value], ips: &[Value], routes: &[Value]) 
                 if let Some(gateway) = ip.get("gateway") {
                     old["gateway"] = gateway.clone();
                 }
-                let own: Vec<_> =
-                    routes.iter().filter(|route| contains_colon(&route["dst"]) == (family == "6")).collect();
+                let of_family = |route: &&Value| contains_colon(&route["dst"]) == (family == "6");
+                // Of a route only these two.
+                let keys = |route: &Value| {
+                    let mut route = route.clone();
+                    route.as_object_mut().unwrap().retain(|key, _| ["dst", "gw"].contains(&key.as_str()));
+                    route
+                };
+                let own: Vec<_> = routes.iter().filter(of_family).map(keys).collect();
                 if !own.is_empty() {
                     old["routes"] = json!(own);
                 }
@@ -121,7 +128,9 @@ fn bridge_attaches_and_detaches_in_every_version() {
 fn macvlan_attaches_and_detaches_in_every_version() {
     for version in VERSIONS {
         let rig = Rig::new();
-        let config = rig.config(version, "macvlan");
+        let mut config = rig.config(version, "macvlan");
+        let route = json!({"dst": "10.9.0.0/16", "mtu": 1400, "advmss": 1360});
+        config["ipam"]["routes"] = json!([route]);
         let result = rig.add(&config);
         let (mut node, mut inside) = (rig.node(), rig.inside());
         let (parent, eth0) = (node.link("uplink").unwrap(), inside.link("eth0").unwrap());
@@ -130,7 +139,20 @@ fn macvlan_attaches_and_detaches_in_every_version() {
             ("macvlan", Some(parent.index), Some(LinkMode::Macvlan(MacvlanMode::Bridge)), true)
         );
         assert_eq!(addresses(&mut inside, eth0.index), ["10.1.0.2/24", "fd00:1::2/64"]);
-        assert_eq!(routes(&mut inside, eth0.index), pairs(&[("10.9.0.0/16", "10.1.0.1")]));
+        let mut through = inside.routes().unwrap();
+        through.retain(|route| route.gateway.is_some());
+        let wanted = RouteState {
+            destination: net("10.9.0.0/16"),
+            gateway: Some("10.1.0.1".parse().unwrap()),
+            interface: Some(eth0.index),
+            priority: 0,
+            table: u32::from(libc::RT_TABLE_MAIN),
+            protocol: libc::RTPROT_STATIC,
+            source: None,
+            mtu: Some(1400),
+            advmss: Some(1360),
+        };
+        assert_eq!(through, [wanted], "{version}");
         let expected = shaped(
             version,
             &[json!({"name": "eth0", "mac": mac_of(&eth0), "mtu": 1500, "sandbox": rig.pod.path()})],
@@ -138,7 +160,7 @@ fn macvlan_attaches_and_detaches_in_every_version() {
                 json!({"interface": 0, "address": "10.1.0.2/24", "gateway": "10.1.0.1"}),
                 json!({"interface": 0, "address": "fd00:1::2/64", "gateway": "fd00:1::1"}),
             ],
-            &[json!({"dst": "10.9.0.0/16"})],
+            &[route],
         );
         assert_eq!(result, expected, "{version}");
         leaves(&rig, version, &config, &result);
