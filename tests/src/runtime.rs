@@ -122,6 +122,28 @@ pub fn with_result(config: &Value, result: &Value) -> Value {
     config
 }
 
+/// The result of a plugin before, as a runtime passes it in a version; `result` has the form of 0.4.0. The two oldest
+/// versions have the first address of each family, and no interfaces.
+pub fn in_form_of(version: &str, result: &Value) -> Value {
+    if version >= "0.3.0" {
+        let mut result = result.clone();
+        result["cniVersion"] = json!(version);
+        return result;
+    }
+    let mut oldest = json!({"cniVersion": version, "dns": {}});
+    for ip in result["ips"].as_array().into_iter().flatten() {
+        let is_v6 = ip["address"].as_str().is_some_and(|address| address.contains(':'));
+        let family = if is_v6 { "ip6" } else { "ip4" };
+        if oldest.get(family).is_none() {
+            oldest[family] = json!({"ip": ip["address"]});
+            if let Some(gateway) = ip.get("gateway") {
+                oldest[family]["gateway"] = gateway.clone();
+            }
+        }
+    }
+    oldest
+}
+
 /// The version of a configuration.
 pub fn version_of(config: &Value) -> &str {
     config["cniVersion"].as_str().unwrap_or("0.1.0")

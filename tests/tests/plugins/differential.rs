@@ -1,5 +1,6 @@
 //! The same configurations with the reference plugins and with ours: result, kernel (links, addresses, routes, rules,
-//! sysctls) and lease files agree, except where a row of `deviations` has the difference and its reason.
+//! sysctls) and lease files agree, except where a row of `deviations` has the difference and its reason. The node's
+//! packet filter is compared by its effect: see `without_agent::reference`.
 //!
 //! The reference plugins are those of containernetworking/plugins in the directory that
 //! `NETATTACH_REFERENCE_PLUGINS` names.
@@ -13,10 +14,11 @@ use std::process::Command;
 
 use netattach::netlink::Handle;
 use netattach::spec::{Addressing, Bridge, Route};
-use netattach_tests::node::{WIRE, executable};
+use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, version_of, with_result};
 use netattach_tests::settings::{rules, sysctls};
 use netattach_tests::snapshot::{Link, Network, Snapshot};
+use netattach_tests::sriov::Cards;
 use netattach_tests::{Namespace, Node, Pod, manifest, tools};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -37,10 +39,15 @@ fn one_pool() -> Value {
     })
 }
 
+/// An interface of the pod, as the parent of another one or a bridge for one.
+const OF_POD: &[Before] = &[(Place::Pod, "link add net0 type bridge"), (Place::Pod, "link set net0 up")];
+
 /// Rows: BRG-portIsolation, BRG-disableContainerInterface, BRG-closed.
 /// Rows: BRG-bridge, BRG-isGateway, BRG-isDefaultGateway, BRG-hairpinMode, BRG-promiscMode, BRG-mtu, BRG-mac.
-/// Rows: BRG-dns.
+/// Rows: BRG-dns, BRG-forceAddress.
 /// Rows: SYS-rules, SYS-sysctls.
+/// Rows: DIF-mtu, DIF-form, DIF-codes, DIF-del, DIF-check-l2, DIF-group, DIF-queue, DIF-port, DIF-dad, DIF-notify.
+/// Rows: DIF-others-bridge, DIF-left.
 #[test]
 fn bridge_agrees_with_the_reference() {
     let with = |extra: Value| {
@@ -61,8 +68,9 @@ fn bridge_agrees_with_the_reference() {
     ][..];
     let detecting = &[MTU_OF_BRIDGE, PORT_HAS_NO_ADDRESS, NEIGHBOURS_HEAR_OF_IPV6, CLOSED_BRIDGE][..];
     let l2 = &[MTU_OF_BRIDGE, NO_RESULT_NO_BRIDGE, CHECK_OF_L2, L2_PORT_HAS_NO_ADDRESS, L2_CLOSED_BRIDGE][..];
+    let test = "bridge_agrees_with_the_reference";
     agree(
-        "bridge_agrees_with_the_reference",
+        test,
         "bridge",
         &[
             (json!({"bridge": "br0"}), "", l2),
@@ -73,6 +81,10 @@ fn bridge_agrees_with_the_reference() {
             (with(json!({"promiscMode": true, "dns": {"nameservers": ["10.0.0.53"]}})), "", closed),
             (with(json!({"args": {"cni": {"mac": "02:00:00:00:00:07"}}})), arg, closed),
             (with(json!({"runtimeConfig": {"mac": "02:00:00:00:00:07"}})), arg, closed),
+            (with(json!({})), arg, closed),
+            (json!({"isGateway": true, "ipam": pools()}), "", usual),
+            (with(json!({"isGateway": true, "ipMasq": true})), "", usual),
+            (with(json!({"macspoofchk": true})), "", closed),
             (with(json!({"hairpinMode": true, "promiscMode": true})), "", &[CODE_OF_CONFIG]),
             (with(json!({"portIsolation": true, "enabledad": true})), "", detecting),
             (json!({"bridge": "br0", "disableContainerInterface": true}), "", l2),
@@ -83,10 +95,32 @@ fn bridge_agrees_with_the_reference() {
             (with(json!({"vlanTrunk": [{"id": 0}]})), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
         ],
     );
+    // Those of IPv4 and that of the same IPv6 subnet are in the way.
+    let before = [
+        (Place::Node, "link add br0 type bridge"),
+        (Place::Node, "link set br0 up"),
+        (Place::Node, "addr add 10.1.0.254/24 dev br0"),
+        (Place::Node, "addr add 198.51.100.1/24 dev br0"),
+        (Place::Node, "addr add fd00:1::99/64 dev br0 nodad"),
+        (Place::Node, "addr add fd00:2::99/64 dev br0 nodad"),
+    ];
+    let forced = &[
+        MTU_OF_BRIDGE,
+        PORT_HAS_NO_ADDRESS,
+        DETECTION_BY_ADDRESS,
+        NEIGHBOURS_HEAR_OF_IPV6,
+        BRIDGE_OF_OTHERS,
+    ][..];
+    let rows = [
+        (with(json!({"isGateway": true, "forceAddress": true})), "", forced),
+        (with(json!({"isGateway": true})), "", &[LINKS_ARE_LEFT, BRIDGE_OF_OTHERS][..]),
+    ];
+    Comparison { before: &before, ..Comparison::new(test, "bridge") }.of(&rows);
 }
 
 /// Rows: PTP-link, PTP-mtu, PTP-dns, PTP-ipam.
 /// Rows: SYS-rules, SYS-sysctls.
+/// Rows: DIF-mtu, DIF-codes, DIF-del, DIF-group, DIF-queue, DIF-scope, DIF-notify.
 #[test]
 fn ptp_agrees_with_the_reference() {
     let routes = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.77"}]);
@@ -96,8 +130,8 @@ fn ptp_agrees_with_the_reference() {
             {"address": "10.1.0.7/24", "gateway": "10.1.0.9"}, {"address": "fd00:1::7/64", "gateway": "fd00:1::9"},
         ],
     });
-    let v4 = &[MTU_OF_PAIR, NEIGHBOURS_HEAR_OF_IPV4][..];
-    let usual = &[MTU_OF_PAIR, NEIGHBOURS_HEAR_OF_IPV4, NEIGHBOURS_HEAR_OF_IPV6][..];
+    let v4 = &[MTU_OF_PAIR, NEIGHBOURS_HEAR_OF_IPV4, SCOPE_OF_POD][..];
+    let usual = &[MTU_OF_PAIR, NEIGHBOURS_HEAR_OF_IPV4, NEIGHBOURS_HEAR_OF_IPV6, SCOPE_OF_POD][..];
     agree(
         "ptp_agrees_with_the_reference",
         "ptp",
@@ -105,20 +139,33 @@ fn ptp_agrees_with_the_reference() {
             (json!({"ipam": pools()}), "", usual),
             (json!({"mtu": 1400, "dns": {"nameservers": ["10.0.0.53"]}, "ipam": one_pool()}), "", v4),
             (json!({"ipam": fixed}), "", usual),
+            (json!({"ipMasq": true, "ipam": pools()}), "", usual),
             (json!({"ipam": {"type": ""}}), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
         ],
     );
 }
 
-/// Rows: MVL-master, MVL-mode, MVL-mtu, MVL-mac, MVL-bcqueuelen.
+/// Rows: MVL-master, MVL-mode, MVL-mtu, MVL-mac, MVL-bcqueuelen, MVL-linkInContainer.
 /// Rows: SYS-rules, SYS-sysctls.
+/// Rows: DIF-mtu, DIF-form, DIF-codes, DIF-group, DIF-notify, DIF-route-mtu, DIF-route-members, DIF-check-table.
 #[test]
 fn macvlan_agrees_with_the_reference() {
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
     let l2 = &[MTU_OF_MACVLAN, NO_RESULT_NO_LINK][..];
     let usual = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6][..];
+    let routed = json!({
+        "type": "host-local", "subnet": "10.1.0.0/24",
+        "routes": [
+            {"dst": "10.8.0.0/16", "table": 77},
+            {"dst": "10.9.0.0/16", "mtu": 1400, "advmss": 1300, "priority": 7},
+            {"dst": "10.10.0.0/16", "gw": "10.1.0.77", "scope": 0},
+        ],
+    });
+    let of_routes =
+        &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6, MTU_OF_ROUTE, MEMBERS_OF_ROUTE, CHECK_OF_TABLE][..];
+    let test = "macvlan_agrees_with_the_reference";
     agree(
-        "macvlan_agrees_with_the_reference",
+        test,
         "macvlan",
         &[
             (json!({"master": "uplink"}), "", l2),
@@ -127,6 +174,7 @@ fn macvlan_agrees_with_the_reference() {
             (json!({"ipam": one_pool()}), "", usual),
             (json!({"master": "uplink", "mode": "private", "mtu": 1400, "ipam": one_pool()}), "", usual),
             (json!({"master": "uplink", "bcqueuelen": 5, "ipam": one_pool()}), arg, usual),
+            (json!({"master": "uplink", "ipam": routed}), "", of_routes),
             (json!({"master": "nosuchlink", "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
             (json!({"master": "uplink", "mtu": 1501, "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
             (json!({"master": "uplink", "mode": "x", "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
@@ -137,17 +185,21 @@ fn macvlan_agrees_with_the_reference() {
             ),
         ],
     );
+    let keys = json!({"master": "net0", "linkInContainer": true, "ipam": one_pool()});
+    Comparison { before: OF_POD, ..Comparison::new(test, "macvlan") }.of(&[(keys, "", usual)]);
 }
 
-/// Rows: TAP-reference.
+/// Rows: TAP-reference, TAP-bridge, TAP-rollback.
 /// Rows: SYS-rules, SYS-sysctls.
+/// Rows: DIF-mtu, DIF-form, DIF-codes, DIF-del, DIF-group, DIF-notify, DIF-left.
 #[test]
 fn tap_agrees_with_the_reference() {
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
     let l2 = &[MTU_OF_MACVLAN, NO_RESULT_NO_LINK][..];
     let usual = &[MTU_OF_MACVLAN][..];
+    let test = "tap_agrees_with_the_reference";
     agree(
-        "tap_agrees_with_the_reference",
+        test,
         "tap",
         &[
             (json!({}), "", l2),
@@ -160,14 +212,89 @@ fn tap_agrees_with_the_reference() {
                 &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6],
             ),
             (json!({"owner": "x", "ipam": one_pool()}), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
+            (json!({"bridge": "net0"}), "", &[LINK_IS_LEFT]),
         ],
     );
+    let rows = [
+        (json!({"bridge": "net0"}), "", l2),
+        (json!({"bridge": "net0", "mac": "02:00:00:00:00:07", "ipam": one_pool()}), "", usual),
+    ];
+    Comparison { before: OF_POD, ..Comparison::new(test, "tap") }.of(&rows);
+}
+
+/// Rows: HDV-keys, HDV-order, HDV-twice.
+/// Rows: SYS-rules, SYS-sysctls.
+/// Rows: DIF-mtu, DIF-form, DIF-codes, DIF-del, DIF-group, DIF-notify.
+#[test]
+fn host_device_agrees_with_the_reference() {
+    let mac = "02:00:00:00:00:07";
+    let before = [
+        (Place::Node, "link add card0 address 02:00:00:00:00:07 type veth peer name card1"),
+        (Place::Node, "link set card1 up"),
+    ];
+    let l2 = &[MTU_OF_MACVLAN, NO_RESULT_NO_DEVICE][..];
+    let v4 = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV4][..];
+    let usual = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV4, NEIGHBOURS_HEAR_OF_IPV6][..];
+    let not_there = &[CODE_OF_DEVICE, DEL_OF_DEVICE][..];
+    let refused = &[CODE_OF_CONFIG, DEL_OF_CONFIG][..];
+    let rows = [
+        (json!({"device": "card0", "ipam": pools()}), "", usual),
+        (json!({"device": "card0"}), "", l2),
+        (json!({"hwaddr": mac, "ipam": one_pool()}), "", v4),
+        (json!({"hwaddr": mac}), "", l2),
+        // The first of several counts.
+        (json!({"device": "card0", "hwaddr": "02:00:00:00:00:99", "ipam": one_pool()}), "", v4),
+        (
+            json!({"hwaddr": mac, "pciBusID": "", "kernelpath": "/sys/devices/none", "ipam": one_pool()}),
+            "",
+            v4,
+        ),
+        (json!({"device": "nosuch"}), "", not_there),
+        (json!({"hwaddr": "02:00:00:00:00:99", "ipam": one_pool()}), "", not_there),
+        (json!({"kernelpath": "/sys/devices/none"}), "", not_there),
+        (json!({"pciBusID": "ffff:ff:1f.7"}), "", not_there),
+        (json!({"runtimeConfig": {"deviceID": "ffff:ff:1f.7"}, "ipam": one_pool()}), "", not_there),
+        (json!({"hwaddr": "x"}), "", refused),
+        (json!({"kernelpath": "/proc/self"}), "", refused),
+        (json!({}), "", refused),
+    ];
+    let test = "host_device_agrees_with_the_reference";
+    Comparison { before: &before, ..Comparison::new(test, "host-device") }.of(&rows);
+}
+
+/// Only what has a bus is found by it. Runs where tests may change a card.
+///
+/// Rows: HDV-keys, HDV-order, HDV-pci.
+/// Rows: DIF-mtu, DIF-group, DIF-notify, DIF-pci.
+#[test]
+fn host_device_by_its_bus_agrees_with_the_reference() {
+    let test = "host_device_by_its_bus_agrees_with_the_reference";
+    let Some(cards) = Cards::take(test).unwrap() else { return };
+    let vfs = cards.make_vfs(1).unwrap();
+    let address = &vfs[0].address;
+    let path = fs::canonicalize(Path::new("/sys/bus/pci/devices").join(address)).unwrap();
+    let by_path = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV4][..];
+    let by_address = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV4, PCI_ADDRESS][..];
+    let rows = [
+        (json!({"pciBusID": address, "ipam": one_pool()}), "", by_address),
+        (json!({"kernelpath": path, "ipam": one_pool()}), "", by_path),
+        // What the runtime says goes over the configuration.
+        (
+            json!({"runtimeConfig": {"deviceID": address}, "pciBusID": "ffff:ff:1f.7", "ipam": one_pool()}),
+            "",
+            by_address,
+        ),
+    ];
+    let comparison = Comparison::new(test, "host-device");
+    Comparison { versions: &["1.1.0"], card: Some(vfs[0].device.as_str()), ..comparison }.of(&rows);
 }
 
 /// Links without a driver in many kernels. Runs if the kernel has all drivers.
 ///
 /// Rows: VLN-keys, DMY-keys, IVL-keys, IVL-chained, BRG-vlan, BRG-vlanTrunk, BRG-preserveDefaultVlan, BRG-vlan-gateway.
-/// Rows: SYS-rules, SYS-sysctls.
+/// Rows: SYS-rules, SYS-sysctls, MVL-linkInContainer.
+/// Rows: DIF-mtu, DIF-codes, DIF-del, DIF-check-master, DIF-group, DIF-queue, DIF-port, DIF-dad, DIF-link-local.
+/// Rows: DIF-notify.
 #[test]
 fn drivers_that_few_kernels_have_agree_with_the_reference() {
     let test = "drivers_that_few_kernels_have_agree_with_the_reference";
@@ -186,6 +313,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
         DETECTION_BY_ADDRESS,
         NO_LINK_LOCAL,
     ][..];
+    // An emulated machine is slow: one row of each plugin is run in every version, the others in these.
     let few = &["0.4.0", "1.0.0", "1.1.0"][..];
     let with = |extra: Value| {
         let mut keys = json!({"bridge": "br0", "ipam": one_pool()});
@@ -193,53 +321,49 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
         keys
     };
     let trunk = json!([{"id": 5}, {"minID": 7, "maxID": 9}]);
-    agree_in(
-        few,
-        test,
-        "bridge",
-        &[
-            (with(json!({"vlan": 100, "isGateway": true})), "", gateway),
-            (with(json!({"vlan": 100, "preserveDefaultVlan": false, "vlanTrunk": trunk})), "", port),
-            (with(json!({"vlan": 100, "preserveDefaultVlan": true})), "", port),
-            (with(json!({"vlanTrunk": trunk})), "", port),
-        ],
-    );
-    agree_in(few, test, "dummy", &[(json!({"ipam": one_pool()}), "", usual)]);
-    agree_in(
-        few,
-        test,
-        "ipvlan",
-        &[(
-            json!({"master": "uplink", "mode": "l3", "ipam": one_pool()}),
-            "",
-            &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6],
-        )],
-    );
-    for &version in few {
+    agree(test, "bridge", &[(with(json!({"vlan": 100, "isGateway": true})), "", gateway)]);
+    Comparison { versions: few, ..Comparison::new(test, "bridge") }.of(&[
+        (with(json!({"vlan": 100, "preserveDefaultVlan": false, "vlanTrunk": trunk})), "", port),
+        (with(json!({"vlan": 100, "preserveDefaultVlan": true})), "", port),
+        (with(json!({"vlanTrunk": trunk})), "", port),
+    ]);
+    agree(test, "dummy", &[(json!({"ipam": one_pool()}), "", usual)]);
+    let ipvlan = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6][..];
+    agree(test, "ipvlan", &[(json!({"master": "uplink", "mode": "l3", "ipam": one_pool()}), "", ipvlan)]);
+    Comparison { versions: few, before: OF_POD, ..Comparison::new(test, "ipvlan") }.of(&[
+        (json!({"master": "uplink", "mode": "l2", "mtu": 1400, "ipam": one_pool()}), "", ipvlan),
+        (json!({"master": "uplink", "mode": "l3s", "ipam": one_pool()}), "", ipvlan),
+        (json!({"ipam": one_pool()}), "", &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6, CHECK_WITHOUT_MASTER]),
+        (json!({"master": "net0", "linkInContainer": true, "ipam": one_pool()}), "", ipvlan),
+        (json!({"master": "uplink", "mode": "x", "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
+    ]);
+    for &version in &VERSIONS[2..] {
         let before = json!({
             "cniVersion": version, "interfaces": [{"name": "uplink"}], "dns": {},
             "ips": [{"version": "4", "address": "10.1.0.7/24", "gateway": "10.1.0.9", "interface": 0}],
             "routes": [{"dst": "10.9.0.0/16", "gw": "10.1.0.77"}],
         });
         let chained = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6, CHECK_WITHOUT_MASTER][..];
-        agree_in(&[version], test, "ipvlan", &[(json!({"prevResult": before}), "", chained)]);
+        let comparison = Comparison { versions: &[version], ..Comparison::new(test, "ipvlan") };
+        comparison.of(&[(json!({"prevResult": before}), "", chained)]);
     }
-    agree_in(
-        few,
+    agree(
         test,
         "vlan",
-        &[
-            (json!({"master": "uplink", "vlanId": 5, "mtu": 1400, "ipam": one_pool()}), "", usual),
-            (
-                json!({"master": "uplink", "vlanId": 5, "mtu": 1501, "ipam": one_pool()}),
-                "",
-                &[CODE_OF_CONFIG, DEL_OF_CONFIG],
-            ),
-        ],
+        &[(json!({"master": "uplink", "vlanId": 5, "mtu": 1400, "ipam": one_pool()}), "", usual)],
     );
+    Comparison { versions: few, before: OF_POD, ..Comparison::new(test, "vlan") }.of(&[
+        (json!({"master": "uplink", "vlanId": 0, "ipam": one_pool()}), "", usual),
+        (json!({"master": "net0", "linkInContainer": true, "vlanId": 5, "ipam": one_pool()}), "", usual),
+        (
+            json!({"master": "uplink", "vlanId": 5, "mtu": 1501, "ipam": one_pool()}),
+            "",
+            &[CODE_OF_CONFIG, DEL_OF_CONFIG],
+        ),
+    ]);
 }
 
-/// Rows: LBK-up.
+/// Rows: LBK-up, DIF-lo-up, DIF-lo-version.
 #[test]
 fn loopback_agrees_with_the_reference() {
     let [oldest, middle] = LO_IN_ITS_VERSION;
@@ -250,12 +374,20 @@ fn loopback_agrees_with_the_reference() {
     );
 }
 
-/// Rows: HLC-ranges, HLC-ips, HLC-routes, HLC-dataDir.
+/// Rows: HLC-ranges, HLC-ips, HLC-routes, HLC-dataDir, HLC-ipRanges, HLC-resolvConf.
 #[test]
 fn host_local_agrees_with_the_reference() {
     let ranges = json!([[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.5"}], [{"subnet": "fd00:1::/64"}]]);
     let routes = json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "10.8.0.0/16"}]);
     let pool = json!({"type": "host-local", "ranges": ranges, "routes": routes});
+    let directory = tempfile::tempdir().unwrap();
+    let resolver = directory.path().join("resolv.conf");
+    let lines = "# nobody\nnameserver 10.1.0.53\nnameserver fd00:1::53\ndomain b.example\n\n\
+                 search a.example c.example\noptions ndots:2 edns0\n; nothing\n";
+    fs::write(&resolver, lines).unwrap();
+    let resolving = json!({"type": "host-local", "subnet": "10.1.0.0/24", "resolvConf": resolver});
+    let v6 = json!({"type": "host-local", "ranges": [[{"subnet": "fd00:1::/64"}]]});
+    let asked = json!([[{"subnet": "10.7.0.0/24", "rangeStart": "10.7.0.20", "rangeEnd": "10.7.0.30"}]]);
     agree(
         "host_local_agrees_with_the_reference",
         "host-local",
@@ -264,11 +396,16 @@ fn host_local_agrees_with_the_reference() {
             (json!({"ipam": pool}), "IP=10.1.0.99", &[]),
             (json!({"ipam": pool, "runtimeConfig": {"ips": ["fd00:1::99/64"]}}), "", &[]),
             (json!({"ipam": pool, "args": {"cni": {"ips": ["10.1.0.98"]}}}), "IP=fd00:1::98", &[]),
+            (json!({"ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}), "", &[]),
+            (json!({"ipam": one_pool()}), "", &[]),
+            (json!({"ipam": resolving}), "", &[]),
+            (json!({"ipam": v6, "runtimeConfig": {"ipRanges": asked}}), "", &[]),
+            (json!({"ipam": {"type": "host-local"}, "runtimeConfig": {"ipRanges": asked}}), "", &[]),
         ],
     );
 }
 
-/// Rows: STC-addresses, STC-asked-for, STC-refused.
+/// Rows: STC-addresses, STC-asked-for, STC-refused, DIF-codes, DIF-gateway.
 #[test]
 fn static_agrees_with_the_reference() {
     let own = json!({
@@ -321,20 +458,33 @@ fn each_detaches_what_the_other_attached() {
         ("ptp", json!({"ipam": pools()})),
         ("tap", json!({"owner": 1000, "ipam": pools()})),
     ] {
-        for attached_by_us in [true, false] {
-            let mut rig = Rig::new(Some(&reference));
+        for (attached_by_us, version) in [true, false].into_iter().flat_map(|us| VERSIONS.map(|it| (us, it)))
+        {
+            let mut rig = Rig::new();
             let theirs = reference.clone();
             let ours = rig.install();
             let (first, second) = if attached_by_us { (ours, theirs) } else { (theirs, ours) };
-            let config = rig.config(kind, "1.0.0", &keys);
+            let config = rig.config(kind, version, &keys);
             rig.runtime.plugins = first;
             let result = rig.runtime.add(rig.call(""), &config).unwrap();
             rig.runtime.plugins = second;
-            rig.runtime.after("CHECK", rig.call(""), &config, &result).unwrap();
-            rig.runtime.after("DEL", rig.call(""), &config, &result).unwrap();
+            let later = later(&config, &result);
+            let verbs = if version >= "0.4.0" { &["CHECK", "DEL"][..] } else { &["DEL"] };
+            for verb in verbs {
+                let answer = rig.runtime.run(verb, rig.call(""), &later).unwrap();
+                assert_eq!((answer.exit, &answer.stdout), (Some(0), &Value::Null), "{kind} {version} {verb}");
+            }
             let left = rig.snapshot();
-            assert_eq!(left["pod"].as_object().unwrap().keys().collect::<Vec<_>>(), ["lo"], "{kind}");
-            assert_eq!(left["node"].get("the node's end"), None, "{kind}");
+            let mut links: Vec<_> = left["pod"].as_object().unwrap().keys().collect();
+            links.sort();
+            // Without a result nothing says that a link of the reference is this container's: the path may lead to
+            // another's namespace. It ends with its own.
+            let stays = !attached_by_us && version < "0.4.0";
+            let expected = if stays { &["eth0", "lo"][..] } else { &["lo"] };
+            assert_eq!(links, expected, "{kind} {version}");
+            if !stays {
+                assert_eq!(left["node"].get("the node's end"), None, "{kind} {version}");
+            }
             let files: Vec<_> = left["files"].as_object().unwrap().keys().cloned().collect();
             assert!(files.iter().all(|name| name.starts_with("last_reserved_ip.")), "{kind} {files:?}");
         }
@@ -420,23 +570,77 @@ fn anonymous(result: &Value, pod: &Pod) -> Value {
 }
 
 /// Runs each row's configuration in every version through both, and finds exactly the row's deviations.
-fn agree(test: &str, kind: &str, rows: &[(Value, &str, &[Deviation])]) {
-    agree_in(&VERSIONS, test, kind, rows);
+fn agree(test: &str, kind: &str, rows: &[Row<'_>]) {
+    Comparison::new(test, kind).of(rows);
 }
 
-/// The same in these versions.
-fn agree_in(versions: &[&str], test: &str, kind: &str, rows: &[(Value, &str, &[Deviation])]) {
-    let Some(reference) = reference_plugins(test, &[kind, "host-local"]) else { return };
-    for (keys, args, deviations) in rows {
-        for &version in versions {
-            let mut ours = Rig::new(None);
-            ours.runtime.plugins = ours.install();
-            let theirs = Rig::new(Some(&reference));
-            let sides = [ours, theirs].map(|rig| rig.attach(kind, version, keys, args));
-            let what = format!("{kind} {version} {keys} {args:?}");
-            assert_differ_as_meant(&what, version, sides.each_ref(), deviations);
+/// Keys of a configuration, `CNI_ARGS`, and the differences that are meant.
+type Row<'a> = (Value, &'a str, &'a [Deviation]);
+
+/// A command of `ip` for what has to be there before an ADD, and where it is run.
+type Before = (Place, &'static str);
+
+#[derive(Clone, Copy)]
+enum Place {
+    Node,
+    Pod,
+}
+
+/// A plugin that both have.
+#[derive(Clone, Copy)]
+struct Comparison<'a> {
+    test: &'a str,
+    kind: &'a str,
+    versions: &'a [&'a str],
+    before: &'a [Before],
+    /// The node is this machine, where of all links only this one is looked at.
+    card: Option<&'a str>,
+}
+
+impl<'a> Comparison<'a> {
+    fn new(test: &'a str, kind: &'a str) -> Self {
+        Self { test, kind, versions: &VERSIONS, before: &[], card: None }
+    }
+
+    /// Runs each row's configuration through both, and finds exactly the row's deviations.
+    fn of(&self, rows: &[Row<'_>]) {
+        let Self { test, kind, .. } = *self;
+        let Some(reference) = reference_plugins(test, &[kind, "host-local"]) else { return };
+        for (keys, args, deviations) in rows {
+            for &version in self.versions {
+                let mut ours = self.rig();
+                ours.runtime.plugins = ours.install();
+                let mut theirs = self.rig();
+                theirs.runtime.plugins.clone_from(&reference);
+                let (ours, theirs) =
+                    (ours.attach(kind, version, keys, args), theirs.attach(kind, version, keys, args));
+                let what = format!("{kind} {version} {keys} {args:?}");
+                assert_differ_as_meant(&what, version, [&ours, &theirs], deviations);
+            }
         }
     }
+
+    fn rig(&self) -> Rig {
+        let rig = match self.card {
+            Some(card) => Rig::on_this_machine(card),
+            None => Rig::new(),
+        };
+        for (place, line) in self.before {
+            let namespace = match place {
+                Place::Node => &rig.runtime.node,
+                Place::Pod => &rig.pod,
+            };
+            ip(namespace, &line.split(' ').collect::<Vec<_>>()).unwrap();
+        }
+        rig
+    }
+}
+
+/// The configuration of a verb after ADD: a runtime has no result to pass on if that failed, and passes none before
+/// 0.4.0.
+fn later(config: &Value, result: &Value) -> Value {
+    let is_result = result.is_object() && result.get("code").is_none();
+    if is_result && version_of(config) >= "0.4.0" { with_result(config, result) } else { config.clone() }
 }
 
 /// Checks that two states, ours and the reference's, differ where the deviations in that version say, and nowhere else.
@@ -450,10 +654,15 @@ pub(super) fn assert_differ_as_meant(
     differences("", ours, theirs, &mut found);
     let meant = deviations.iter().filter(|deviation| deviation.versions.contains(&version));
     let mut meant: Vec<&str> = meant.flat_map(|deviation| deviation.at).copied().collect();
+    let of_links = OF_EVERY_LINK.iter().flat_map(|deviation| deviation.at).copied();
+    meant.extend(of_links.filter(|at| ours.pointer(at).and(theirs.pointer(at)).is_some()));
     meant.sort_unstable();
     let mut at: Vec<&str> = found.iter().map(|(at, ..)| at.as_str()).collect();
     at.sort_unstable();
     assert_eq!(at, meant, "{what}\nat, ours, theirs: {found:#?}");
+    for Deviation { row, .. } in deviations.iter().chain(&OF_EVERY_LINK) {
+        assert!(ROWS.contains(&format!("id = \"{row}\"")), "{row} has no reason for users");
+    }
 }
 
 /// A node with an uplink and a default route, and one pod.
@@ -461,19 +670,14 @@ struct Rig {
     runtime: Runtime,
     pod: Namespace,
     dir: TempDir,
+    /// The only link of the node that is looked at.
+    card: Option<String>,
 }
 
 impl Rig {
-    /// With the plugins of a directory.
-    fn new(plugins: Option<&Path>) -> Self {
-        let rig = Self {
-            runtime: Runtime {
-                node: Namespace::new().unwrap(),
-                plugins: plugins.map(Path::to_owned).unwrap_or_default(),
-            },
-            pod: Namespace::new().unwrap(),
-            dir: tempfile::tempdir().unwrap(),
-        };
+    /// Without plugins.
+    fn new() -> Self {
+        let rig = Self::of(Namespace::new().unwrap(), None);
         // Otherwise those of the machine's first namespace apply, which one side may set.
         let default = |setting: &str| format!("/proc/sys/net/ipv4/conf/default/{setting}");
         let set = |setting: &str| rig.runtime.node.run(|| fs::write(default(setting), "0")).unwrap();
@@ -488,6 +692,16 @@ impl Rig {
         };
         node.configure(index, &addressing).unwrap();
         rig
+    }
+
+    /// A node that is this machine, with its card of that name.
+    fn on_this_machine(card: &str) -> Self {
+        Self::of(Namespace::of_this_process().unwrap(), Some(card.to_owned()))
+    }
+
+    fn of(node: Namespace, card: Option<String>) -> Self {
+        let (pod, dir) = (Namespace::new().unwrap(), tempfile::tempdir().unwrap());
+        Self { runtime: Runtime { node, plugins: PathBuf::new() }, pod, dir, card }
     }
 
     fn node(&self) -> Handle {
@@ -522,11 +736,7 @@ impl Rig {
         let call = self.call(args);
         let added = self.runtime.run("ADD", call, &config).unwrap();
         let attached = self.snapshot();
-        // A runtime has no result to pass on if ADD failed.
-        let later = match added.exit {
-            Some(0) if version >= "0.4.0" => with_result(&config, &added.stdout),
-            _ => config.clone(),
-        };
+        let later = later(&config, &added.stdout);
         let is_attached = added.exit == Some(0);
         let mut seen = json!({
             "ADD": {"exit": added.exit, "result": self.normal(&added.stdout)},
@@ -544,7 +754,8 @@ impl Rig {
     fn normal(&self, result: &Value) -> Value {
         let mut result = result.clone();
         for interface in result.get_mut("interfaces").and_then(Value::as_array_mut).into_iter().flatten() {
-            if interface.get("sandbox").is_none() && interface["name"] != json!("br0") {
+            let is_bridge = ["br0", "cni0"].contains(&interface["name"].as_str().unwrap_or_default());
+            if interface.get("sandbox").is_none() && !is_bridge {
                 interface["name"] = json!("the node's end");
             }
             if interface.get("sandbox").is_some_and(|sandbox| *sandbox == json!(self.pod.path())) {
@@ -565,7 +776,7 @@ impl Rig {
         let (pod, node) = (&self.pod, &self.runtime.node);
         let of_all = |namespace| json!(sysctls(namespace, "all").unwrap());
         json!({
-            "pod": links(pod), "node": links(node), "files": self.files(),
+            "pod": links(pod, None), "node": links(node, self.card.as_deref()), "files": self.files(),
             "rules": {"pod": rules(pod).unwrap(), "node": rules(node).unwrap()},
             "sysctls of all": {"pod": of_all(pod), "node": of_all(node)},
         })
@@ -588,35 +799,27 @@ impl Rig {
     }
 }
 
-/// Every link by its name; a node's ends of veths, whose names do not matter, by their kind.
-fn links(namespace: &Namespace) -> Value {
+/// Every link by its name, or only that of this name; a node's ends of veths, whose names do not matter, by their
+/// kind.
+fn links(namespace: &Namespace, only: Option<&str>) -> Value {
     let mut handle = Handle::open_in(namespace.netns()).unwrap();
     let all = handle.links().unwrap();
-    let routes = handle.routes().unwrap();
     let vlans = handle.port_vlans().unwrap();
     let name_of = |index: Option<u32>| {
         all.iter().find(|link| Some(link.index) == index).map_or("none", |link| link.name.as_str())
     };
     let mut shown = Map::new();
-    for link in &all {
+    for link in all.iter().filter(|link| only.is_none_or(|only| link.name == only)) {
         let is_automatic = |text: &String| text.starts_with("fe80:");
         let mut addresses: Vec<String> =
             handle.addresses(link.index).unwrap().iter().map(ToString::to_string).collect();
         addresses.retain(|address| !is_automatic(address));
-        let through: Vec<Value> = routes
-            .iter()
-            .filter(|route| route.interface == Some(link.index))
-            .map(|route| (route.destination.to_string(), route))
-            .filter(|(destination, _)| !is_automatic(destination) && !destination.starts_with("ff00:"))
-            .map(|(destination, route)| json!([destination, route.gateway, route.priority]))
-            .collect();
-        // Names of the ends in a bridge do not matter.
+        // Names of the ends in a bridge do not matter, nor those of other veths of the node.
         let here = handle.find_end_here(link).unwrap().filter(|end| end.name.starts_with("br0."));
+        let is_named = ["eth0", "card0", "card1"].contains(&link.name.as_str());
         let name = match (link.kind.as_str(), here) {
             ("veth", Some(device)) => format!("the port of {}", device.name),
-            ("veth", None) if link.name != "eth0" && !link.name.starts_with("br0.") => {
-                "the node's end".into()
-            }
+            ("veth", None) if !is_named && !link.name.starts_with("br0.") => "the node's end".into(),
             _ => link.name.clone(),
         };
         let vlans: Vec<String> = vlans
@@ -625,19 +828,52 @@ fn links(namespace: &Namespace) -> Value {
             .flatten()
             .map(|(id, how)| format!("{id} {} {}", how.pvid, how.untagged))
             .collect();
+        let properties = handle.properties(&link.name).unwrap();
+        let is_macvlan = link.kind == "macvlan";
         shown.insert(
             name,
             json!({
                 "kind": link.kind, "up": link.up, "mtu": link.mtu, "promiscuous": link.promiscuous,
+                "allmulti": properties.allmulti, "txqlen": properties.queue, "group": link.group,
                 "controller": name_of(link.controller), "hairpin": link.hairpin,
                 "isolated": link.isolated, "vlans": vlans,
                 "mode": link.mode.map(|mode| format!("{mode:?}")),
-                "addresses": addresses, "routes": through,
+                "bcqueuelen": is_macvlan.then(|| broadcast_queue(namespace, &link.name)),
+                "addresses": addresses, "routes": routes(&mut handle, link.index),
                 "sysctls": sysctls(namespace, &link.name).unwrap(),
             }),
         );
     }
     Value::Object(shown)
+}
+
+/// The routes of all tables that lead over a link, without the kernel's own of link-local addresses.
+fn routes(handle: &mut Handle, index: u32) -> Vec<Value> {
+    let mut found = handle.routes_of_all_tables_by(index).unwrap();
+    found.retain(|route| {
+        let to = route.destination.to_string();
+        !to.starts_with("fe80:") && !to.starts_with("ff00:")
+    });
+    found.sort_by_key(|route| (route.destination, route.table, route.gateway, route.priority));
+    let shown = |route: &Route| {
+        json!({
+            "to": route.destination.to_string(), "via": route.gateway, "metric": route.priority,
+            "table": route.table, "source": route.source, "scope": route.scope, "mtu": route.mtu,
+            "advmss": route.advmss,
+        })
+    };
+    found.iter().map(shown).collect()
+}
+
+/// The length of the queue for broadcasts that a macvlan has asked its parent for.
+fn broadcast_queue(namespace: &Namespace, name: &str) -> Value {
+    let show = || Command::new("ip").args(["-details", "-json", "link", "show", "dev", name]).output();
+    let output = namespace.run(show).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let queue = told[0]["linkinfo"]["info_data"]["bcqueuelen"].clone();
+    assert!(queue.is_u64(), "{told}");
+    queue
 }
 
 /// The paths at which two documents differ, with both values.

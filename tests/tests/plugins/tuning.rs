@@ -9,14 +9,17 @@ use netattach::plan::link_group;
 use netattach::spec::{OWN_GROUPS, Properties};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
-use netattach_tests::runtime::{Call, Runtime, config, with_result};
+use netattach_tests::node_root::with_own_mounts;
+use netattach_tests::runtime::{Call, Runtime, config, in_form_of, with_result};
 use netattach_tests::settings::Settings;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Namespace, Node, Pod, tools};
+use rustix::mount::{MountFlags, mount};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const MAC: &str = "02:00:00:00:00:07";
+const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// A pod with one interface, and the plugins of one side.
 struct Side {
@@ -58,26 +61,19 @@ impl Side {
         self.pod.run(|| fs::read_to_string(format!("/proc/sys/net/{path}")).unwrap().trim_end().to_owned())
     }
 
-    /// ADD, CHECK, CHECK after the interface was changed, DEL twice.
-    fn run(&self, version: &str, keys: &Value) -> Seen {
+    /// ADD, CHECK, CHECK after the interface was changed, DEL twice, with these `CNI_ARGS`.
+    fn run(&self, version: &str, keys: &Value, args: &str) -> Seen {
         let data = self.dir.path().join("tuning");
         let mut tuning = config(version, "tuning", keys);
         tuning["dataDir"] = json!(data);
-        let previous = json!({
-            "cniVersion": version,
-            "interfaces": [
-                {"name": "br0", "mac": "02:00:00:00:00:02"},
-                {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/pod"}
-            ],
-            "ips": [{"version": "4", "interface": 1, "address": "10.1.0.2/24"}], "dns": {}
-        });
         let ran = |verb: &str, previous: &Value| {
-            let answer = self.runtime.run(verb, self.call(), &with_result(&tuning, previous)).unwrap();
+            let call = Call { args, ..self.call() };
+            let answer = self.runtime.run(verb, call, &with_result(&tuning, previous)).unwrap();
             // The words of an error are each implementation's own.
             let said = if answer.exit == Some(0) { answer.stdout } else { Value::Null };
             (answer.exit, said)
         };
-        let mut answers = vec![ran("ADD", &previous)];
+        let mut answers = vec![ran("ADD", &previous(version))];
         let result = answers[0].1.clone();
         let settings = || Settings::of(&self.pod).unwrap();
         let attached = (self.properties(), self.setting("core/somaxconn"), settings());
@@ -97,6 +93,18 @@ impl Side {
     }
 }
 
+/// The result of the plugin before.
+fn previous(version: &str) -> Value {
+    let result = json!({
+        "interfaces": [
+            {"name": "br0", "mac": "02:00:00:00:00:02"},
+            {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/pod"}
+        ],
+        "ips": [{"version": "4", "interface": 1, "address": "10.1.0.2/24"}], "dns": {}
+    });
+    in_form_of(version, &result)
+}
+
 /// Rows: TUN-keys.
 /// Rows: SYS-rules, SYS-sysctls.
 #[test]
@@ -105,6 +113,7 @@ fn tuning_agrees_with_the_reference() {
     let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["tuning"]) else { return };
     let own = tempfile::tempdir().unwrap();
     symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:09";
     let rows = [
         json!({}),
         json!({"sysctl": {"net.core.somaxconn": "500", "net.ipv4.conf.IFNAME.log_martians": "1"}}),
@@ -124,13 +133,47 @@ fn tuning_agrees_with_the_reference() {
         json!({"sysctl": {"kernel.hostname": "a"}}),
         json!({"sysctl": {"net.core.no_such": "1"}}),
     ];
-    for keys in rows {
-        for version in ["0.4.0", "1.0.0"] {
-            let ours = Side::new(own.path().to_owned()).run(version, &keys);
-            let theirs = Side::new(reference.clone()).run(version, &keys);
-            assert_eq!(ours, theirs, "{version} {keys}");
+    let by_args = [json!({}), json!({"mac": MAC}), json!({"runtimeConfig": {"mac": MAC}})];
+    let rows = rows.into_iter().map(|keys| (keys, "")).chain(by_args.into_iter().map(|keys| (keys, arg)));
+    for (keys, args) in rows {
+        for version in VERSIONS {
+            let ours = Side::new(own.path().to_owned()).run(version, &keys, args);
+            let theirs = Side::new(reference.clone()).run(version, &keys, args);
+            assert_eq!(ours, theirs, "{version} {keys} {args:?}");
         }
     }
+}
+
+/// Lines are regular expressions that match somewhere in the name as it is written; an empty one matches nothing.
+///
+/// Rows: TUN-allowed.
+#[test]
+fn the_administrators_list_allows_the_same_as_with_the_reference() {
+    let test = "the_administrators_list_allows_the_same_as_with_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["tuning"]) else { return };
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    with_own_mounts(|_| {
+        // In place of the machine's own, for this thread and the plugins that it starts.
+        mount("tmpfs", "/etc", "tmpfs", MountFlags::empty(), None).unwrap();
+        fs::create_dir_all("/etc/cni/tuning").unwrap();
+        let list = "^net[.]ipv4[.]conf[.]IFNAME[.][a-z_]*$\n\n somaxconn\n";
+        fs::write("/etc/cni/tuning/allowlist.conf", list).unwrap();
+        let martians = "net.ipv4.conf.IFNAME.log_martians";
+        for (keys, is_allowed) in [
+            (json!({"sysctl": {martians: "1", "net.core.somaxconn": "500"}}), true),
+            (json!({"sysctl": {"net/core/somaxconn": "500"}}), true),
+            (json!({"sysctl": {"net.ipv4.conf.eth0.log_martians": "1"}}), false),
+            (json!({"sysctl": {martians: "1", "net.ipv4.ip_forward": "1"}}), false),
+            // What is no setting needs no permission.
+            (json!({"mtu": 1400, "promisc": true}), true),
+        ] {
+            let [ours, theirs] = [own.path().to_owned(), reference.clone()]
+                .map(|plugins| Side::new(plugins).run("1.0.0", &keys, ""));
+            assert_eq!(ours.answers[0].0, Some(i32::from(!is_allowed)), "{keys}");
+            assert_eq!(ours, theirs, "{keys}");
+        }
+    });
 }
 
 /// Each implementation detaches what the other has attached.
@@ -143,17 +186,20 @@ fn either_gives_back_what_the_other_has_changed() {
     let own = tempfile::tempdir().unwrap();
     symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
     for (adds, dels) in [(own.path().to_owned(), reference.clone()), (reference, own.path().to_owned())] {
-        let mut side = Side::new(adds);
+        let mut side = Side::new(adds.clone());
         let before = side.properties();
-        let keys = json!({"mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 7,
-            "dataDir": side.dir.path()});
-        let tuning = with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}));
-        side.runtime.add(side.call(), &tuning).unwrap();
-        assert_ne!(side.properties(), before);
-        side.runtime.plugins = dels;
-        let answer = side.runtime.run("DEL", side.call(), &tuning).unwrap();
-        assert_eq!((answer.exit, side.properties()), (Some(0), before));
-        assert!(!side.dir.path().join("c1_eth0.json").exists());
+        for version in VERSIONS {
+            let keys = json!({"mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 7,
+                "dataDir": side.dir.path()});
+            let tuning = config(version, "tuning", &keys);
+            side.runtime.plugins.clone_from(&adds);
+            let result = side.runtime.add(side.call(), &with_result(&tuning, &previous(version))).unwrap();
+            assert_ne!(side.properties(), before, "{version}");
+            side.runtime.plugins.clone_from(&dels);
+            let answer = side.runtime.run("DEL", side.call(), &with_result(&tuning, &result)).unwrap();
+            assert_eq!((answer.exit, side.properties()), (Some(0), before.clone()), "{version}");
+            assert!(!side.dir.path().join("c1_eth0.json").exists(), "{version}");
+        }
     }
 }
 

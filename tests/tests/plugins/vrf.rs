@@ -179,8 +179,10 @@ fn vrf_agrees_with_the_reference() {
         (json!({"vrfname": "eth1"}), vec![]),
         (json!({}), vec![]),
     ];
-    for (keys, before) in rows {
-        for version in ["0.4.0", "1.0.0"] {
+    // All that the reference has. An emulated machine is slow: the first row is run in all of them, the others in two.
+    let all = &["0.3.1", "0.4.0", "1.0.0", "1.1.0"][..];
+    for (number, (keys, before)) in rows.into_iter().enumerate() {
+        for &version in if number == 0 { all } else { &all[1..3] } {
             let [ours, theirs] = [own.path().to_owned(), reference.clone()].map(|plugins| {
                 let side = Side::new(plugins);
                 before.iter().for_each(|words| ip(&side.pod, words).unwrap());

@@ -1,5 +1,8 @@
-//! Differences between our plugins and the reference plugins, with the reasons. Those visible to users are in
-//! `docs/plugins.md`.
+//! Differences between our plugins and the reference plugins, with the reasons. Each has a row in
+//! `docs/conformance.md`, with its reason for users.
+
+/// The rows of `docs/conformance.md` about the plugins.
+pub(super) const ROWS: &str = include_str!("../../../conformance/plugins.toml");
 
 /// An intended difference.
 pub(crate) struct Deviation {
@@ -7,6 +10,8 @@ pub(crate) struct Deviation {
     pub(super) at: &'static [&'static str],
     /// The versions in which it occurs.
     pub(super) versions: &'static [&'static str],
+    /// The row of [`ROWS`] that has it.
+    pub(super) row: &'static str,
     #[expect(dead_code, reason = "for whoever reads the table")]
     why: &'static str,
 }
@@ -16,30 +21,35 @@ pub(super) const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4
 pub(super) const MTU_OF_MACVLAN: Deviation = Deviation {
     at: &["/ADD/result/interfaces/0/mtu"],
     versions: &["1.0.0", "1.1.0"],
+    row: "DIF-mtu",
     why: "the specification has had the member since 1.1.0; we fill it in",
 };
 
 pub(super) const MTU_OF_BRIDGE: Deviation = Deviation {
     at: &["/ADD/result/interfaces/0/mtu", "/ADD/result/interfaces/1/mtu", "/ADD/result/interfaces/2/mtu"],
     versions: &["1.0.0", "1.1.0"],
+    row: "DIF-mtu",
     why: "the specification has had the member since 1.1.0; we fill it in",
 };
 
 pub(super) const MTU_OF_GATEWAY: Deviation = Deviation {
     at: &["/ADD/result/interfaces/3/mtu"],
     versions: &["1.0.0", "1.1.0"],
+    row: "DIF-mtu",
     why: "the specification has had the member since 1.1.0; we fill it in",
 };
 
 pub(super) const MTU_OF_PAIR: Deviation = Deviation {
     at: &["/ADD/result/interfaces/0/mtu", "/ADD/result/interfaces/1/mtu"],
     versions: &["1.0.0", "1.1.0"],
+    row: "DIF-mtu",
     why: "the specification has had the member since 1.1.0; we fill it in",
 };
 
 pub(super) const NO_RESULT_NO_LINK: Deviation = Deviation {
     at: &["/ADD/result/code", "/attached/pod/eth0"],
     versions: &["0.1.0", "0.2.0"],
+    row: "DIF-form",
     why: "the result has no form in these versions: we say so before, the reference after the link was made",
 };
 
@@ -52,24 +62,125 @@ pub(super) const NO_RESULT_NO_BRIDGE: Deviation = Deviation {
         "/detached/node/br0",
     ],
     versions: &["0.1.0", "0.2.0"],
+    row: "DIF-form",
     why: "the result has no form in these versions: we say so before, the reference after the links were made",
+};
+
+pub(super) const NO_RESULT_NO_DEVICE: Deviation = Deviation {
+    at: &["/ADD/result/code", "/attached/pod/eth0", "/attached/node/card0"],
+    versions: &["0.1.0", "0.2.0"],
+    row: "DIF-form",
+    why: "the result has no form in these versions: the reference says so after the device was moved, and leaves it",
+};
+
+/// Those of whatever link both have.
+pub(super) static OF_EVERY_LINK: [Deviation; 2] = [
+    Deviation {
+        at: &["/attached/pod/eth0/group", "/attached/node/the node's end/group"],
+        versions: &VERSIONS,
+        row: "DIF-group",
+        why: "the group of a link says whose it is: a late DEL takes no other container's",
+    },
+    Deviation {
+        at: &[
+            "/attached/node/the node's end/txqlen",
+            "/attached/node/the port of br0.100/txqlen",
+            "/detached/node/the port of br0.100/txqlen",
+        ],
+        versions: &VERSIONS,
+        row: "DIF-queue",
+        why: "the kernel's default; the reference sets 0, which the kernel corrects once a queue is put there",
+    },
+];
+
+pub(super) const SCOPE_OF_POD: Deviation = Deviation {
+    at: &["/attached/node/the node's end/routes/0/scope"],
+    versions: &VERSIONS,
+    row: "DIF-scope",
+    why: "the pod is on the link; the reference's scope says that its address is the node's own",
+};
+
+pub(super) const MTU_OF_ROUTE: Deviation = Deviation {
+    at: &["/attached/pod/eth0/routes/2/mtu", "/attached/pod/eth0/routes/2/advmss"],
+    versions: &VERSIONS,
+    row: "DIF-route-mtu",
+    why: "the reference reads these members, and makes the route without them",
+};
+
+pub(super) const MEMBERS_OF_ROUTE: Deviation = Deviation {
+    at: &["/attached/pod/eth0/routes/1/table", "/attached/pod/eth0/routes/2/metric"],
+    versions: &["0.1.0", "0.2.0"],
+    row: "DIF-route-members",
+    why: "results of these versions do not hold them, and the reference has the routes from such a result",
+};
+
+pub(super) const CHECK_OF_TABLE: Deviation = Deviation {
+    at: &["/CHECK"],
+    versions: &["0.4.0", "1.0.0", "1.1.0"],
+    row: "DIF-check-table",
+    why: "the reference looks in the main table for a route that it has made in another, and fails",
+};
+
+pub(super) const BRIDGE_OF_OTHERS: Deviation = Deviation {
+    at: &["/attached/node/br0/sysctls/ipv6.accept_ra", "/detached/node/br0/sysctls/ipv6.accept_ra"],
+    versions: &VERSIONS,
+    row: "DIF-others-bridge",
+    why: "a bridge that somebody else has made keeps his settings: the node may have its own address there by them",
+};
+
+pub(super) const LINKS_ARE_LEFT: Deviation = Deviation {
+    at: &["/ADD/result/code", "/attached/pod/eth0", "/attached/node/the node's end"],
+    versions: &VERSIONS,
+    row: "DIF-left",
+    why: "an ADD that fails takes back what it has made; the reference leaves it to the DEL",
+};
+
+pub(super) const LINK_IS_LEFT: Deviation = Deviation {
+    at: &["/ADD/result/code", "/attached/pod/eth0"],
+    versions: &VERSIONS,
+    row: "DIF-left",
+    why: "the same without an end on the node",
+};
+
+pub(super) const CODE_OF_DEVICE: Deviation = Deviation {
+    at: &["/ADD/result/code"],
+    versions: &VERSIONS,
+    row: "DIF-codes",
+    why: "a device that is not there may come: code 11 has the runtime try again",
+};
+
+pub(super) const DEL_OF_DEVICE: Deviation = Deviation {
+    at: &["/DEL"],
+    versions: &VERSIONS,
+    row: "DIF-del",
+    why: "there is nothing to give back, and DEL says so; the reference fails without the interface",
+};
+
+pub(super) const PCI_ADDRESS: Deviation = Deviation {
+    at: &["/ADD/result/interfaces/0/pciID"],
+    versions: &["1.0.0", "1.1.0"],
+    row: "DIF-pci",
+    why: "the specification has had the member since 1.1.0; we fill it in",
 };
 
 pub(super) const CHECK_OF_L2: Deviation = Deviation {
     at: &["/CHECK"],
     versions: &["0.4.0", "1.0.0", "1.1.0"],
+    row: "DIF-check-l2",
     why: "without ipam the reference asks an address plugin without a name, and fails",
 };
 
 pub(super) const CHECK_WITHOUT_MASTER: Deviation = Deviation {
     at: &["/CHECK"],
     versions: &["0.4.0", "1.0.0", "1.1.0"],
+    row: "DIF-check-master",
     why: "the reference looks for a parent without a name, and fails",
 };
 
 pub(super) const LO_STAYS_UP: Deviation = Deviation {
     at: &["/detached/pod/lo/up", "/detached/pod/lo/addresses"],
     versions: &VERSIONS,
+    row: "DIF-lo-up",
     why: "lo belongs to the namespace, which ends; what still runs in it may talk to itself until then",
 };
 
@@ -83,11 +194,13 @@ pub(super) const LO_IN_ITS_VERSION: [Deviation; 2] = [
             "/ADD/result/ip6",
         ],
         versions: &["0.1.0", "0.2.0"],
+        row: "DIF-lo-version",
         why: "the reference prints the newest shape whatever version it names",
     },
     Deviation {
         at: &["/ADD/result/dns", "/ADD/result/ips/0/version", "/ADD/result/ips/1/version"],
         versions: &["0.3.0", "0.3.1", "0.4.0"],
+        row: "DIF-lo-version",
         why: "the reference prints the newest shape whatever version it names",
     },
 ];
@@ -95,18 +208,21 @@ pub(super) const LO_IN_ITS_VERSION: [Deviation; 2] = [
 pub(super) const CODE_OF_CONFIG: Deviation = Deviation {
     at: &["/ADD/result/code"],
     versions: &VERSIONS,
+    row: "DIF-codes",
     why: "what is wrong with the configuration is code 7; the reference has one code for everything",
 };
 
 pub(super) const DEL_OF_CONFIG: Deviation = Deviation {
     at: &["/DEL"],
     versions: &VERSIONS,
+    row: "DIF-del",
     why: "nothing was made, and DEL says so; the reference refuses the configuration at DEL too",
 };
 
 pub(super) const ONE_PER_FAMILY: Deviation = Deviation {
     at: &["/ADD/result/code"],
     versions: &["0.1.0", "0.2.0"],
+    row: "DIF-codes",
     why: "what is wrong with the configuration is code 7; the reference has one code for everything",
 };
 
@@ -114,11 +230,13 @@ pub(super) const GATEWAY_OF_ALL: [Deviation; 2] = [
     Deviation {
         at: &["/ADD/result/ip4/gateway"],
         versions: &["0.1.0", "0.2.0"],
+        row: "DIF-gateway",
         why: "GATEWAY is the gateway of every address whose subnet it is in; the reference passes ipam.addresses over",
     },
     Deviation {
         at: &["/ADD/result/ips/0/gateway"],
         versions: &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+        row: "DIF-gateway",
         why: "the same, in the words of these versions",
     },
 ];
@@ -131,6 +249,7 @@ const SYSCTLS_OF_PORT: &[&str] = &[
 pub(super) const PORT_HAS_NO_ADDRESS: Deviation = Deviation {
     at: SYSCTLS_OF_PORT,
     versions: &VERSIONS,
+    row: "DIF-port",
     why: "a port of a bridge has no network layer: we keep the kernel from giving it a link-local address, the reference \
           from taking advertisements",
 };
@@ -138,6 +257,7 @@ pub(super) const PORT_HAS_NO_ADDRESS: Deviation = Deviation {
 pub(super) const L2_PORT_HAS_NO_ADDRESS: Deviation = Deviation {
     at: SYSCTLS_OF_PORT,
     versions: &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+    row: "DIF-port",
     why: "the same, where there is a link in both",
 };
 
@@ -153,6 +273,7 @@ const SYSCTLS_OF_CLOSED: &[&str] = &[
 pub(super) const CLOSED_BRIDGE: Deviation = Deviation {
     at: SYSCTLS_OF_CLOSED,
     versions: &VERSIONS,
+    row: "BRG-closed",
     why: "on a bridge of its own without gateways the node has no business: with the reference pods reach all of its addresses by \
           it, and what listens at its link-local one",
 };
@@ -160,6 +281,7 @@ pub(super) const CLOSED_BRIDGE: Deviation = Deviation {
 pub(super) const L2_CLOSED_BRIDGE: Deviation = Deviation {
     at: SYSCTLS_OF_CLOSED,
     versions: &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
+    row: "BRG-closed",
     why: "the same, where there is a bridge in both",
 };
 
@@ -173,6 +295,7 @@ pub(super) const PORT_OF_GATEWAY: Deviation = Deviation {
         "/detached/node/br0.100/sysctls/ipv6.accept_ra",
     ],
     versions: &VERSIONS,
+    row: "DIF-port",
     why: "of the pair, the end that has the gateways takes no advertisements of pods, and the port has no address; the \
           reference has the port take none",
 };
@@ -180,6 +303,7 @@ pub(super) const PORT_OF_GATEWAY: Deviation = Deviation {
 pub(super) const DETECTION_BY_ADDRESS: Deviation = Deviation {
     at: &["/attached/pod/eth0/sysctls/ipv6.accept_dad"],
     versions: &VERSIONS,
+    row: "DIF-dad",
     why: "we say of each address of the lease that no duplicate is looked for, the reference of the interface: what a \
           pod adds of its own is looked for",
 };
@@ -187,6 +311,7 @@ pub(super) const DETECTION_BY_ADDRESS: Deviation = Deviation {
 pub(super) const NO_LINK_LOCAL: Deviation = Deviation {
     at: &["/attached/pod/eth0/sysctls/ipv6.addr_gen_mode"],
     versions: &VERSIONS,
+    row: "DIF-link-local",
     why: "a pod without IPv6 addresses, behind a gateway without them, has no link-local one: nobody is there to be \
           spoken to, and what it sends is flooded to all pods",
 };
@@ -194,6 +319,7 @@ pub(super) const NO_LINK_LOCAL: Deviation = Deviation {
 pub(super) const NEIGHBOURS_HEAR_OF_IPV4: Deviation = Deviation {
     at: &["/attached/pod/eth0/sysctls/ipv4.arp_notify"],
     versions: &VERSIONS,
+    row: "DIF-notify",
     why: "whoever had the address before is forgotten when the link comes up; the reference announces behind some plugins \
           only",
 };
@@ -201,6 +327,7 @@ pub(super) const NEIGHBOURS_HEAR_OF_IPV4: Deviation = Deviation {
 pub(super) const NEIGHBOURS_HEAR_OF_IPV6: Deviation = Deviation {
     at: &["/attached/pod/eth0/sysctls/ipv6.ndisc_notify"],
     versions: &VERSIONS,
+    row: "DIF-notify",
     why: "the same of IPv6, where the interface has such addresses; the reference announces them by macvlan and ipvlan only, \
           and there also where there are none",
 };

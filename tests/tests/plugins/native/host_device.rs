@@ -17,7 +17,7 @@ use netattach_tests::tools;
 use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use serde_json::{Value, json};
 
-use super::{MAC, Rig, addresses, mac_of};
+use super::{MAC, Rig, VERSIONS, addresses, mac_of};
 
 const CARD: &str = "card0";
 const PAIR: [&str; 10] = ["link", "add", CARD, "address", MAC, "type", "veth", "peer", "name", "card1"];
@@ -294,18 +294,22 @@ fn each_gives_back_what_the_other_took() {
     };
     for taken_by_us in [true, false] {
         let mut rig = rig();
-        let (config, ours) = (keys(&rig), rig.runtime.plugins.clone());
+        let (mut config, ours) = (keys(&rig), rig.runtime.plugins.clone());
         let (first, second) = if taken_by_us { (&ours, &reference) } else { (&reference, &ours) };
-        rig.runtime.plugins.clone_from(first);
-        let result = rig.add(&config);
-        assert!(card(rig.node(), CARD).is_none());
-        rig.runtime.plugins.clone_from(second);
-        rig.after("DEL", &config, &result);
-        assert!(card(rig.node(), CARD).is_some() && card(rig.inside(), "eth0").is_none(), "{taken_by_us}");
-        assert_eq!(rig.reserved(), [""; 0]);
-        // Only our own DEL removes the stored former properties of the device.
-        rig.runtime.plugins.clone_from(&ours);
-        rig.after("DEL", &config, &result);
+        for version in VERSIONS {
+            config["cniVersion"] = json!(version);
+            rig.runtime.plugins.clone_from(first);
+            let result = rig.add(&config);
+            assert!(card(rig.node(), CARD).is_none(), "{version}");
+            rig.runtime.plugins.clone_from(second);
+            rig.after("DEL", &config, &result);
+            let is_back = card(rig.node(), CARD).is_some() && card(rig.inside(), "eth0").is_none();
+            assert!(is_back, "{version} {taken_by_us}");
+            assert_eq!(rig.reserved(), [""; 0], "{version}");
+            // Only our own DEL removes the stored former properties of the device.
+            rig.runtime.plugins.clone_from(&ours);
+            rig.after("DEL", &config, &result);
+        }
     }
 }
 

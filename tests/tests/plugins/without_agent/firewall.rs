@@ -22,7 +22,10 @@ fn said(scene: &Scene, program: &str, line: &str) -> String {
 
 /// Returns a scene whose node forwards nothing.
 fn dropping() -> Scene {
-    let scene = Scene::new();
+    dropping_in(Scene::new())
+}
+
+fn dropping_in(scene: Scene) -> Scene {
     for program in PROGRAMS {
         said(&scene, program, "-P FORWARD DROP");
     }
@@ -311,6 +314,7 @@ fn the_rules_are_those_of_the_reference() {
         json!({"backend": "iptables"}),
         json!({"backend": "iptables", "ingressPolicy": "same-bridge"}),
         json!({"backend": "iptables", "ingressPolicy": "isolated"}),
+        json!({"backend": "iptables", "iptablesAdminChainName": "CNI-ADMIN"}),
     ] {
         let rules = [true, false].map(|theirs| {
             let scene = super::reference::scene(theirs.then_some(&*reference), "firewall");
@@ -333,6 +337,33 @@ fn the_rules_are_those_of_the_reference() {
         });
         let [theirs, ours] = verbs;
         assert_eq!(ours, theirs, "{version}");
+    }
+}
+
+/// For the definition's own pods it is the same with the reference, which asks it for all others as well.
+///
+/// Rows: FWL-admin.
+#[test]
+fn the_administrators_chain_is_asked_as_by_the_reference() {
+    let test = "the_administrators_chain_is_asked_as_by_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["firewall"]) else {
+        return;
+    };
+    for theirs in [true, false] {
+        let scene = dropping_in(super::reference::scene(theirs.then_some(&*reference), "firewall"));
+        let _echo = Echo::serve(&scene.outside, at(OUTSIDE[0], 7)).unwrap();
+        let keys = json!({"backend": "iptables", "iptablesAdminChainName": "MINE"});
+        let chained = super::reference::in_version("1.0.0", &firewall(&keys));
+        let bridge = super::reference::in_version("1.0.0", &scene.bridge(&json!({})));
+        let a = scene.add("a", &[bridge, chained]);
+        let passes = connects(&a.namespace, at(OUTSIDE[0], 7), PATIENCE);
+        said(&scene, "iptables", &format!("-A MINE -d {} -j DROP", OUTSIDE[0]));
+        let is_dropped = !connects(&a.namespace, at(OUTSIDE[0], 7), SILENCE);
+        scene.check(&a);
+        scene.del(&a);
+        let left = chain(&scene, "iptables", "MINE");
+        let rule = format!("-A MINE -d {}/32 -j DROP", OUTSIDE[0]);
+        assert_eq!((passes, is_dropped, left), (true, true, vec![rule]), "theirs: {theirs}");
     }
 }
 

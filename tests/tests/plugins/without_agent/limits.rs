@@ -1,7 +1,6 @@
 //! The chained plugin `bandwidth`: devices and their queues, and how fast packets pass.
 
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
 use netattach::netlink::Handle;
 use netattach_tests::other_programs::tc;

@@ -11,16 +11,7 @@ fn who_is_not_on_the_network_sees_the_nodes_address() {
     for kind in ["bridge", "ptp"] {
         let scene = Scene::new();
         let keys = json!({"ipMasq": true, "nonMasqueradeCIDRs": ["198.51.100.0/24"]});
-        let plugin = |keys: &Value| {
-            let mut usual = json!({"ipam": scene.ipam()});
-            if kind == "bridge" {
-                extend(&mut usual, &json!({"bridge": "br0", "isDefaultGateway": true}));
-            } else {
-                usual["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
-            }
-            extend(&mut usual, keys);
-            config("1.1.0", kind, &usual)
-        };
+        let plugin = |keys: &Value| scene.routed(kind, keys);
         run(&scene.outside, "addr add 198.51.100.7/32 dev lo");
         run(scene.node(), "route add 198.51.100.7 via 192.0.2.2");
         let a = scene.add("a", &[plugin(&keys)]);

@@ -18,6 +18,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use netattach::netlink::nat::{self, View};
 use netattach_tests::Namespace;
@@ -99,9 +100,20 @@ impl Scene {
 
     /// Returns a bridge with these keys in addition to its usual ones.
     fn bridge(&self, keys: &Value) -> Value {
-        let mut usual = json!({"bridge": "br0", "isDefaultGateway": true, "ipam": self.ipam()});
+        self.routed("bridge", keys)
+    }
+
+    /// Returns a `bridge`, or a `ptp`, by which pods have default routes, with these keys in addition to its usual
+    /// ones.
+    fn routed(&self, kind: &str, keys: &Value) -> Value {
+        let mut usual = json!({"ipam": self.ipam()});
+        if kind == "bridge" {
+            extend(&mut usual, &json!({"bridge": "br0", "isDefaultGateway": true}));
+        } else {
+            usual["ipam"]["routes"] = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]);
+        }
         extend(&mut usual, keys);
-        config("1.1.0", "bridge", &usual)
+        config("1.1.0", kind, &usual)
     }
 
     /// ADD by each plugin of a chain.
@@ -194,6 +206,15 @@ fn portmap(ports: &[(u16, u16)], keys: &Value) -> Value {
 /// Returns the client address that a server in a namespace sees for a connection to an address; `None`: no
 /// connection.
 fn seen(server: &Namespace, served: SocketAddr, client: &Namespace, to: SocketAddr) -> Option<IpAddr> {
+    seen_within(PATIENCE, (server, served), (client, to))
+}
+
+/// The same for a connection that has to be there within this time.
+fn seen_within(
+    patience: Duration,
+    (server, served): (&Namespace, SocketAddr),
+    (client, to): (&Namespace, SocketAddr),
+) -> Option<IpAddr> {
     let mut listener = None;
     // A process that another test starts also has the last listener, until it executes its program.
     let is_bound = eventually(PATIENCE, || {
@@ -205,19 +226,19 @@ fn seen(server: &Namespace, served: SocketAddr, client: &Namespace, to: SocketAd
     listener.set_nonblocking(true).unwrap();
     std::thread::scope(|scope| {
         let answering = scope.spawn(|| {
-            let due = std::time::Instant::now() + PATIENCE;
-            while std::time::Instant::now() < due {
+            let due = Instant::now() + patience;
+            while Instant::now() < due {
                 if let Ok((mut stream, peer)) = listener.accept() {
                     let mut asked = [0; 4];
                     stream.read_exact(&mut asked).unwrap();
                     stream.write_all(&asked).unwrap();
                     return Some(peer.ip());
                 }
-                std::thread::sleep(std::time::Duration::from_millis(5));
+                std::thread::sleep(Duration::from_millis(5));
             }
             None
         });
-        let reached = connect(client, to, PATIENCE).is_ok();
+        let reached = connect(client, to, patience).is_ok();
         let seen = answering.join().unwrap();
         seen.filter(|_| reached)
     })

@@ -1,6 +1,6 @@
 //! The same chains with the plugins of containernetworking/plugins and with ours: results in every version,
-//! reachability and the source addresses that the pod sees, rates; and each implementation's DEL after the other's
-//! ADD.
+//! reachability and the source addresses that the pod sees, or others see of it, rates; and each implementation's DEL
+//! after the other's ADD.
 
 use std::os::unix::fs::symlink;
 
@@ -96,10 +96,13 @@ fn reached(scene: &Scene, chained: &Value) -> Vec<Option<IpAddr>> {
     let chained = in_version("1.0.0", chained);
     let bridge = in_version("1.0.0", &scene.bridge(&json!({"hairpinMode": true})));
     let pod = scene.add("a", &[bridge, chained]);
-    let by = |from: &Namespace, to: &str| seen(&pod.namespace, at(POD[0], 80), from, at(to, 8080));
-    let mut found =
-        vec![by(&scene.outside, NODE[0]), by(scene.node(), NODE[0]), by(scene.node(), "127.0.0.1")];
-    found.push(by(&pod.namespace, NODE[0]));
+    let served = (&pod.namespace, at(POD[0], 80));
+    let by = |patience, from: &Namespace, to: &str| seen_within(patience, served, (from, at(to, 8080)));
+    let mut found = vec![by(PATIENCE, &scene.outside, NODE[0]), by(PATIENCE, scene.node(), NODE[0])];
+    // With their own addresses these two get no answers.
+    let patience = if chained["snat"] == false { SILENCE } else { PATIENCE };
+    found.push(by(patience, scene.node(), "127.0.0.1"));
+    found.push(by(patience, &pod.namespace, NODE[0]));
     found.push(seen(&pod.namespace, at(POD[1], 80), &scene.outside, at(NODE[1], 8080)));
     scene.del(&pod);
     assert!(!connects(&scene.outside, at(NODE[0], 8080), SILENCE));
@@ -114,8 +117,12 @@ fn portmap_agrees_with_the_reference() {
     let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["portmap"]) else { return };
     let (theirs, ours) = (scene(Some(&reference), "portmap"), scene(None, "portmap"));
     for version in VERSIONS {
-        for keys in [json!({}), json!({"runtimeConfig": {}}), json!({"masqAll": true, "backend": "nftables"})]
-        {
+        for keys in [
+            json!({}),
+            json!({"runtimeConfig": {}}),
+            json!({"masqAll": true, "backend": "nftables"}),
+            json!({"snat": false}),
+        ] {
             let chained = portmap(&[(8080, 80)], &keys);
             assert_eq!(
                 verbs(&ours, version, &chained),
@@ -128,10 +135,63 @@ fn portmap_agrees_with_the_reference() {
         json!({"backend": "iptables"}),
         json!({"backend": "iptables", "masqAll": true}),
         json!({"backend": "iptables", "markMasqBit": 5}),
+        json!({"backend": "iptables", "snat": false}),
     ] {
         let chained = portmap(&[(8080, 80)], &keys);
         let (their, our) = (scene(Some(&reference), "portmap"), scene(None, "portmap"));
         assert_eq!(reached(&our, &chained), reached(&their, &chained), "{keys}");
+    }
+}
+
+/// Returns the addresses that others see of a pod with these keys: outside, by family, and a neighbour; and those that
+/// are seen outside of a pod without them that has the same addresses afterwards.
+fn seen_of(scene: &Scene, kind: &str, keys: &Value) -> Vec<Option<IpAddr>> {
+    let outside = |pod: &Attached| {
+        [0, 1].map(|family: usize| {
+            let server = at(OUTSIDE[family], 80);
+            seen(&scene.outside, server, &pod.namespace, server)
+        })
+    };
+    let a = scene.add("a", &[scene.routed(kind, keys)]);
+    let neighbour = scene.add("b", &[scene.routed(kind, &json!({}))]);
+    let mut found = outside(&a).to_vec();
+    let server = SocketAddr::new(neighbour.addresses()[0], 80);
+    found.push(seen(&neighbour.namespace, server, &a.namespace, server));
+    scene.check(&a);
+    scene.del(&a);
+    let [v4, v6] = a.addresses();
+    let mut next = scene.routed(kind, &json!({}));
+    next["ipam"]["ranges"] = json!([
+        [{"subnet": "10.1.0.0/24", "rangeStart": v4, "rangeEnd": v4}],
+        [{"subnet": "fd00:1::/64", "rangeStart": v6, "rangeEnd": v6}],
+    ]);
+    let next = scene.add("c", &[next]);
+    assert_eq!(next.addresses(), [v4, v6]);
+    found.extend(outside(&next));
+    scene.del(&next);
+    scene.del(&neighbour);
+    found
+}
+
+/// Rows: BRG-ipMasq-reference, PTP-ipMasq.
+#[test]
+fn masquerade_agrees_with_the_reference() {
+    let test = "masquerade_agrees_with_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["bridge", "ptp"]) else {
+        return;
+    };
+    for kind in ["bridge", "ptp"] {
+        for keys in [
+            json!({"ipMasq": true}),
+            json!({"ipMasq": true, "ipMasqBackend": "iptables"}),
+            json!({"ipMasq": true, "ipMasqBackend": "nftables"}),
+        ] {
+            let (their, our) = (scene(Some(&reference), kind), scene(None, kind));
+            let theirs = seen_of(&their, kind, &keys);
+            let node: [Option<IpAddr>; 2] = NODE.map(|address| address.parse().ok());
+            assert_eq!(theirs[..2], node, "{kind} {keys}");
+            assert_eq!(seen_of(&our, kind, &keys), theirs, "{kind} {keys}");
+        }
     }
 }
 

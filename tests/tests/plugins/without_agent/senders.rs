@@ -166,6 +166,26 @@ fn a_kernel_without_the_packet_filter_is_named_before_anything_is_made() {
     assert_eq!(links(), before);
 }
 
+/// Rows: BRG-macspoofchk-executable.
+#[test]
+fn the_same_senders_are_heard_with_the_reference() {
+    let test = "the_same_senders_are_heard_with_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["bridge"]) else { return };
+    for (theirs, checks) in [(true, true), (true, false), (false, true), (false, false)] {
+        let scene = reference::scene(theirs.then_some(&*reference), "bridge");
+        let a = scene.add("a", &[scene.bridge(&json!({"macspoofchk": checks}))]);
+        let echo = Echo::serve(scene.node(), at(GATEWAY[0], 7)).unwrap();
+        let own = given(&a);
+        for (mac, is_heard) in [(own.as_str(), true), (FORGED, !checks), (own.as_str(), true)] {
+            send_by(&a, mac);
+            let patience = if is_heard { PATIENCE } else { SILENCE };
+            let found = connects(&a.namespace, echo.address(), patience);
+            assert_eq!(found, is_heard, "theirs: {theirs}, macspoofchk: {checks}, {mac}");
+        }
+        scene.del(&a);
+    }
+}
+
 /// Rows: BRG-macspoofchk-each-other.
 #[test]
 fn what_the_reference_restricts_is_taken_back_by_us() {
