@@ -2,9 +2,9 @@
 //!
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach` with `locks` and `sriov`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`, `scale`. Shared:
-//! `pods` and the node's namespace, `agent`, `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of
-//! samples, `limit`s, `document` for tables.
+//! The benchmarks: `attach` with `kinds-vm`, `locks` and `sriov`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`,
+//! `scale`. Shared: `pods` and the node's namespace, `agent`, `netlink` for the floor, `bpf` for the kernel's state, `processor`
+//! time, `series` of samples, `limit`s, `document` for tables.
 
 mod agent;
 pub mod attach;

@@ -27,6 +27,8 @@ enum Subject {
     /// ADD of a pod with a virtual function of a card, in the virtual machine that has one
     #[cfg(feature = "cluster")]
     Sriov(attach::vf::Options),
+    /// ADD of a pod with an ipvlan, a VLAN or a dummy, in the virtual machine whose kernel has drivers for them
+    KindsVm(attach::kinds::emulated::Options),
     /// How often the kernel's lock of links is taken for an ADD, in the virtual machine whose kernel counts that
     Locks(attach::locks::Options),
     /// Restart of an agent with many attachments
@@ -102,6 +104,7 @@ fn main() -> ExitCode {
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
         #[cfg(feature = "cluster")]
         Subject::Sriov(arguments) => attach::vf::run(&arguments),
+        Subject::KindsVm(arguments) => attach::kinds::emulated::run(&arguments),
         Subject::Locks(arguments) => attach::locks::run(&arguments),
         Subject::Restart(arguments) => restart::run(&arguments),
         Subject::Fairness(arguments) => fairness::run(&arguments),

@@ -1,9 +1,9 @@
 //! Samples of one figure.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Samples of one figure: rates per second, milliseconds or nanoseconds.
-#[derive(Serialize, Debug, PartialEq)]
+#[derive(Serialize, Deserialize, Debug, PartialEq)]
 pub(super) struct Series {
     pub(super) median: f64,
     pub(super) minimum: f64,

@@ -10,7 +10,7 @@ use crate::release::Arch;
 use crate::suite::Stages;
 
 /// The nightly runs, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 15] = [
+const RUNS: [&[&str]; 16] = [
     &["soak"],
     &["soak", "--attachments", "1000", "--minutes", "10"],
     &["demo", "--cluster"],
@@ -20,6 +20,7 @@ const RUNS: [&[&str]; 15] = [
     &["bench", "scale", "--check"],
     &["bench", "restart", "--check"],
     &["bench", "sriov", "--check"],
+    &["bench", "kinds-vm", "--check"],
     &["bench", "locks", "--check"],
     &["bench", "dataplane", "--only", "pairs", "--check"],
     &["image", "--check", "--twice"],

@@ -13,7 +13,7 @@ use xtask::{dist, progress, setup};
 use crate::{DIST_VARIABLE, Output};
 
 /// The suite of the machine's kernel.
-const SUITE: &str = "trixie";
+pub(super) const SUITE: &str = "trixie";
 /// The mark before the figures in their line.
 const FIGURES: &str = "figures of the bench: ";
 /// Number of the machine's last lines that are shown if it has measured nothing.

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::figures::Series;
 use crate::document;
@@ -32,7 +32,7 @@ impl Logged {
 }
 
 /// One row: the part's description, how often it occurs in one ADD, and its total time.
-#[derive(Debug, PartialEq, Serialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Part {
     name: String,
     times: Option<u32>,

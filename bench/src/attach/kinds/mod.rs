@@ -1,7 +1,9 @@
 //! ADD of a pod with one interface, of each kind that the kernel has a driver for, by each side that can attach it.
 //!
 //! The `kind`s and the configurations of their plugins; their `floor`; the figures as a `table`, with their limits.
+//! Those that a kernel may lack are also measured in an `emulated` machine.
 
+pub mod emulated;
 mod floor;
 mod kind;
 mod table;
@@ -12,7 +14,8 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use serde::{Serialize, Serializer};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Value, json};
 use xtask::progress::{self, Done};
 
@@ -54,15 +57,17 @@ pub(super) struct Report {
     #[serde(flatten)]
     pub(super) origin: Origin,
     rounds: u16,
+    /// Whether the machine is an emulated one.
+    emulated: bool,
     kinds: Vec<Figures>,
     left_out: Vec<LeftOut>,
     limits: Vec<Limit>,
 }
 
 /// Milliseconds of the ADDs of one kind.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Figures {
-    #[serde(serialize_with = "by_name")]
+    #[serde(serialize_with = "by_name", deserialize_with = "of_name")]
     kind: Kind,
     floor: Series,
     agent: Series,
@@ -119,16 +124,26 @@ pub(super) fn check(report: &Report) -> anyhow::Result<()> {
 /// Measures every kind.
 pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
     let rounds = rounds.get();
+    let (kinds, lacking) = measure_each(&KINDS, rounds)?;
+    let left_out = LEFT_OUT.into_iter().chain(lacking.into_iter().map(LeftOut::without_driver)).collect();
+    let limits = table::limits(&kinds);
+    let origin = Origin::of(format!("cargo xtask bench attach --only kinds --kind-rounds {rounds}"));
+    Ok(Report { origin, rounds, emulated: false, kinds, left_out, limits })
+}
+
+/// Measures those of the wanted kinds that the kernel has a driver for. Returns the others as well.
+fn measure_each(wanted: &[Kind], rounds: u16) -> anyhow::Result<(Vec<Figures>, Vec<Kind>)> {
     let node = Node::enter()?;
-    let pods = node.pods((KINDS.len() + STANDING) as u16)?;
-    let standing = &pods[KINDS.len()..];
+    let stay = if wanted.contains(&Kind::Masqueraded) { STANDING } else { 0 };
+    let pods = node.pods((wanted.len() + stay) as u16)?;
+    let (own, standing) = pods.split_at(wanted.len());
     floor::prepare(OTHER_PARENT)?;
-    let (mut there, mut left_out) = (Vec::new(), Vec::from(LEFT_OUT));
-    for (kind, pod) in KINDS.into_iter().zip(&pods) {
+    let (mut there, mut lacking) = (Vec::new(), Vec::new());
+    for (kind, pod) in wanted.iter().copied().zip(own) {
         if has_driver(kind, pod, &node)? {
             there.push((kind, pod));
         } else {
-            left_out.push(LeftOut { kind: kind.name(), why: "this kernel has no driver for it" });
+            lacking.push(kind);
         }
     }
     let agent = start_agent(&node, &there, standing)?;
@@ -159,9 +174,7 @@ pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
             figures.parts = parts::rows(site.of(Side::Agent), &process, logged);
         }
     }
-    let limits = table::limits(&kinds);
-    let origin = Origin::of(format!("cargo xtask bench attach --only kinds --kind-rounds {rounds}"));
-    Ok(Report { origin, rounds, kinds, left_out, limits })
+    Ok((kinds, lacking))
 }
 
 /// Whether the kernel has the driver of a kind.
@@ -295,6 +308,16 @@ impl Site<'_> {
     }
 }
 
+impl LeftOut {
+    fn without_driver(kind: Kind) -> Self {
+        let why = match emulated::JUDGED.contains(&kind) {
+            true => "this kernel has no driver for it; `bench kinds-vm` measures it",
+            false => "this kernel has no driver for it",
+        };
+        Self { kind: kind.name(), why }
+    }
+}
+
 impl Figures {
     fn to_floor(&self) -> Series {
         self.agent.ratios(&self.floor)
@@ -325,4 +348,10 @@ pub(super) fn milliseconds(durations: impl Iterator<Item = Duration>) -> Series 
 
 fn by_name<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(kind.name())
+}
+
+fn of_name<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Kind, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let kind = KINDS.into_iter().find(|kind| kind.name() == name);
+    kind.ok_or_else(|| D::Error::custom(format!("there is no kind named {name}")))
 }

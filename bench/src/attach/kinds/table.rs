@@ -55,11 +55,12 @@ pub(in crate::attach) fn table(report: &Report) -> String {
         "to netattach-cni",
     ];
     let rows: Vec<Vec<String>> = report.kinds.iter().map(row).collect();
+    let place = if report.emulated { "In an emulated machine: " } else { "" };
     let mut text = document::aligned(&header, &rows);
     let _ = writeln!(
         text,
         "\nMilliseconds of the ADD of a pod with one interface, medians of {}, in turns whose order alternates; medians of the \
-         ratios of each round, and between which values those lie with 95 % probability. {}.\n",
+         ratios of each round, and between which values those lie with 95 % probability. {place}{}.\n",
         report.rounds, report.origin
     );
     for side in SIDES {
@@ -110,11 +111,11 @@ fn row(figures: &Figures) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::kind::Kind;
     use super::*;
 
-    fn figures(kind: Kind, agent: f64, reference: Option<f64>) -> Figures {
+    pub(in crate::attach::kinds) fn figures(kind: Kind, agent: f64, reference: Option<f64>) -> Figures {
         let one = |figure: f64| Series::new(vec![figure]);
         Figures {
             kind,
