@@ -195,7 +195,7 @@ impl DeviceHooks<'_> {
     ) -> Result<Option<Lack>, HookError> {
         // Where nothing runs by tcx, as on most devices, neither the pins of links nor other programs' need a look.
         if self.first && wanted == AttachMode::Clsact && self.is_without_tcx()? {
-            let ask = || -> Result<Option<Lack>, HookError> {
+            let mut ask = || -> Result<Option<Lack>, HookError> {
                 Ok(self.with_handle(handle, |handle| self.missing_filter(handle))?.flatten())
             };
             return match (known, self.programs.first()) {

@@ -340,22 +340,26 @@ pub(crate) const OF_LEASES: [Deviation; 4] = [
     Deviation {
         at: &["/records"],
         versions: &[LEASED],
+        row: "DHCP-restart",
         why: "the next agent knows the lease; those of the reference's daemon end with it",
     },
     Deviation {
         at: &["/result/dns", "/status/dns/domain", "/status/dns/nameservers"],
         versions: &[LEASED],
+        row: "DHCP-dns",
         why: "name servers and domain are part of a lease; the reference leaves them out",
     },
     Deviation {
         at: &["/result/routes/1/gw"],
         versions: &[LEASED],
+        row: "DHCP-daemonSocketPath",
         why: "a route on the link has no next hop; the reference prints 0.0.0.0, which the kernel takes as none and does not \
               show, and its interface plugins miss the route at CHECK",
     },
     Deviation {
         at: &["/released/to everybody"],
         versions: &[LEASED],
+        row: "DHCP-release",
         why: "the server alone is told, from the pod's address; the reference broadcasts it from 0.0.0.0, which no UDP socket \
               of a server on Linux receives, so the lease lasts until its time is over",
     },

@@ -93,14 +93,14 @@ pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Verbs {
 /// Returns which clients reach the pod by its port, with the source addresses that the pod sees: outside, the node,
 /// 127.0.0.1, a neighbour.
 fn reached(scene: &Scene, chained: &Value) -> Vec<Option<IpAddr>> {
+    // With their own addresses the node and the pod itself get no answers.
+    let patience = if chained["snat"] == false { SILENCE } else { PATIENCE };
     let chained = in_version("1.0.0", chained);
     let bridge = in_version("1.0.0", &scene.bridge(&json!({"hairpinMode": true})));
     let pod = scene.add("a", &[bridge, chained]);
     let served = (&pod.namespace, at(POD[0], 80));
     let by = |patience, from: &Namespace, to: &str| seen_within(patience, served, (from, at(to, 8080)));
     let mut found = vec![by(PATIENCE, &scene.outside, NODE[0]), by(PATIENCE, scene.node(), NODE[0])];
-    // With their own addresses these two get no answers.
-    let patience = if chained["snat"] == false { SILENCE } else { PATIENCE };
     found.push(by(patience, scene.node(), "127.0.0.1"));
     found.push(by(patience, &pod.namespace, NODE[0]));
     found.push(seen(&pod.namespace, at(POD[1], 80), &scene.outside, at(NODE[1], 8080)));
