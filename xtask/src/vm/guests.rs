@@ -133,6 +133,7 @@ const SRIOV: Guest = Guest {
                 "plugins",
                 &[
                     "differential::drivers_",
+                    "differential::host_device_by_its_bus",
                     "native::bridge_keys::",
                     "native::host_device::",
                     "native::versions::",
