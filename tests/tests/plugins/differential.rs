@@ -47,7 +47,7 @@ const OF_POD: &[Before] = &[(Place::Pod, "link add net0 type bridge"), (Place::P
 /// Rows: BRG-dns, BRG-forceAddress.
 /// Rows: SYS-rules, SYS-sysctls.
 /// Rows: DIF-mtu, DIF-form, DIF-codes, DIF-del, DIF-check-l2, DIF-group, DIF-queue, DIF-port, DIF-dad, DIF-notify.
-/// Rows: DIF-others-bridge, DIF-left.
+/// Rows: DIF-others-bridge, DIF-left, DIF-spare.
 #[test]
 fn bridge_agrees_with_the_reference() {
     let with = |extra: Value| {
@@ -113,7 +113,7 @@ fn bridge_agrees_with_the_reference() {
     ][..];
     let rows = [
         (with(json!({"isGateway": true, "forceAddress": true})), "", forced),
-        (with(json!({"isGateway": true})), "", &[LINKS_ARE_LEFT, BRIDGE_OF_OTHERS][..]),
+        (with(json!({"isGateway": true})), "", &[LINKS_ARE_LEFT, FILES_ARE_KEPT, BRIDGE_OF_OTHERS][..]),
     ];
     Comparison { before: &before, ..Comparison::new(test, "bridge") }.of(&rows);
 }

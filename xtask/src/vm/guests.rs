@@ -135,6 +135,7 @@ const SRIOV: Guest = Guest {
                 &[
                     "dhcp::a_pod_on_a_link_that_few_kernels_make",
                     "differential::drivers_",
+                    "differential::host_device_by_its_bus",
                     "native::bridge_keys::",
                     "native::host_device::",
                     "native::versions::",

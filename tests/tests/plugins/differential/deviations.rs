@@ -135,6 +135,13 @@ pub(super) const LINKS_ARE_LEFT: Deviation = Deviation {
     why: "an ADD that fails takes back what it has made; the reference leaves it to the DEL",
 };
 
+pub(super) const FILES_ARE_KEPT: Deviation = Deviation {
+    at: &["/attached/files/.netattach-reservation.1", "/attached/files/.netattach-reservation.2"],
+    versions: &VERSIONS,
+    row: "DIF-spare",
+    why: "what a released lease had is kept, empty, for the next one, which need not make a file",
+};
+
 pub(super) const LINK_IS_LEFT: Deviation = Deviation {
     at: &["/ADD/result/code", "/attached/pod/eth0"],
     versions: &VERSIONS,
