@@ -223,13 +223,13 @@ pub(crate) const OF_LEASES: [Deviation; 4] = [
     Deviation {
         at: &["/result/routes/1/gw"],
         versions: &[LEASED],
-        why: "a route on the link has no next hop; the reference prints 0.0.0.0, which the kernel takes as none and does not \
-              show, and its interface plugins miss the route at CHECK",
+        why: "a route on the link has no next hop; the reference prints 0.0.0.0, which the kernel takes as none and \
+              does not show, and its interface plugins miss the route at CHECK",
     },
     Deviation {
         at: &["/released/to everybody"],
         versions: &[LEASED],
-        why: "the server alone is told, from the pod's address; the reference broadcasts it from 0.0.0.0, which no UDP socket \
-              of a server on Linux receives, so the lease lasts until its time is over",
+        why: "the server alone is told, from the pod's address; the reference broadcasts it from 0.0.0.0, which no \
+              UDP socket of a server on Linux receives, so the lease lasts until its time is over",
     },
 ];
