@@ -122,8 +122,8 @@ impl Interface<'_> {
         let request = self.request;
         let kept = self.kept(None)?;
         let place = match (self.place()?, &kept) {
-            // The device is not lost with the path.
-            (Place::Gone, Some(kept)) => {
+            // The device is not lost with the path, nor is it where a path leads that has been reused since.
+            (place, Some(kept)) if leads_past(&place, kept)? => {
                 let netns = left_devices::namespace_of(kept).map_err(chained::cannot)?;
                 netns.map_or(Place::Gone, Place::There)
             }
@@ -343,6 +343,16 @@ impl Interface<'_> {
             }
         }
         self.request.args.refuse_unknown(&known)
+    }
+}
+
+/// Whether the request's path does not lead to the namespace that the device was moved to.
+fn leads_past(place: &Place, kept: &KeptHome) -> Result<bool, CniError> {
+    match place {
+        Place::There(netns) => left_devices::is_elsewhere(kept, netns).map_err(chained::cannot),
+        Place::Gone => Ok(true),
+        // Refused whatever is stored: a DEL with the right path may follow.
+        Place::Own(_) => Ok(false),
     }
 }
 

@@ -74,7 +74,7 @@ impl KeptHome {
     }
 
     /// `node`: the cookie of the node's namespace. Container id and interface name are valid parts of a file name.
-    fn named(directory: &Path, node: u64, whose: Whose) -> Self {
+    pub(super) fn named(directory: &Path, node: u64, whose: Whose) -> Self {
         let Whose { container, ifname, .. } = &whose;
         // A container id may be longer than a file name, and both names may contain the separator.
         let number = link_group(container, ifname);

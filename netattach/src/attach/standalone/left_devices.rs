@@ -77,6 +77,21 @@ pub(super) fn namespace_of(kept: &KeptHome) -> Result<Option<Netns>, StepError> 
     })
 }
 
+/// Whether a device was moved to another namespace than `netns`, which the path of a DEL leads to. `false` where
+/// nothing tells: nothing is stored, or the kernel has no cookies.
+///
+/// # Errors
+/// The namespace cannot be examined.
+pub(super) fn is_elsewhere(kept: &KeptHome, netns: &Netns) -> Result<bool, StepError> {
+    let Some(own) = kept.stored().and_then(|whose| whose.cookie) else { return Ok(false) };
+    Ok(are_different(Some(own), netns.cookie()?))
+}
+
+/// Whether these are the cookies of two namespaces; absent ones tell nothing.
+fn are_different(own: Option<u64>, found: Option<u64>) -> bool {
+    matches!((own, found), (Some(own), Some(found)) if own != found)
+}
+
 /// Whether the stored state of a device is not needed any more, after the device was given back if it was found: in
 /// `netns`, if that exists, or on the node. A card may be in a namespace that processes still keep alive, and comes
 /// back when they end.
@@ -105,7 +120,7 @@ enum Place {
 impl Place {
     fn of(whose: &Whose) -> Result<Self, StepError> {
         let Some(netns) = Netns::if_there(&whose.netns)? else { return Ok(Self::Gone) };
-        if matches!((whose.cookie, netns.cookie()?), (Some(own), Some(found)) if own != found) {
+        if are_different(whose.cookie, netns.cookie()?) {
             return Ok(Self::Gone);
         }
         Ok(if netns.id() == Netns::current()?.id() { Self::Own } else { Self::There(netns) })
@@ -196,6 +211,29 @@ mod tests {
         let cases = [(&card, None), (&card, Some(&pod)), (&other, None), (&other, Some(&pod))];
         let settled = within(&node, || cases.map(|(home, netns)| is_settled(home, netns).unwrap())).unwrap();
         assert_eq!(settled, [false, true, true, true]);
+    }
+
+    #[test]
+    fn namespaces_are_two_where_both_have_cookies_that_differ() {
+        let cases = [(Some(7), Some(8)), (Some(7), Some(7)), (Some(7), None), (None, Some(7)), (None, None)];
+        let different = cases.map(|(own, found)| are_different(own, found));
+        assert_eq!(different, [true, false, false, false, false]);
+    }
+
+    /// The path of a DEL leads to a namespace that was made after the device's, which a process keeps alive.
+    #[test]
+    fn a_device_is_elsewhere_where_the_path_leads_to_a_later_namespace() {
+        let directory = tempfile::tempdir().unwrap();
+        let [own, later] = [(); 2].map(|()| Netns::private().unwrap());
+        let cookie = own.cookie().unwrap();
+        let kept = KeptHome::named(directory.path(), 7, whose("/run/netns/c1", cookie));
+        let are_elsewhere = || [&own, &later].map(|netns| is_elsewhere(&kept, netns).unwrap());
+        // The reference has moved it, and has stored nothing.
+        assert_eq!(are_elsewhere(), [false, false]);
+        let home: Home =
+            serde_json::from_value(json!({"name": "card", "index": 4, "mtu": 1500, "up": true})).unwrap();
+        kept.write(&home).unwrap();
+        assert_eq!(are_elsewhere(), [false, cookie.is_some()]);
     }
 
     #[test]
