@@ -44,6 +44,11 @@ impl OnBus {
         const USERSPACE: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "vfio-platform"];
         self.driver.as_deref().filter(|driver| USERSPACE.contains(driver))
     }
+
+    /// The driver, if it may make interfaces: not one that hands the device to a process.
+    pub fn network_driver(&self) -> Option<&str> {
+        self.driver.as_deref().filter(|_| self.userspace().is_none())
+    }
 }
 
 /// Facts about the node. If a fact no longer holds when its step is carried out, the step fails; it does not adapt.

@@ -36,6 +36,21 @@ fn find_below(sysfs: &Path, name: &str) -> Option<OnBus> {
     Some(OnBus { driver, function, rdma, rdma_stays, switchdev: false })
 }
 
+/// Whether an interface's parent of that name has no interface any more: it is gone, or no network driver has it.
+/// `false` where this cannot be told.
+pub(super) fn has_no_interface(parent: &str) -> bool {
+    has_no_interface_below(Path::new(SYSFS), parent)
+}
+
+fn has_no_interface_below(sysfs: &Path, parent: &str) -> bool {
+    if let Some(on_bus) = find_below(sysfs, parent) {
+        return on_bus.network_driver().is_none();
+    }
+    // The parent may be on another bus: virtio, USB, that of a hypervisor.
+    let Ok(buses) = fs::read_dir(sysfs.join("bus")) else { return false };
+    !buses.flatten().any(|bus| bus.path().join("devices").join(parent).exists())
+}
+
 /// Returns the virtual function that the device with that name is, if it is one. Reads nothing else.
 pub(super) fn function_of(name: &str) -> Option<VirtualFunction> {
     function_in(&directory_of(name)?, name)
@@ -183,6 +198,24 @@ mod tests {
             assert_eq!(rdma_below(root.path(), VF).as_deref(), rdma);
         }
         assert_eq!(find_below(sysfs(None, None).path(), "0000:03:02.2"), None);
+    }
+
+    #[test]
+    fn a_device_has_no_interface_where_it_is_gone_or_has_no_network_driver() {
+        let root = sysfs(None, None);
+        let none = |name: &str| has_no_interface_below(root.path(), name);
+        fs::create_dir_all(root.path().join("bus/virtio/devices/virtio3")).unwrap();
+        // The card has no driver here.
+        assert_eq!(
+            [VF, CARD, "0000:03:02.2", "virtio3", "virtio4"].map(none),
+            [false, true, true, false, true]
+        );
+        let driver = root.path().join(BUSES[0]).join(VF).join("driver");
+        fs::remove_file(&driver).unwrap();
+        symlink("../../../../bus/pci/drivers/vfio-pci", &driver).unwrap();
+        assert!(none(VF));
+        // Without sysfs nothing tells.
+        assert!(!has_no_interface_below(&root.path().join("nothing"), VF));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io;
 
 use super::kept::{DIRECTORY, KeptHome, Left, Whose};
 use crate::attach::StepError;
-use crate::attach::device::give_back::{Unrecorded, find_home, give_back_by_alias};
+use crate::attach::device::give_back::{Unrecorded, find_home, give_back_by_alias, is_nowhere};
 use crate::attach::error::step_code;
 use crate::cni::{CniError, code};
 use crate::netlink::Handle;
@@ -94,13 +94,14 @@ fn are_different(own: Option<u64>, found: Option<u64>) -> bool {
 
 /// Whether the stored state of a device is not needed any more, after the device was given back if it was found: in
 /// `netns`, if that exists, or on the node. A card may be in a namespace that processes still keep alive, and comes
-/// back when they end.
+/// back when they end. One that was unplugged or given to a userspace driver does not come back.
 ///
 /// # Errors
 /// The node's devices cannot be listed.
 pub(super) fn is_settled(home: &Home, netns: Option<&Netns>) -> Result<bool, StepError> {
     let is_card = home.parent.is_some() || home.permanent.is_some();
-    Ok(netns.is_some() || !is_card || find_home(&mut Handle::open()?, home)?.is_some())
+    let is_done = netns.is_some() || !is_card || is_nowhere(home);
+    Ok(is_done || find_home(&mut Handle::open()?, home)?.is_some())
 }
 
 fn is_collected(whose: &Whose, network: &str, valid: &[(&str, &str)]) -> bool {
@@ -202,15 +203,18 @@ mod tests {
     #[test]
     fn what_is_stored_of_a_card_that_is_neither_in_its_pod_nor_at_home_stays() {
         let [node, pod] = [(); 2].map(|()| Netns::private().unwrap());
-        let home = |permanent: Option<&str>| -> Home {
-            let written =
-                json!({"name": "card", "index": 4, "mtu": 1500, "up": true, "permanent": permanent});
+        let home = |permanent: Option<&str>, parent: Option<&str>| -> Home {
+            let written = json!({
+                "name": "card", "index": 4, "mtu": 1500, "up": true, "permanent": permanent, "parent": parent,
+            });
             serde_json::from_value(written).unwrap()
         };
-        let (card, other) = (home(Some("02:00:00:00:00:07")), home(None));
-        let cases = [(&card, None), (&card, Some(&pod)), (&other, None), (&other, Some(&pod))];
+        let (card, other) = (home(Some("02:00:00:00:00:07"), None), home(None, None));
+        let unplugged = home(None, Some("ffff:ff:1f.7"));
+        let cases =
+            [(&card, None), (&card, Some(&pod)), (&other, None), (&other, Some(&pod)), (&unplugged, None)];
         let settled = within(&node, || cases.map(|(home, netns)| is_settled(home, netns).unwrap())).unwrap();
-        assert_eq!(settled, [false, true, true, true]);
+        assert_eq!(settled, [false, true, true, true, true]);
     }
 
     #[test]

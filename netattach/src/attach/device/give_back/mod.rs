@@ -192,17 +192,22 @@ fn take_off(
     })
 }
 
+/// Whether a card is in no namespace: it was unplugged, or has no network driver any more.
+pub(in crate::attach) fn is_nowhere(home: &Home) -> bool {
+    home.parent.as_deref().is_some_and(bus::has_no_interface)
+}
+
 /// Checks that a device that was not found need not be found: a virtual device ends with its namespace, and a card
 /// may have been unplugged or bound to a userspace driver. Any other device is lost and must be found.
 fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
     let Some(parent) = &home.parent else { return Ok(()) };
     let Some(on_bus) = bus::find(parent) else { return Ok(()) };
-    match on_bus.driver {
-        Some(driver) if on_bus.userspace().is_none() => {
-            let elsewhere = !sysctl::is_first_namespace();
+    match on_bus.network_driver() {
+        Some(driver) => {
+            let (driver, elsewhere) = (driver.to_owned(), !sysctl::is_first_namespace());
             Err(DeviceError::Lost { device: claim.device.clone(), driver, elsewhere }.into())
         }
-        _ => {
+        None => {
             tracing::warn!(
                 device = claim.device,
                 "the device has no network driver any more; its name is not given back"
