@@ -2,11 +2,13 @@
 //! check would mean waking two threads, there and back, and a third if threads have ended meanwhile; an idle check
 //! costs less than that.
 //!
-//! A check that hangs, on a disk or in the kernel, does not block the others: after [`PATIENCE`] the waiting checks
-//! run on another thread, and as long as the check hangs, each new check gets a thread at once.
+//! A check that hangs, on a disk or in the kernel, does not block the others: once a caller has waited for its result
+//! for [`PATIENCE`], the waiting checks run on another thread, and as long as the check hangs, each new check gets a
+//! thread at once.
 //!
 //! A check that runs every second mostly finds nothing, so its caller fetches the result when it has another reason to
-//! run ([`begin`]): the check's end then wakes no thread.
+//! run ([`begin`]): the check's end then wakes no thread. Until its caller comes, nobody waits: where all checks of a
+//! round are such, those behind one that hangs start up to a second and [`PATIENCE`] late, once.
 
 use std::collections::VecDeque;
 use std::future::pending;
@@ -19,7 +21,7 @@ use tokio::task::JoinHandle;
 use crate::own_thread;
 use crate::sync::{Mutex, locked};
 
-/// How long a check waits for earlier checks, and for its result to be delivered together with theirs.
+/// How long a caller waits until checks no longer wait for earlier ones, nor their results to be delivered together.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// A check to run.
