@@ -73,7 +73,7 @@ impl AttachedPrograms {
             put_back: AtomicU64::default(),
             rivals: Rivals::default(),
             removers: Rivals::default(),
-            whole: WholeFilters::open(),
+            whole: WholeFilters::of_namespace(),
             _hooks_on: hooks_on.ok(),
         }
     }

@@ -4,12 +4,17 @@
 //! The kernel tells of each filter and queueing discipline that comes, changes or goes, and that it has dropped
 //! notifications. So the lists are read again where it has told of something, everywhere if notifications were
 //! lost, and otherwise after [`TRUST`].
+//!
+//! The socket is opened when it is first of use: where all programs run by tcx, or in pods, nobody would read it, and
+//! what the kernel tells would fill its queue.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::error_chain::Chain;
 use crate::netlink::FilterChanges;
+use crate::netns::{Netns, within};
 
 /// How long the kernel's word is relied on: it tells of all changes, so nothing should be found then.
 const TRUST: Duration = Duration::from_secs(15 * 60);
@@ -17,14 +22,47 @@ const TRUST: Duration = Duration::from_secs(15 * 60);
 /// A device, and the number of the first filter that was looked for there.
 pub(super) type Filtered = (u32, u32);
 
-/// What is known of devices' filters. `None`: the kernel does not tell of changes, so nothing is known.
+/// What is known of devices' filters.
 #[derive(Debug)]
-pub(crate) struct WholeFilters(Option<Mutex<State>>);
+pub(crate) struct WholeFilters(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    changes: FilterChanges,
+    changes: Changes,
     known: Known,
+}
+
+/// The kernel's notifications.
+#[derive(Debug)]
+enum Changes {
+    /// Nobody has asked yet. The namespace of the devices: the thread that asks first may be in another one.
+    Unopened(Netns),
+    Open(FilterChanges),
+    /// The kernel does not tell of changes, so nothing is known.
+    Untold,
+}
+
+impl Changes {
+    /// Returns the notifications, which are open from now on.
+    fn open(&mut self) -> Option<&mut FilterChanges> {
+        if let Self::Unopened(netns) = self {
+            *self = match within(netns, FilterChanges::open) {
+                Ok(Ok(changes)) => Self::Open(changes),
+                Ok(Err(error)) => Self::untold(&error),
+                Err(error) => Self::untold(&error),
+            };
+        }
+        match self {
+            Self::Open(changes) => Some(changes),
+            Self::Unopened(_) | Self::Untold => None,
+        }
+    }
+
+    fn untold(error: &(dyn std::error::Error + 'static)) -> Self {
+        let error = Chain(error);
+        tracing::warn!(%error, "no notifications of filters; all are listed in each look at attachments");
+        Self::Untold
+    }
 }
 
 /// The devices, each with the time when its filters were listed.
@@ -61,11 +99,9 @@ impl Known {
 
 impl WholeFilters {
     /// Nothing is known yet. To be called in the namespace of the devices.
-    pub(crate) fn open() -> Self {
-        let changes = FilterChanges::open().inspect_err(|error| {
-            tracing::warn!(%error, "no notifications of filters; all are listed in each look at attachments");
-        });
-        Self(changes.ok().map(|changes| Mutex::new(State { changes, known: Known::default() })))
+    pub(crate) fn of_namespace() -> Self {
+        let changes = Netns::current().map_or_else(|error| Changes::untold(&error), Changes::Unopened);
+        Self(Mutex::new(State { changes, known: Known::default() }))
     }
 
     /// Returns what the filters of a device lack. Does not `ask` where they lacked nothing and have not changed.
@@ -77,22 +113,23 @@ impl WholeFilters {
         device: Filtered,
         ask: impl FnOnce() -> Result<Option<T>, E>,
     ) -> Result<Option<T>, E> {
-        let Some(mutex) = &self.0 else { return ask() };
         // No lock is poisoned: a panic ends the agent.
-        let lock = || mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         let told = {
             let mut state = lock();
             let State { changes, known } = &mut *state;
-            // Read before the filters: of a change meanwhile the kernel's word is in the socket.
-            known.forget(changes.changed().as_ref());
-            if known.is_whole(device, now) {
-                return Ok(None);
-            }
-            known.told
+            // Read, or opened, before the filters: of a change meanwhile the kernel's word is in the socket.
+            changes.open().map(|changes| {
+                known.forget(changes.changed().as_ref());
+                (known.told, known.is_whole(device, now))
+            })
         };
+        if let Some((_, true)) = told {
+            return Ok(None);
+        }
         let lack = ask()?;
-        if lack.is_none() {
+        if let (Some((told, _)), None) = (told, &lack) {
             lock().known.note(device, told, now);
         }
         Ok(lack)
@@ -142,7 +179,9 @@ mod tests {
     #[test]
     fn a_device_that_lacks_something_is_asked_for_each_time_and_another_once_until_it_changes() {
         let netns = Netns::private().unwrap();
-        let filters = within(&netns, WholeFilters::open).unwrap();
+        let filters = within(&netns, WholeFilters::of_namespace).unwrap();
+        // Nobody would read the socket. It is opened below, by a thread that is in another namespace.
+        assert!(matches!(filters.0.lock().unwrap().changes, Changes::Unopened(_)));
         let mut handle = Handle::open_in(&netns).unwrap();
         let loopback = handle.link("lo").unwrap().index;
         let mut asked = 0;
@@ -158,5 +197,20 @@ mod tests {
         assert_eq!([look(Ok(None)), look(Ok(Some(5)))], [(Ok(None), 3); 2]);
         handle.ensure_filters(loopback, &[]).unwrap();
         assert_eq!(look(Ok(None)), (Ok(None), 4));
+    }
+
+    #[test]
+    fn where_the_kernel_tells_nothing_all_devices_are_asked_for_each_time() {
+        let state = State { changes: Changes::Untold, known: Known::default() };
+        let filters = WholeFilters(Mutex::new(state));
+        let mut asked = 0;
+        for lack in [None, Some(5), None] {
+            let found: Result<_, u32> = filters.lack(ONE, || {
+                asked += 1;
+                Ok(lack)
+            });
+            assert_eq!(found, Ok(lack));
+        }
+        assert_eq!(asked, 3);
     }
 }
