@@ -59,8 +59,7 @@ impl Changes {
     }
 
     fn untold(error: &(dyn std::error::Error + 'static)) -> Self {
-        let error = Chain(error);
-        tracing::warn!(%error, "no notifications of filters; all are listed in each look at attachments");
+        tracing::warn!(error = %Chain(error), "no notifications of filters; all are listed in each look at attachments");
         Self::Untold
     }
 }
