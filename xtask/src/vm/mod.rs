@@ -34,7 +34,7 @@ const MEMORY: &str = "3072";
 /// How many run at once: there has to be memory for them, and each has one processor's work.
 const AT_ONCE: usize = 2;
 /// Deadline; longer than a run takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(1800);
+const PATIENCE: Duration = Duration::from_secs(2700);
 
 /// Path of a running machine's files, below its scratch directory.
 const INITRD: &str = "initrd";
