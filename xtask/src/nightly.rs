@@ -20,7 +20,7 @@ const RUNS: [&[&str]; 16] = [
     &["bench", "scale", "--check"],
     &["bench", "restart", "--check"],
     &["bench", "sriov", "--check"],
-    &["bench", "kinds-vm", "--check"],
+    &["bench", "kinds-vm"],
     &["bench", "locks", "--check"],
     &["bench", "dataplane", "--only", "pairs", "--check"],
     &["image", "--check", "--twice"],
