@@ -24,12 +24,14 @@ const LONGEST_GATHER: Duration = Duration::from_millis(500);
 /// During a series of changes, checks of them use at most this fraction (1/10) of the time.
 const PART_OF_CHANGES: u32 = 10;
 
-/// Runs a check, and returns the processor time that it has used: on a busy machine a check takes longer, but does
-/// not cost more.
-pub fn measured<T>(look: impl FnOnce() -> T) -> (T, Duration) {
+/// Runs a check of this name, and returns the processor time that it has used: on a busy machine a check takes longer,
+/// but does not cost more.
+pub fn measured<T>(what: &'static str, look: impl FnOnce() -> T) -> (T, Duration) {
     let before = worked();
     let looked = look();
-    (looked, worked().saturating_sub(before))
+    let worked = worked().saturating_sub(before);
+    tracing::trace!(what, us = worked.as_micros(), "looked");
+    (looked, worked)
 }
 
 /// Returns the processor time that this thread has used.

@@ -114,7 +114,7 @@ impl NodeNetwork {
             let looking = Arc::clone(&self);
             let look = move || {
                 let begun = Instant::now();
-                let ((), worked) = pace::measured(|| crate::upkeep(|| looking.look()));
+                let ((), worked) = pace::measured("routes of the node", || crate::upkeep(|| looking.look()));
                 (begun.elapsed(), worked)
             };
             let (lasted, worked) = rounds::take(!is_told, look).await;

@@ -164,6 +164,16 @@ struct Pass {
 
 impl Pass {
     const LIGHT: Self = Self { is_light: true, with_programs: false, is_full: false };
+
+    /// What it is called in the log.
+    fn name(self) -> &'static str {
+        match self {
+            Self { is_light: true, .. } => "fast path: packet filters",
+            Self { is_full: true, .. } => "fast path: everything",
+            Self { with_programs: true, .. } => "fast path: programs",
+            _ => "fast path: what has changed",
+        }
+    }
 }
 
 /// The outcome of a pass.
@@ -350,6 +360,7 @@ impl FastPaths {
             let is_full = changes == Changes::Anything;
             let with_programs = is_full || passes.last.is_long_ago();
             let is_light = !gather && !is_moved && changes.is_none() && !with_programs;
+            let pass = Pass { is_light, with_programs, is_full };
             let this = Arc::clone(&self);
             let mut observed = std::mem::take(&mut node);
             let take = move || {
@@ -359,14 +370,14 @@ impl FastPaths {
                 };
                 // Excludes the time during which other tasks have had their turn.
                 let begun = Instant::now();
-                let (done, worked) = pace::measured(|| crate::upkeep(look));
+                let (done, worked) = pace::measured(pass.name(), || crate::upkeep(look));
                 Passed { node: observed, done, took: begun.elapsed(), worked }
             };
             let begun = rounds::begin(!gather && !is_moved, take).await;
             if is_light {
                 light = Some(begun);
             } else {
-                node = passes.note(begun.result().await, Pass { is_light, with_programs, is_full });
+                node = passes.note(begun.result().await, pass);
             }
         }
     }

@@ -149,7 +149,8 @@ pub(super) async fn follow(
         // Processor time, without the time in which other threads ran.
         let take = move || {
             let began = Instant::now();
-            let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
+            let what = which(&looking).what;
+            let ((), worked) = pace::measured(what, || which(&looking).take(|| look(&looking)));
             (began.elapsed(), worked)
         };
         let (took, worked) = rounds::take(is_routine, take).await;

@@ -205,6 +205,16 @@ fn next(every: Duration, began: Instant, worked: Duration) -> Instant {
 }
 
 impl Part {
+    /// What a look at it is called in the log.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Links => "links of attachments",
+            Self::Leases => "leases",
+            Self::Record => "records",
+            Self::Status => "published statuses",
+        }
+    }
+
     fn words(self) -> &'static str {
         match self {
             Self::Links => "its links on the node were",
@@ -296,7 +306,7 @@ impl Agent {
         look: impl FnOnce(&Self) -> Result<Vec<JournalKey>, AttachError> + Send + 'static,
     ) -> Option<Duration> {
         let looking = Arc::clone(self);
-        let looked = rounds::look(move || pace::measured(|| look(&looking))).await;
+        let looked = rounds::look(move || pace::measured(part.name(), || look(&looking))).await;
         let (found, worked) = match looked {
             (Ok(found), worked) => (found, worked),
             (Err(error), _) => {

@@ -99,8 +99,8 @@ impl Agent {
         let mut last = None;
         loop {
             let looking = Arc::clone(&self);
-            let looked = rounds::look(move || pace::measured(|| looking.look_into_some_pods(last.as_ref())));
-            let (came_to, worked) = looked.await;
+            let look = move || looking.look_into_some_pods(last.as_ref());
+            let (came_to, worked) = rounds::look(move || pace::measured("pods", look)).await;
             last = came_to;
             ticks::pause(pace::pause_by_two_parts(INTERVAL, worked)).await;
         }

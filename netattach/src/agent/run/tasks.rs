@@ -214,7 +214,8 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
         let mut worked = Duration::ZERO;
         loop {
             let enforcer = Arc::clone(&enforcer);
-            let round = move || pace::measured(|| crate::upkeep(|| collect_some_flows(&enforcer)));
+            let collect = move || crate::upkeep(|| collect_some_flows(&enforcer));
+            let round = move || pace::measured("the flow table", collect);
             let (is_whole, took) = rounds::look(round).await;
             worked += took;
             match is_whole {

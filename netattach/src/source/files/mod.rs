@@ -136,7 +136,7 @@ impl Files {
         let watched = Watched::start(&directory, signals.clone())
             .map_err(|source| FilesError::Watch { path: directory.clone(), source })?;
         let mut tree = Tree::new(directory.clone());
-        let (read, worked) = pace::measured(|| tree.read(&Touched::Anything));
+        let (read, worked) = pace::measured("manifests", || tree.read(&Touched::Anything));
         read.map_err(|source| FilesError::Read { path: directory, source })?;
         let objects = tree.objects();
         tell(&objects, &[]);
@@ -256,7 +256,7 @@ impl Follower {
             if self.watch_again_if_replaced() {
                 touched = Touched::Anything;
             }
-            let (read, worked) = pace::measured(|| self.tree.read(&touched));
+            let (read, worked) = pace::measured("manifests", || self.tree.read(&touched));
             if touched == Touched::Anything {
                 (self.looked, self.worked) = (began, worked);
             }
