@@ -218,6 +218,18 @@ impl Engine {
         numbers.claim_addresses(&plan)?;
         // Until the registry, or the leases in the pools, show which pools are needed.
         let _noted = self.note_pools(&plan)?;
+        self.carry_out_settled(key, plan, numbers, (netns, version))
+    }
+
+    /// Like [`Engine::carry_out`], for a plan that is permitted and whose pools and addresses are settled: without a
+    /// dataplane, any plan.
+    pub(super) fn carry_out_settled(
+        &self,
+        key: JournalKey,
+        plan: Plan,
+        numbers: Reservation<'_>,
+        (netns, version): (&Netns, cni::Version),
+    ) -> Result<(Value, Arc<Attached>), AttachError> {
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
@@ -594,7 +606,7 @@ impl Engine {
     /// # Errors
     /// The namespace cannot be determined, for example without a free descriptor: otherwise its contents would count
     /// as gone.
-    fn netns_of(&self, record: &Record) -> Result<Option<Netns>, NetnsError> {
+    pub(super) fn netns_of(&self, record: &Record) -> Result<Option<Netns>, NetnsError> {
         let sandbox = &record.plan.sandbox;
         if record.is_of_earlier_boot() {
             return Ok(None);
@@ -645,6 +657,6 @@ pub(super) fn is_whole(record: &Record) -> bool {
     record.state == RecordState::Attached && !record.is_of_earlier_boot()
 }
 
-fn key(request: &cni::Request) -> JournalKey {
+pub(super) fn key(request: &cni::Request) -> JournalKey {
     JournalKey { container_id: request.container_id.clone(), ifname: request.ifname.clone() }
 }

@@ -112,6 +112,9 @@ pub struct Node {
     /// Lets the node forward packets of pods past a filter that drops; absent in the plain CNI executables, which
     /// write their own rules.
     pub firewall: Option<Firewall>,
+    /// Whether each attachment has a record until its DEL, with the former state of its device: in the agent, and in
+    /// those plain CNI executables that take VFs.
+    pub records: bool,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
     /// Whether [`Engine::announce`] announces IPv4 addresses to neighbours after the ADD, instead of the kernel when

@@ -200,6 +200,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
         announces_late: false,
         host_accesses: HostAccesses::default(),
         devices: Devices::default(),
+        records: true,
         departures: None,
     };
     let options = Options {

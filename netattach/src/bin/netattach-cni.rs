@@ -112,6 +112,7 @@ fn install_into(directory: &Path, force: bool) -> Result<String, InstallError> {
             Installed::Made => "linked",
             Installed::Was => "was linked already",
             Installed::Replaced => "replaced",
+            Installed::Left => "left alone: the file belongs to another program, which keeps state of pods",
         };
         lines += &format!("{}: {became}\n", directory.join(name).display());
     }
@@ -135,7 +136,7 @@ fn usage() -> String {
 It acts as the plugin whose name it is started by: {}.
 
   netattach-cni install DIR [--force]   link these names in DIR, such as /opt/cni/bin;
-                                        with --force in place of what has the names there
+                                        with --force in place of what has the names there, but for sriov
   netattach-cni install DIR --copy [--also=NAME,...] [--conflist=DIR]
                                         copy netattach and netattach-cni to DIR, from where this one is, each as a
                                         whole and only if it runs there; and this one under the names of plugins, such

@@ -125,8 +125,8 @@ impl Driver for Sriov {
         true
     }
 
-    fn is_plain(&self) -> bool {
-        false
+    fn is_recorded(&self) -> bool {
+        true
     }
 
     fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted> {
@@ -156,10 +156,6 @@ impl Driver for Sriov {
                 return Err(PlanError::Value { key: "deviceID", reason: reason.to_owned() });
             }
         };
-        if !request.recorded {
-            let reason = "a virtual function is given back by what netattachd has recorded; without it, use host-device";
-            return Err(PlanError::Value { key: "type", reason: reason.to_owned() });
-        }
         let device = request.device(id)?;
         request.check_rdma_is_not_lost(&device)?;
         if request.facts.gathered
@@ -222,7 +218,7 @@ impl Request<'_> {
     }
 
     /// The MTU for the device, if one is requested.
-    fn mtu_of(&self, device: &Device) -> Result<Option<u32>, PlanError> {
+    fn mtu_of(&self, driver: &dyn Driver, device: &Device) -> Result<Option<u32>, PlanError> {
         #[derive(Deserialize)]
         struct Holder {
             #[serde(default)]
@@ -234,7 +230,7 @@ impl Request<'_> {
             Some(_) if device.userspace.is_some() => {
                 format!("{} is driven by the pod, and has no interface whose MTU it would be", device.id)
             }
-            Some(_) if !self.recorded => {
+            Some(_) if !self.recorded && !driver.is_recorded() => {
                 "the device gets its own back by what netattachd has recorded; without it, chain tuning"
                     .to_owned()
             }
@@ -260,7 +256,7 @@ impl Request<'_> {
         if set.mac.is_some() {
             check_mac_can_be_set(&device)?;
         }
-        set.mtu = self.mtu_of(&device)?;
+        set.mtu = self.mtu_of(driver, &device)?;
         let mut steps = vec![Step::ClaimDevice(device)];
         if set != SetDevice::default() {
             steps.push(Step::SetDevice(set));

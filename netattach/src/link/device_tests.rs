@@ -172,6 +172,12 @@ fn a_device_gets_the_mtu_that_is_asked_for_where_it_has_an_interface_and_gets_it
     let told =
         "key mtu: the device gets its own back by what netattachd has recorded; without it, chain tuning";
     assert_eq!((error.code, error.msg.as_str()), (7, told));
+    // An executable that keeps a record gives it back as the agent does.
+    let whole = json!({"cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": VF, "mtu": 9000});
+    let facts = facts(vf("ixgbevf"));
+    let alone = Request { recorded: false, facts: &facts, ..request(whole.as_object().unwrap(), &args) };
+    let steps = driver("sriov").unwrap().plan(&alone).unwrap();
+    assert_eq!(steps[1], Step::SetDevice(SetDevice { mtu: Some(9000), ..SetDevice::default() }));
 }
 
 /// Rows: SRV-keys, SRV-infiniband.

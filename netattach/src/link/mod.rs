@@ -70,9 +70,10 @@ pub trait Driver: Sync {
         false
     }
 
-    /// Whether the driver works without an agent, as a plain CNI executable, which keeps no record.
-    fn is_plain(&self) -> bool {
-        true
+    /// Whether the plain CNI executable keeps a record of each attachment, as the agent does: what the steps overwrite
+    /// is shown nowhere afterwards.
+    fn is_recorded(&self) -> bool {
+        false
     }
 
     /// The error of [`Driver::plan`] as a plain executable if no preceding plugin has provided its input;
@@ -161,8 +162,8 @@ pub struct Request<'a> {
     pub protect: Option<&'a Protect>,
     /// The facts of [`Driver::wants`] that the node has.
     pub facts: &'a Facts,
-    /// Whether the previous state that its steps overwrite is recorded until DEL; plain CNI executables
-    /// record nothing.
+    /// Whether an agent carries out the steps, and records what it finds on the node until DEL. Plain CNI executables
+    /// record at most the device that they take ([`Driver::is_recorded`]).
     pub recorded: bool,
 }
 

@@ -172,6 +172,7 @@ fn engine(
         occupied: Occupied::default(),
         host_accesses: HostAccesses::default(),
         devices: Devices::default(),
+        records: true,
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
         links: Some(KnownLinks::open().map_err(AgentError::Links)?),
         forwarding: Forwarding::default(),

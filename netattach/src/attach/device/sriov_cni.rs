@@ -3,7 +3,9 @@
 //! namespace, and a process that attaches or detaches the VF holds the lock `pci/vf_lock/ADDRESS.lock`. If the
 //! namespace is gone, the VF has no holder.
 //!
-//! On a node without sriov-cni's directory, nothing is read and nothing is created.
+//! On a node without sriov-cni's directory, nothing is read and nothing is created, with two exceptions. The executable
+//! `sriov` creates the directory, and so does an agent for a VF that a process drives: such a VF shows no holder, and by
+//! these files an agent and the executable on one node learn of each other's VFs as well.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -32,11 +34,13 @@ const LONGEST: usize = 4096;
 #[derive(Debug)]
 pub(in crate::attach) struct SriovCni {
     root: PathBuf,
+    /// Whether no VF is taken or given back without the directory.
+    is_needed: bool,
 }
 
 impl Default for SriovCni {
     fn default() -> Self {
-        Self { root: ROOT.into() }
+        Self { root: ROOT.into(), is_needed: false }
     }
 }
 
@@ -51,6 +55,11 @@ pub(super) struct LockedVf {
 }
 
 impl SriovCni {
+    /// The directory is created before it is used: for a process beside which an agent may take VFs.
+    pub(super) fn needed() -> Self {
+        Self { is_needed: true, ..Self::default() }
+    }
+
     /// Locks a device. `None`: sriov-cni is not on the node, or the device is not a VF. `waits_at`: the resource that
     /// the operation waits at while sriov-cni holds the lock; without it, this function does not wait.
     ///
@@ -61,6 +70,7 @@ impl SriovCni {
         device: &Device,
         waits_at: Option<&Resource>,
     ) -> Result<Option<LockedVf>, StepError> {
+        self.make_if_needed(device)?;
         let Some(vf) = self.unlocked(device) else { return Ok(None) };
         let pci = self.pci();
         let locks = pci.join("vf_lock");
@@ -93,6 +103,31 @@ impl SriovCni {
         let (Some(_), DeviceId::Bus(address)) = (&device.function, &device.id) else { return None };
         let is_there = self.root.is_dir();
         is_there.then(|| LockedVf { address: address.clone(), mark: self.pci().join(address), _lock: None })
+    }
+
+    /// Creates the directory where the holder of the device has to be found in it: for each VF if it is needed,
+    /// otherwise for one that a process drives. Its parent directory, which the node's state may be mounted at, is
+    /// created only in the former case. In the latter an error is logged: a single plugin has no need of the files.
+    ///
+    /// # Errors
+    /// The directory is needed and cannot be created.
+    fn make_if_needed(&self, device: &Device) -> Result<(), StepError> {
+        if device.function.is_none() || self.root.is_dir() {
+            return Ok(());
+        }
+        let around = self.root.parent().unwrap_or(Path::new("/"));
+        if self.is_needed {
+            let made = fs::create_dir_all(around).and_then(|()| make_usable(&self.root));
+            return made.map_err(failed(&self.root));
+        }
+        if device.userspace.is_some()
+            && around.is_dir()
+            && let Err(error) = make_usable(&self.root)
+        {
+            let path = self.root.display();
+            tracing::warn!(%path, error = %Chain(&error), "the executable sriov would not learn that a pod has the VF");
+        }
+        Ok(())
     }
 
     fn pci(&self) -> PathBuf {
@@ -326,14 +361,14 @@ mod tests {
             fs::set_permissions(made, PermissionsExt::from_mode(0o600)).unwrap();
         }
         let mark = pci.join(VF);
-        (directory, SriovCni { root }, mark)
+        (directory, SriovCni { root, is_needed: false }, mark)
     }
 
     /// Rows: SRV-beside.
     #[test]
     fn without_sriov_cni_nothing_is_made() {
         let directory = tempfile::tempdir().unwrap();
-        let absent = SriovCni { root: directory.path().join("sriov") };
+        let absent = SriovCni { root: directory.path().join("sriov"), is_needed: false };
         assert!(absent.lock(&vf(true), None).unwrap().is_none());
         absent.mark_again(&vf(true), OTHER);
         let mut given = false;
@@ -346,6 +381,33 @@ mod tests {
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         let (_directory, present, _) = node();
         assert!(present.lock(&vf(false), None).unwrap().is_none(), "not a VF");
+    }
+
+    /// Rows: SRV-beside.
+    #[test]
+    fn whoever_may_not_be_alone_makes_the_directory_and_an_agent_for_what_shows_no_holder() {
+        let directory = tempfile::tempdir().unwrap();
+        let of =
+            |name: &str, is_needed| SriovCni { root: directory.path().join(name).join("sriov"), is_needed };
+        let driven = Device { userspace: Some("vfio-pci".to_owned()), ..vf(true) };
+        // The executable, on a node where no plugin has kept anything yet.
+        let executable = of("var", true);
+        assert!(executable.lock(&vf(false), None).unwrap().is_none() && !executable.root.exists());
+        lock(&executable).mark(OTHER).unwrap();
+        // The agent finds it there.
+        let agent = of("var", false);
+        let refused = lock(&agent).check_is_free_for(GONE).unwrap_err().to_string();
+        assert_eq!(refused, format!("device {VF} is taken: sriov-cni has given it to {OTHER}"));
+        // Without it, the agent makes it for a VF that a process drives, if the node's directory is mounted.
+        let agent = of("mounted", false);
+        assert!(agent.lock(&driven, None).unwrap().is_none() && !agent.root.exists());
+        fs::create_dir(directory.path().join("mounted")).unwrap();
+        assert!(agent.lock(&vf(true), None).unwrap().is_none() && !agent.root.exists());
+        assert!(agent.lock(&driven, None).unwrap().is_some() && agent.root.is_dir());
+        // Something else has the name.
+        fs::write(directory.path().join("file"), "").unwrap();
+        let failed = of("file", true).lock(&vf(true), None).unwrap_err();
+        assert!(matches!(failed, StepError::SriovCni(SriovCniError::File { .. })), "{failed:?}");
     }
 
     /// Rows: SRV-beside.

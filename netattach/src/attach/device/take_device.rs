@@ -93,7 +93,7 @@ pub(in crate::attach) fn claim(
     if let Some(mac) = asked {
         let around = Around { card: card.as_ref(), present: &present };
         claim_mac(node, (sandbox, attachment), (device, &claim), (mac, &around))?;
-        if node.enforcer.is_none() {
+        if !node.records {
             check_own_mac_is_kept(claim.home.as_ref(), mac)?;
         }
     }

@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use super::has_state_elsewhere;
+
 /// The outcome for one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
@@ -14,6 +16,8 @@ pub enum Installed {
     Was,
     /// Another file of that name was replaced.
     Replaced,
+    /// Another program has the name, and keeps it: only this program can detach the pods that it has attached.
+    Left,
 }
 
 /// Why the names could not be installed.
@@ -61,8 +65,10 @@ pub enum InstallError {
 /// that the directory can be mounted elsewhere. Running executables and concurrent callers never see a name
 /// missing.
 ///
+/// A name whose program keeps state of pods (`sriov`: the former settings of their VFs) is left to the program that has it.
+///
 /// # Errors
-/// [`InstallError::Foreign`] if a file of another program has one of the names and `force` is not set.
+/// [`InstallError::Foreign`] if a file of another program has one of the other names and `force` is not set.
 pub fn install<'n>(
     directory: &Path,
     executable: &Path,
@@ -81,9 +87,10 @@ pub fn install<'n>(
     for name in names {
         found.push((name, look(&directory.join(name), &executable)?));
     }
+    let is_left = |name: &str, found: &Found| *found == Found::Foreign && has_state_elsewhere(name);
     let foreign: Vec<_> = found
         .iter()
-        .filter(|(_, found)| *found == Found::Foreign)
+        .filter(|(name, found)| *found == Found::Foreign && !is_left(name, found))
         .map(|(name, _)| directory.join(name))
         .collect();
     if !foreign.is_empty() && !force {
@@ -95,9 +102,10 @@ pub fn install<'n>(
         let became = match found {
             Found::Ours => Installed::Was,
             Found::Nothing => Installed::Made,
+            Found::Foreign if is_left(name, &found) => Installed::Left,
             Found::Foreign => Installed::Replaced,
         };
-        if found != Found::Ours {
+        if matches!(became, Installed::Made | Installed::Replaced) {
             link(&directory, name, &target).map_err(|source| InstallError::Link { path, source })?;
         }
         installed.push((name, became));
@@ -184,6 +192,25 @@ mod tests {
         assert_eq!(fs::read(&theirs).unwrap(), b"theirs");
         assert_eq!(run(dir.path(), &executable, true).unwrap(), [Installed::Made, Installed::Replaced]);
         assert_eq!(fs::canonicalize(theirs).unwrap(), fs::canonicalize(executable).unwrap());
+    }
+
+    #[test]
+    fn sriov_cni_keeps_its_name_whatever_is_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let executable = executable(dir.path());
+        let names = ["bridge", "sriov"];
+        let run = |force| {
+            let installed = install(dir.path(), &executable, names.into_iter(), force).unwrap();
+            installed.into_iter().map(|(_, became)| became).collect::<Vec<_>>()
+        };
+        let theirs = dir.path().join("sriov");
+        fs::write(&theirs, "theirs").unwrap();
+        assert_eq!(run(false), [Installed::Made, Installed::Left]);
+        assert_eq!(run(true), [Installed::Was, Installed::Left]);
+        assert_eq!(fs::read(&theirs).unwrap(), b"theirs");
+        fs::remove_file(&theirs).unwrap();
+        assert_eq!(run(false), [Installed::Was, Installed::Made]);
+        assert_eq!(run(true), [Installed::Was; 2]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::cni::{self, CniError, CniResult, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
 use crate::ipam::{self, InUse};
+use crate::journal::Record;
 use crate::link::{Driver, Facts};
 use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin};
@@ -58,7 +59,11 @@ impl Interface<'_> {
         }
     }
 
-    fn add(&self, stderr: &mut impl Write) -> Result<cni::Value, CniError> {
+    /// Plans the interface for ADD. Returns the plan, the sandbox's namespace, and the `prevResult` of the request.
+    ///
+    /// # Errors
+    /// ADD has to refuse the request; nothing has been done.
+    pub(super) fn plan(&self) -> Result<(Plan, Netns, Option<CniResult>), CniError> {
         let request = self.request;
         let previous = request.prev_result()?;
         let netns = match self.place()? {
@@ -69,16 +74,23 @@ impl Interface<'_> {
         let sandbox = sandbox(request, netns.id());
         let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
         self.check_args(&attachment)?;
-        let is_loopback = self.driver.kind() == "loopback";
-        if previous.is_some() && !is_loopback && self.driver.lacks_alone().is_none() {
+        if previous.is_some() && !self.is_loopback() && self.driver.lacks_alone().is_none() {
             let msg = format!(
                 "key prevResult: {} makes an interface and can only be the first plugin of a list",
                 self.driver.kind()
             );
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
-        let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        if self.driver.takes_device()
+        Ok((Plan { sandbox, attachments: vec![attachment], dynamic: None }, netns, previous))
+    }
+
+    fn is_loopback(&self) -> bool {
+        self.driver.kind() == "loopback"
+    }
+
+    fn add(&self, stderr: &mut impl Write) -> Result<cni::Value, CniError> {
+        let (plan, netns, previous) = self.plan()?;
+        if self.keeps_home()
             && let Err(error) = left_devices::settle()
         {
             // The remaining device may be another one than the requested.
@@ -88,10 +100,10 @@ impl Interface<'_> {
         let carried_out =
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
-                    Some(previous) if is_loopback => previous,
+                    Some(previous) if self.is_loopback() => previous,
                     _ => result::result(&plan.sandbox, &plan.attachments[0], progress.outputs.of(0))?,
                 };
-                result.to_value(request.version)
+                result.to_value(self.request.version)
             });
         let roll_back = || {
             undo(self.node, &plan, Some(&netns), &progress)?;
@@ -161,10 +173,15 @@ impl Interface<'_> {
         }
     }
 
-    /// Returns the file with the device's former state; `None`: the plugin takes no device. `netns`: the namespace
+    /// Whether a file keeps the former state of the device that the plugin takes. A record contains it too.
+    fn keeps_home(&self) -> bool {
+        self.driver.takes_device() && !self.driver.is_recorded()
+    }
+
+    /// Returns the file with the device's former state; `None`: there is no such file. `netns`: the namespace
     /// that the device is moved to.
     fn kept(&self, netns: Option<&Netns>) -> Result<Option<KeptHome>, CniError> {
-        if !self.driver.takes_device() {
+        if !self.keeps_home() {
             return Ok(None);
         }
         let cookie = netns.map(Netns::cookie).transpose().map_err(AttachError::from)?.flatten();
@@ -174,14 +191,17 @@ impl Interface<'_> {
     /// Whether the device's name in the pod belongs to a link that is marked as another container's: the path of a
     /// late DEL may lead to that container's namespace now. The Ethernet address does not identify the device,
     /// because `tuning` or the container may have changed it. A device that is left in the pod ends with the
-    /// namespace, unless it is a card.
+    /// namespace, unless it is a card. A plugin with records marks whatever it takes: without a record, a device that is
+    /// not marked is an agent's or another plugin's.
     fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
         if !self.driver.takes_device() {
             return Ok(false);
         }
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
         let found = pod.find_told(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
-        Ok(found.and_then(|it| chained::is_marked_anothers(self.request, &it)).unwrap_or(false))
+        Ok(found.is_some_and(|it| {
+            chained::is_marked_anothers(self.request, &it).unwrap_or(self.driver.is_recorded())
+        }))
     }
 
     /// Returns the link of `prevResult`, if the pod has it. Links that this plugin created are recognised by their
@@ -221,43 +241,72 @@ impl Interface<'_> {
     }
 
     fn check(&self) -> Result<(), CniError> {
-        let request = self.request;
-        let last = match request.prev_result()? {
-            Some(last) => last,
-            // All that it made is `lo`.
-            None if self.driver.kind() == "loopback" => CniResult::default(),
-            None => {
-                return Err(CniError::new(
-                    code::INVALID_CONFIG,
-                    "key prevResult: missing, but CHECK needs it",
-                ));
-            }
-        };
-        let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
-        let sandbox = sandbox(request, netns.id());
-        let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
+        let last = self.last_result()?;
+        let netns =
+            Netns::open(self.request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
+        let sandbox = sandbox(self.request, netns.id());
+        let attachment = one(&sandbox, self.driver, self.request, &self.facts()?)?;
         let outputs = result::from_prev_result(&attachment, &last)?;
-        let want = expected(&attachment, outputs.of(0), &last, &sandbox.netns)?;
-        if want.pod.is_none() && !want.loopback {
+        self.compare((&sandbox, &attachment), (&outputs, &last), &netns)?;
+        Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
+    }
+
+    /// Like [`Interface::check`], for an attachment whose steps' outputs are recorded; `prevResult` has what the plugins
+    /// after this one have changed.
+    pub(super) fn check_recorded(&self, record: &Record, netns: &Netns) -> Result<(), CniError> {
+        let last = self.last_result()?;
+        let sandbox = &record.plan.sandbox;
+        for attachment in &record.plan.attachments {
+            self.compare((sandbox, attachment), (&record.outputs, &last), netns)?;
+            let told = last.to_value(attachment.version)?;
+            check_delegates(self.node, sandbox, attachment, Some(&told))?;
+        }
+        Ok(())
+    }
+
+    /// Returns `prevResult`, which CHECK needs.
+    fn last_result(&self) -> Result<CniResult, CniError> {
+        match self.request.prev_result()? {
+            Some(last) => Ok(last),
+            // All that it made is `lo`.
+            None if self.is_loopback() => Ok(CniResult::default()),
+            None => Err(CniError::new(code::INVALID_CONFIG, "key prevResult: missing, but CHECK needs it")),
+        }
+    }
+
+    /// Compares the kernel with what the steps of an attachment and the plugins after them have left.
+    ///
+    /// # Errors
+    /// [`AttachError::Differs`] with the first difference.
+    fn compare(
+        &self,
+        (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+        (outputs, last): (&Outputs, &CniResult),
+        netns: &Netns,
+    ) -> Result<(), CniError> {
+        let request = self.request;
+        let want = expected(attachment, outputs.of(0), last, &sandbox.netns)?;
+        // A recorded device may be driven by a process, and have no interface.
+        if want.pod.is_none() && !want.loopback && want.device.is_none() {
             let msg = format!("key prevResult.interfaces: has no {} with a sandbox", request.ifname);
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-        let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
-        let difference = compare(self.node, &sandbox, &attachment, &want, &mut host, &mut pod, &netns)
-            .map_err(|error| {
-                AttachError::step(Doing::Check, &attachment, "read the kernel's state", error)
-            })?;
-        if let Some(what) = difference {
-            let (ifname, network) = (request.ifname.clone(), request.name.clone());
-            return Err(AttachError::Differs { ifname, network, what }.into());
+        let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
+        let difference = compare(self.node, sandbox, attachment, &want, &mut host, &mut pod, netns)
+            .map_err(|error| AttachError::step(Doing::Check, attachment, "read the kernel's state", error))?;
+        match difference {
+            Some(what) => {
+                let (ifname, network) = (request.ifname.clone(), request.name.clone());
+                Err(AttachError::Differs { ifname, network, what }.into())
+            }
+            None => Ok(()),
         }
-        Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
     /// Removes what can be left over: addresses, their translation, restrictions of Ethernet source addresses, and
     /// devices of the node. Interfaces disappear with their namespaces.
-    fn gc(&self) -> Result<(), CniError> {
+    pub(super) fn gc(&self) -> Result<(), CniError> {
         let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
         let in_use = InUse::from(valid.as_slice());
         let sandbox = sandbox(self.request, NOWHERE);
@@ -275,7 +324,7 @@ impl Interface<'_> {
                     .map_err(|error| chained::cannot(error.into()))?;
             }
         }
-        if self.driver.takes_device() {
+        if self.keeps_home() {
             left_devices::collect(&self.request.name, &chained::pairs(valid))?;
         }
         self.forward(&sandbox, &attachment)

@@ -1,10 +1,10 @@
-//! The native plugins as plain CNI executables: one call, no agent, no record, no dataplane.
+//! The native plugins as plain CNI executables: one call, no agent, no dataplane, and but for VFs no record.
 //!
 //! ADD plans with the same drivers as the agent, carries out the plan with its progress in memory, and rolls it back
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
 //! `prevResult` back into the outputs of the steps and compares as the agent does. The only state kept between calls
 //! is the former state of a device that is moved into a pod (`kept`); with it GC gives back a device whose DEL never
-//! came (`left_devices`).
+//! came (`left_devices`). `sriov` keeps records as the agent does (`recorded`).
 //!
 //! `interface` implements the interface plugins; `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth` and `firewall` the
 //! chained ones (`chained` contains what they share); `ipam` the IPAM plugins. `install` links the plugins' names in
@@ -21,6 +21,7 @@ mod ipam;
 mod kept;
 mod left_devices;
 mod portmap;
+mod recorded;
 mod sbr;
 mod tuning;
 mod vrf;
@@ -38,7 +39,7 @@ use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::{Kind, Leases};
 use crate::journal::JournalError;
-use crate::link;
+use crate::link::{self, Driver};
 use crate::plan::Plan;
 use crate::step::{Home, Output, Outputs, StepRef};
 
@@ -52,9 +53,13 @@ pub fn built_in() -> impl Iterator<Item = &'static str> {
 
 /// Returns the names under which the plugins are executed: those that need no agent.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    let plain = |kind: &&'static str| link::driver(kind).is_some_and(|driver| driver.is_plain());
     let addresses = Kind::ALL.into_iter().filter(|kind| kind.is_plain()).map(Kind::name);
-    link::kinds().filter(plain).chain(link::CHAINED).chain(addresses)
+    link::kinds().chain(link::CHAINED).chain(addresses)
+}
+
+/// Whether a program of others with that name keeps state of pods that it alone can read: it is not replaced.
+fn has_state_elsewhere(name: &str) -> bool {
+    link::driver(name).is_some_and(Driver::is_recorded)
 }
 
 /// Whether there is a plugin of that name.
@@ -117,31 +122,11 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         // ADD refuses the same configuration, so there is nothing to roll back.
         return Err(refused.clone());
     }
-    let node = Node {
-        leases: Leases::default(),
-        delegate: Delegate {
-            search: request.path.clone(),
-            timeout: PLUGIN_TIMEOUT,
-            owner: String::new(),
-            root: None,
-            watcher: None,
-            group: None,
-        },
-        // The runtime's own cache directory.
-        cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
-        bridges: Bridges::default(),
-        occupied: Occupied::default(),
-        host_accesses: HostAccesses::default(),
-        devices: Devices::default(),
-        nat: None,
-        firewall: None,
-        enforcer: None,
-        links: None,
-        forwarding: Forwarding::default(),
-        announces_late: false,
-        departures: None,
-    };
+    let node = node(request, link::driver(name));
     match (link::driver(name), Kind::named(name)) {
+        (Some(driver), _) if driver.is_recorded() => {
+            recorded::Recorded { driver, request }.answer(node, stderr)
+        }
         (Some(driver), _) => interface::Interface { driver, request, node: &node }.answer(stderr),
         (None, Some(kind)) => ipam::Addresses { kind, request, leases: node.leases }.answer(),
         (None, None) if name == link::tuning::KIND => tuning::Tuning { request }.answer(),
@@ -156,12 +141,43 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     }
 }
 
+/// The node as one call of a plugin sees it. `driver`: that of the plugin, if it makes interfaces.
+fn node(request: &Request, driver: Option<&dyn Driver>) -> Node {
+    let records = driver.is_some_and(Driver::is_recorded);
+    Node {
+        leases: Leases::default(),
+        delegate: Delegate {
+            search: request.path.clone(),
+            timeout: PLUGIN_TIMEOUT,
+            owner: String::new(),
+            root: None,
+            watcher: None,
+            group: None,
+        },
+        // The runtime's own cache directory.
+        cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
+        bridges: Bridges::default(),
+        occupied: Occupied::default(),
+        host_accesses: HostAccesses::default(),
+        devices: if records { Devices::beside_an_agent() } else { Devices::default() },
+        records,
+        nat: None,
+        firewall: None,
+        enforcer: None,
+        links: None,
+        forwarding: Forwarding::default(),
+        announces_late: false,
+        departures: None,
+    }
+}
+
 /// Runs DEL of the native plugin of that type, on behalf of another meta plugin that ran an ADD. `None` if there is
-/// no such plugin, or if the plugin would have refused the configuration: then another implementation made the
-/// attachment, and only that one knows all of it.
+/// no such plugin, if it would have refused the configuration, or if it would have a record: then another
+/// implementation, or the plugin's executable, made the attachment, and only that one knows all of it.
 pub(super) fn del(plugin: &str, request: &Request, node: &Node) -> Option<Result<(), CniError>> {
     let interface = interface::Interface { driver: link::driver(plugin)?, request, node };
-    interface.is_supported().then(|| {
+    let may_have_made_it = !interface.driver.is_recorded() && interface.is_supported();
+    may_have_made_it.then(|| {
         interface.del()?;
         // The agent uses a table of its own for translation.
         chained::forget_translation(request)

@@ -52,6 +52,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "macvtap",
             "netkit",
             "ptp",
+            "sriov",
             "tap",
             "veth",
             "vlan",
@@ -65,22 +66,23 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "static"
         ]
     );
-    assert!(
-        names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("dhcp") && !is_plugin("sriov")
-    );
+    assert!(names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("dhcp"));
 }
 
-/// An administrator may have linked the name by hand.
+/// An administrator may have linked the name of a plugin that needs an agent by hand.
 #[test]
-fn a_plugin_that_needs_an_agent_says_so() {
-    assert!(is_answered("sriov") && is_answered("dhcp") && !is_answered("netattach-cni"));
-    let config = json!({"cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": "0000:03:02.0"});
-    let variables = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
-    let told = "key type: a virtual function is given back by what netattachd has recorded; without it, use host-device";
-    assert_eq!(
-        run_with("sriov", &variables, config.to_string().as_bytes()),
-        (1, error(7, told), String::new())
-    );
+fn every_built_in_type_is_answered_by_its_name() {
+    assert!(is_answered("dhcp") && !is_answered("netattach-cni") && !is_answered("netattach"));
+    let status = |vlan: u16| {
+        let config = json!({
+            "cniVersion": "1.1.0", "name": "net", "type": "sriov", "deviceID": "0000:03:02.0", "vlan": vlan
+        });
+        let variables = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/opt/cni/bin")];
+        run_with("sriov", &variables, config.to_string().as_bytes())
+    };
+    assert_eq!(status(5), (0, Value::Null, String::new()));
+    let told = "key vlan: 4095 is not between 0 and 4094";
+    assert_eq!(status(4095), (1, error(7, told), String::new()));
 }
 
 /// Rows: ENV-04, ENV-09.

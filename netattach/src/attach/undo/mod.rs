@@ -351,7 +351,7 @@ impl Begun<'_> {
             // The record has lost the claim, or there is no record.
             let others = node.devices.others_in(plan.sandbox.netns_id, None);
             let of = (&*plan.sandbox.container_id, &*device.pod_name);
-            let (card, has_mac) = (node.enforcer.is_some(), asked_mac(&self.attachment.steps).is_some());
+            let (card, has_mac) = (node.records, asked_mac(&self.attachment.steps).is_some());
             let (home, group) = (progress.home(), plan.sandbox.link_group());
             let unrecorded = Unrecorded { of, others: &others, card, has_mac, home, group };
             return give_back_by_alias(&mut Handle::open()?, unrecorded, netns);

@@ -1,8 +1,8 @@
 //! The native plugins as CNI executables, on the kernel, as a container runtime runs them.
 //!
 //! `bridge_keys` tests keys of `bridge`, `host_device` that plugin, `versions` ADD to DEL in every version, `node`
-//! existing state on the node, `ipam` other IPAM plugins, `removal` DEL and GC, `tap` and `netkit` those plugins,
-//! `queries` the read-only verbs.
+//! existing state on the node, `ipam` other IPAM plugins, `removal` DEL and GC, `tap`, `netkit` and `sriov` those
+//! plugins, `queries` the read-only verbs.
 
 mod bridge_keys;
 mod host_device;
@@ -11,6 +11,7 @@ mod netkit;
 mod node;
 mod queries;
 mod removal;
+mod sriov;
 mod tap;
 mod versions;
 
@@ -28,7 +29,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const PLUGINS: [&str; 14] = [
+const PLUGINS: [&str; 15] = [
     "bridge",
     "dummy",
     "host-device",
@@ -38,6 +39,7 @@ const PLUGINS: [&str; 14] = [
     "macvtap",
     "netkit",
     "ptp",
+    "sriov",
     "tap",
     "veth",
     "vlan",

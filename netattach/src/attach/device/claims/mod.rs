@@ -80,6 +80,12 @@ pub(in crate::attach) struct Other {
 }
 
 impl Devices {
+    /// The claims of a process beside which an agent may take devices of the node: every VF has its holder in
+    /// sriov-cni's files.
+    pub(in crate::attach) fn beside_an_agent() -> Self {
+        Self { sriov_cni: SriovCni::needed(), ..Self::default() }
+    }
+
     /// Claims a device for an attachment in the namespace with that cookie, and returns the number of the claim. If
     /// the current holder's namespace is gone, `settle` first gives the device back; if that fails, the holder keeps
     /// the device. From the begin of `settle` until the new claim is in the table, no other claim of the device

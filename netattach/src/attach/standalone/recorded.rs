@@ -1,0 +1,383 @@
+//! A plugin whose attachments have records without an agent too: `sriov`. What a pod changes of a VF is in its card, where
+//! nothing shows what it was before.
+//!
+//! The records are those of the agent (`journal`), in a directory of the executable, and an [`Engine`] without a
+//! dataplane carries out plans and rolls them back by them. Each ADD, DEL and GC reads all records first, and holds a
+//! lock until it ends, as CHECK does: so claims of devices are in one order, and an unfinished record is of a process that was killed
+//! or of a rollback that has failed. The next ADD or GC completes it, whichever container it is for.
+//!
+//! No process notices when a pod's namespace ends without a DEL. The next ADD, DEL or GC gives its VF back.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::PLUGIN_TIMEOUT;
+use super::interface::Interface;
+use crate::attach::engine::{self, Engine, is_whole};
+use crate::attach::{AttachError, Collected, Inheritance, Node, RepeatedAdd};
+use crate::cni::{self, CniError, Command, code, json};
+use crate::error_chain::Chain;
+use crate::flock;
+use crate::journal::{JournalError, JournalKey, Loaded, Store};
+use crate::link::Driver;
+use crate::multus;
+use crate::netlink::Handle;
+use crate::netns::{Netns, NetnsError};
+use crate::plan::resolve::Options;
+
+/// The directory of the records, with a subdirectory for each node that shares it. In memory: the kernel removes the VFs
+/// with the boot as well.
+const DIRECTORY: &str = "/run/cni/netattach-sriov";
+
+/// How long a call waits for other calls, which take turns: as long as an IPAM plugin may take in one of them.
+const PATIENCE: Duration = PLUGIN_TIMEOUT;
+
+/// Without a dataplane, no attachment has a number.
+const NO_NUMBERS: u32 = 0;
+
+/// The records cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum RecordsError {
+    /// Other calls take their turns for longer than [`PATIENCE`].
+    #[error("{path} is locked by other calls of the plugin for {} s", PATIENCE.as_secs())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory cannot be created or locked.
+    #[error("open {path}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The records cannot be read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The node's namespace cannot be identified.
+    #[error("identify the node's namespace")]
+    Namespace(#[from] NetnsError),
+}
+
+impl From<RecordsError> for CniError {
+    fn from(error: RecordsError) -> Self {
+        let code = match &error {
+            RecordsError::Busy { .. } => code::TRY_AGAIN_LATER,
+            RecordsError::Directory { .. } | RecordsError::Journal(_) | RecordsError::Namespace(_) => {
+                code::IO_FAILURE
+            }
+        };
+        Self::from_chain(code, &error)
+    }
+}
+
+/// A call of a plugin with records.
+pub(super) struct Recorded<'a> {
+    pub(super) driver: &'static dyn Driver,
+    pub(super) request: &'a cni::Request,
+}
+
+impl Recorded<'_> {
+    pub(super) fn answer(&self, node: Node, stderr: &mut impl Write) -> Result<String, CniError> {
+        let (driver, request) = (self.driver, self.request);
+        let host = Handle::open().map_err(|error| AttachError::Open(error.into()))?.netns_cookie();
+        let directory = Path::new(DIRECTORY).join(host.to_string());
+        let needs_records = match request.command {
+            Command::Add | Command::Check => true,
+            // Without a directory there is no record.
+            Command::Del | Command::Gc => directory.is_dir(),
+            // These concern no attachment.
+            Command::Status | Command::Version => false,
+        };
+        if !needs_records {
+            return Interface { driver, request, node: &node }.answer(stderr);
+        }
+        let records = Records::open(&directory, node)?;
+        let interface = Interface { driver, request, node: records.engine.node() };
+        let mut tell = |problem: &str| {
+            // The answer matters more than a message.
+            let _ = writeln!(stderr, "{}: {problem}", driver.kind());
+        };
+        let answered = match request.command {
+            Command::Add => {
+                let result = records.add(&interface, &mut tell)?;
+                return Ok(json::pretty(&result));
+            }
+            Command::Del => records.del(&interface, &mut tell),
+            Command::Gc => records.gc(&interface, &mut tell),
+            Command::Check | Command::Status | Command::Version => records.check(&interface),
+        };
+        answered.map(|()| String::new())
+    }
+}
+
+/// The records of a node, while no other process uses them.
+#[derive(Debug)]
+struct Records {
+    engine: Engine,
+    /// The directory, locked.
+    _turn: File,
+}
+
+impl Records {
+    /// # Errors
+    /// [`RecordsError::Busy`], or the directory cannot be used.
+    fn open(directory: &Path, node: Node) -> Result<Self, RecordsError> {
+        Self::within(PATIENCE, directory, node)
+    }
+
+    fn within(patience: Duration, directory: &Path, node: Node) -> Result<Self, RecordsError> {
+        let failed = |source| RecordsError::Directory { path: directory.to_owned(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+        let turn = File::open(directory).map_err(failed)?;
+        if !flock::lock(&turn, patience).map_err(failed)? {
+            return Err(RecordsError::Busy { path: directory.to_owned() });
+        }
+        let journal = Store::open(directory)?;
+        // Only an agent replaces another meta plugin.
+        let inheritance = Inheritance::new(multus::STATE_DIRECTORY);
+        let (options, repeated) = (Options::default(), RepeatedAdd::Refuse);
+        let engine = Engine::new(node, journal, NO_NUMBERS, options, inheritance, repeated)?;
+        Ok(Self { engine, _turn: turn })
+    }
+
+    /// Reads all records, and gives back the devices of those pods whose namespaces are gone. Returns the records that
+    /// are to be rolled back.
+    fn take_over(&self, tell: &mut dyn FnMut(&str)) -> Result<Vec<JournalKey>, AttachError> {
+        let recovery = self.engine.adopt()?;
+        for (key, problem) in &recovery.left_alone {
+            tell(&format!("container {}, interface {}: {problem}", key.container_id, key.ifname));
+        }
+        self.engine.settle_orphans();
+        self.write_returns();
+        Ok(recovery.unfinished)
+    }
+
+    /// Like [`Records::take_over`], and rolls back what other calls have left, except for the record of `own`. What fails
+    /// there is tried again by the next call.
+    fn settle(&self, own: Option<&JournalKey>, tell: &mut dyn FnMut(&str)) -> Result<(), AttachError> {
+        for key in self.take_over(tell)? {
+            if own == Some(&key) {
+                continue;
+            }
+            if let Err(error) = self.engine.finish(&key) {
+                let JournalKey { container_id, ifname } = &key;
+                tell(&format!(
+                    "container {container_id}, interface {ifname}: not rolled back: {}",
+                    Chain(&error)
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes in the records which of their devices have gone back, or are another attachment's by now.
+    fn write_returns(&self) {
+        for key in self.engine.unwritten_returns() {
+            self.engine.write_returned(&key);
+        }
+    }
+
+    fn add(&self, interface: &Interface<'_>, tell: &mut dyn FnMut(&str)) -> Result<cni::Value, CniError> {
+        let request = interface.request;
+        let key = engine::key(request);
+        self.settle(Some(&key), tell)?;
+        // Planned in its turn: until then, another call may have given a device back.
+        let (plan, netns, _) = interface.plan()?;
+        self.make_way(&key, &netns)?;
+        let numbers = self.engine.registry().reserve();
+        let of = (&netns, request.version);
+        let added = self.engine.carry_out_settled(key, plan, numbers, of);
+        // The device may have been that of a record whose namespace is gone.
+        self.write_returns();
+        let (result, _) = added?;
+        Ok(result)
+    }
+
+    /// Rolls back what an earlier ADD or DEL of the same attachment has left, and an attachment whose namespace is gone.
+    ///
+    /// # Errors
+    /// [`AttachError::AlreadyAttached`], or the rollback fails.
+    fn make_way(&self, key: &JournalKey, netns: &Netns) -> Result<(), AttachError> {
+        match self.engine.journal.load(key)? {
+            Loaded::Absent => Ok(()),
+            Loaded::Torn { earlier_boot } => self.engine.clear_torn(key, earlier_boot, Some(netns)),
+            Loaded::Whole(record) if is_whole(&record) && self.engine.netns_of(&record)?.is_some() => {
+                Err(AttachError::AlreadyAttached(key.clone()))
+            }
+            Loaded::Whole(record) => self.engine.roll_back(*record),
+        }
+    }
+
+    /// Without a record, the attachment was rolled back, or another plugin or an agent has made it.
+    fn del(&self, interface: &Interface<'_>, tell: &mut dyn FnMut(&str)) -> Result<(), CniError> {
+        let key = engine::key(interface.request);
+        self.take_over(tell)?;
+        match self.engine.journal.load(&key).map_err(AttachError::from)? {
+            Loaded::Absent => interface.del(),
+            Loaded::Torn { earlier_boot } => {
+                let path = interface.request.netns.as_deref();
+                let netns = path.map(Netns::if_there).transpose().map_err(AttachError::from)?.flatten();
+                self.engine.clear_torn(&key, earlier_boot, netns.as_ref())?;
+                interface.del()
+            }
+            Loaded::Whole(record) => Ok(self.engine.roll_back(*record)?),
+        }
+    }
+
+    fn check(&self, interface: &Interface<'_>) -> Result<(), CniError> {
+        let (record, netns) = self.engine.attached(&engine::key(interface.request))?;
+        interface.check_recorded(&record, &netns)
+    }
+
+    fn gc(&self, interface: &Interface<'_>, tell: &mut dyn FnMut(&str)) -> Result<(), CniError> {
+        self.settle(None, tell)?;
+        let mut collected = Collected::default();
+        if let Some(census) = self.engine.census(interface.request, &mut collected) {
+            for stale in census.stale.values() {
+                collected.add(self.engine.collect(stale));
+            }
+        }
+        // Releases addresses that have no record either, such as those of an earlier boot.
+        let others = interface.gc();
+        collected.outcome().and(others)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::attach::rig;
+    use crate::link;
+    use crate::step::{Output, StepRef};
+
+    fn open(directory: &Path) -> Result<Records, RecordsError> {
+        let node = super::super::node(&rig::request("ADD", "a"), link::driver("sriov"));
+        Records::within(Duration::ZERO, &directory.join("records"), node)
+    }
+
+    /// Records an attachment with an address: until its ADD has ended, or until that was killed. Its namespace is gone
+    /// unless it is given.
+    fn record(
+        records: &Records,
+        (directory, container): (&Path, &str),
+        netns: Option<&Netns>,
+        has_ended: bool,
+    ) {
+        let mut plan = rig::plan(directory, container, 1);
+        if let Some(netns) = netns {
+            plan.sandbox.netns = format!("/proc/self/fd/{}", netns.as_fd().as_raw_fd());
+            plan.sandbox.netns_id = netns.id();
+        }
+        let lease = rig::lease(&records.engine, &plan);
+        let mut record = records.engine.journal.create(rig::key(container), plan).unwrap();
+        record.begin(&[StepRef(0, 0), StepRef(0, 1)]).unwrap();
+        record.done(StepRef(0, 0), lease).unwrap();
+        if has_ended {
+            record.done(StepRef(0, 1), Output::Nothing).unwrap();
+            record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+        }
+    }
+
+    fn containers(directory: &Path) -> Vec<String> {
+        rig::leased(directory).into_values().collect()
+    }
+
+    #[test]
+    fn one_call_at_a_time_has_the_records() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = open(directory.path()).unwrap();
+        let refused = CniError::from(open(directory.path()).unwrap_err());
+        let path = directory.path().join("records");
+        let told = format!("{} is locked by other calls of the plugin for 60 s", path.display());
+        assert_eq!((refused.code, refused.msg), (code::TRY_AGAIN_LATER, told));
+        drop(first);
+        open(directory.path()).unwrap();
+        std::fs::write(directory.path().join("file"), "").unwrap();
+        let node = super::super::node(&rig::request("ADD", "a"), link::driver("sriov"));
+        let unusable = Records::within(Duration::ZERO, &directory.path().join("file"), node).unwrap_err();
+        assert_eq!(CniError::from(unusable).code, code::IO_FAILURE);
+    }
+
+    /// Needs root, like the plugin.
+    #[test]
+    fn what_a_killed_call_has_left_goes_with_the_next_one_but_for_what_that_is_about() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let netns = Netns::private().unwrap();
+        let records = open(directory).unwrap();
+        for (container, has_ended) in [("killed", false), ("other", false), ("whole", true)] {
+            record(&records, (directory, container), Some(&netns), has_ended);
+        }
+        drop(records);
+        assert_eq!(containers(directory), ["killed", "other", "whole"]);
+        let mut told = Vec::new();
+        let mut tell = |problem: &str| told.push(problem.to_owned());
+        let records = open(directory).unwrap();
+        assert_eq!(records.take_over(&mut tell).unwrap(), [rig::key("killed"), rig::key("other")]);
+        assert_eq!(containers(directory), ["killed", "other", "whole"], "a DEL leaves them");
+        drop(records);
+        let records = open(directory).unwrap();
+        records.settle(Some(&rig::key("killed")), &mut tell).unwrap();
+        assert_eq!(containers(directory), ["killed", "whole"]);
+        // The ADD that it is about rolls it back itself.
+        records.make_way(&rig::key("killed"), &netns).unwrap();
+        assert_eq!(containers(directory), ["whole"]);
+        assert_eq!(records.engine.journal.keys().unwrap(), [rig::key("whole")]);
+        assert_eq!(told, [""; 0]);
+    }
+
+    /// Needs root, like the plugin.
+    #[test]
+    fn an_attachment_is_not_made_twice_and_its_address_is_free_when_its_namespace_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let netns = Netns::private().unwrap();
+        let records = open(directory).unwrap();
+        record(&records, (directory, "a"), Some(&netns), true);
+        record(&records, (directory, "gone"), None, true);
+        let refused = records.make_way(&rig::key("a"), &netns).unwrap_err();
+        assert!(matches!(&refused, AttachError::AlreadyAttached(key) if *key == rig::key("a")), "{refused}");
+        records.make_way(&rig::key("b"), &netns).unwrap();
+        assert_eq!(containers(directory), ["a", "gone"]);
+        records.make_way(&rig::key("gone"), &netns).unwrap();
+        assert_eq!(containers(directory), ["a"]);
+        assert_eq!(records.engine.journal.keys().unwrap(), [rig::key("a")]);
+    }
+
+    /// Needs root, like the plugin.
+    #[test]
+    fn gc_takes_the_attachments_of_its_network_that_are_not_valid_and_no_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let netns = Netns::private().unwrap();
+        let records = open(directory).unwrap();
+        for container in ["valid", "stale"] {
+            record(&records, (directory, container), Some(&netns), true);
+        }
+        let valid = cni::AttachmentId { container_id: "valid".to_owned(), ifname: "eth0".to_owned() };
+        let of = |name: &str| cni::Request {
+            valid_attachments: Some(vec![valid.clone()]),
+            name: name.to_owned(),
+            ..rig::request("GC", "")
+        };
+        for (network, left) in [("others", &["stale", "valid"][..]), ("pods", &["valid"])] {
+            let request = of(network);
+            let driver = link::driver("sriov").unwrap();
+            let interface = Interface { driver, request: &request, node: records.engine.node() };
+            records.gc(&interface, &mut |problem| panic!("{problem}")).unwrap();
+            let mut found = containers(directory);
+            found.sort();
+            assert_eq!(found, left, "{network}");
+        }
+    }
+}
