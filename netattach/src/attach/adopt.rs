@@ -209,8 +209,24 @@ impl Engine {
             Loaded::Absent => Ok(false),
             Loaded::Torn { earlier_boot } => self.clear_torn(key, earlier_boot, None).map(|()| true),
             Loaded::Whole(record) if is_whole(&record) => Ok(false),
-            Loaded::Whole(record) => self.roll_back(*record).map(|()| true),
+            Loaded::Whole(record) => self.roll_back_left(*record).map(|()| true),
         }
+    }
+
+    /// Rolls back a record that a killed process may have left. Such a process may have entered a VF in sriov-cni's
+    /// files for a claim that it has not recorded: the entry would keep the VF from others while the pod lives.
+    ///
+    /// # Errors
+    /// As for [`Engine::finish`].
+    pub(super) fn roll_back_left(&self, record: Record) -> Result<(), AttachError> {
+        for (at, _, step) in record.plan.steps() {
+            let Step::ClaimDevice(device) = step else { continue };
+            let is_unrecorded = record.has_begun(at) && !record.outputs.contains_key(&at);
+            if is_unrecorded && let Err(error) = self.node.devices.unmark(device, &record.plan.sandbox) {
+                tracing::warn!(device = %device.id, error = %Chain(&error), "sriov-cni's files may name the pod");
+            }
+        }
+        self.roll_back(record)
     }
 
     /// Cleans up after a record whose plan was never completely written: releases the leases that the container may

@@ -161,7 +161,10 @@ const SRIOV: Guest = Guest {
             ),
         ],
     ],
-    longer: &[("policy", &["in_pod::sriov::native::cycles_leave_nothing", "in_pod::sriov::killed::"])],
+    longer: &[
+        ("policy", &["in_pod::sriov::native::cycles_leave_nothing", "in_pod::sriov::killed::"]),
+        ("plugins", &["native::sriov::cycles_", "native::sriov::killed_"]),
+    ],
 };
 
 /// The modules that attachments, policies and the tests' own links use.

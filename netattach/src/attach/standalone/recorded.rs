@@ -210,7 +210,7 @@ impl Records {
             Loaded::Whole(record) if is_whole(&record) && self.engine.netns_of(&record)?.is_some() => {
                 Err(AttachError::AlreadyAttached(key.clone()))
             }
-            Loaded::Whole(record) => self.engine.roll_back(*record),
+            Loaded::Whole(record) => self.engine.roll_back_left(*record),
         }
     }
 
@@ -226,7 +226,7 @@ impl Records {
                 self.engine.clear_torn(&key, earlier_boot, netns.as_ref())?;
                 interface.del()
             }
-            Loaded::Whole(record) => Ok(self.engine.roll_back(*record)?),
+            Loaded::Whole(record) => Ok(self.engine.roll_back_left(*record)?),
         }
     }
 

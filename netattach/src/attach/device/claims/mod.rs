@@ -221,6 +221,23 @@ impl Devices {
         given
     }
 
+    /// Removes the entry of a sandbox in sriov-cni's file of a VF, unless a claim of the VF is known.
+    ///
+    /// # Errors
+    /// sriov-cni holds the VF's lock, or its files cannot be used.
+    pub(in crate::attach) fn unmark(
+        &self,
+        device: &spec::Device,
+        sandbox: &Sandbox,
+    ) -> Result<(), StepError> {
+        let is_its = |held: &Held| held.claim.as_ref().is_some_and(|(it, _)| it.function == device.function);
+        let is_claimed = self.lock().held.values().any(is_its);
+        match is_claimed {
+            true => Ok(()),
+            false => self.sriov_cni.give_back((device, &sandbox.netns), None, || Ok(())),
+        }
+    }
+
     /// Whether a claim needs no giving back any more: the device was given back, or another sandbox has claimed it
     /// since.
     pub(in crate::attach) fn has_ended(&self, claim: &Claim) -> bool {
