@@ -4,7 +4,7 @@
 //! namespace is gone, the VF has no holder.
 //!
 //! On a node without sriov-cni's directory, nothing is read and nothing is created, with two exceptions. The executable
-//! `sriov` creates the directory, and so does an agent for a VF that a process drives: such a VF shows no holder, and by
+//! `sriov` creates the directory, and so does an agent for a VF that a process drives: such a VF shows no holder. By
 //! these files an agent and the executable on one node learn of each other's VFs as well.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};

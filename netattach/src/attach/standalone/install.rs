@@ -65,7 +65,8 @@ pub enum InstallError {
 /// that the directory can be mounted elsewhere. Running executables and concurrent callers never see a name
 /// missing.
 ///
-/// A name whose program keeps state of pods (`sriov`: the former settings of their VFs) is left to the program that has it.
+/// A name whose program keeps state of pods (`sriov`: the former settings of their VFs) is left to the program that
+/// has it.
 ///
 /// # Errors
 /// [`InstallError::Foreign`] if a file of another program has one of the other names and `force` is not set.

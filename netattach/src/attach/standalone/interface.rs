@@ -191,8 +191,8 @@ impl Interface<'_> {
     /// Whether the device's name in the pod belongs to a link that is marked as another container's: the path of a
     /// late DEL may lead to that container's namespace now. The Ethernet address does not identify the device,
     /// because `tuning` or the container may have changed it. A device that is left in the pod ends with the
-    /// namespace, unless it is a card. A plugin with records marks whatever it takes: without a record, a device that is
-    /// not marked is an agent's or another plugin's.
+    /// namespace, unless it is a card. A plugin with records marks whatever it takes: without a record, a device that
+    /// is not marked is an agent's or another plugin's.
     fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
         if !self.driver.takes_device() {
             return Ok(false);
@@ -251,8 +251,8 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Like [`Interface::check`], for an attachment whose steps' outputs are recorded; `prevResult` has what the plugins
-    /// after this one have changed.
+    /// Like [`Interface::check`], for an attachment whose steps' outputs are recorded; `prevResult` has what the
+    /// plugins after this one have changed.
     pub(super) fn check_recorded(&self, record: &Record, netns: &Netns) -> Result<(), CniError> {
         let last = self.last_result()?;
         let sandbox = &record.plan.sandbox;

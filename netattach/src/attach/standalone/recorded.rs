@@ -1,14 +1,14 @@
-//! A plugin whose attachments have records without an agent too: `sriov`. What a pod changes of a VF is in its card, where
-//! nothing shows what it was before.
+//! A plugin whose attachments have records without an agent too: `sriov`. What a pod changes of a VF is in its card,
+//! where nothing shows what it was before.
 //!
 //! The records are those of the agent (`journal`), in a directory of the executable, and an [`Engine`] without a
 //! dataplane carries out plans and rolls them back by them. Each ADD, DEL and GC reads all records first, and holds a
-//! lock until it ends, as CHECK does: so claims of devices are in one order, and an unfinished record is of a process that was killed
-//! or of a rollback that has failed. The next ADD or GC completes it, whichever container it is for.
+//! lock until it ends, as CHECK does: so claims of devices are in one order, and an unfinished record is of a process
+//! that was killed or of a rollback that has failed. The next ADD or GC completes it, whichever container it is for.
 //!
 //! No process notices when a pod's namespace ends without a DEL. The next ADD, DEL or GC gives its VF back.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -28,8 +28,8 @@ use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError};
 use crate::plan::resolve::Options;
 
-/// The directory of the records, with a subdirectory for each node that shares it. In memory: the kernel removes the VFs
-/// with the boot as well.
+/// The directory of the records, with a subdirectory for each node that shares it. In memory: VFs do not outlive the
+/// boot either.
 const DIRECTORY: &str = "/run/cni/netattach-sriov";
 
 /// How long a call waits for other calls, which take turns: as long as an IPAM plugin may take in one of them.
@@ -133,6 +133,8 @@ impl Records {
 
     fn within(patience: Duration, directory: &Path, node: Node) -> Result<Self, RecordsError> {
         let failed = |source| RecordsError::Directory { path: directory.to_owned(), source };
+        // The directories above are shared with others.
+        fs::create_dir_all(directory.parent().unwrap_or(Path::new("/"))).map_err(failed)?;
         DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
         let turn = File::open(directory).map_err(failed)?;
         if !flock::lock(&turn, patience).map_err(failed)? {
@@ -158,8 +160,8 @@ impl Records {
         Ok(recovery.unfinished)
     }
 
-    /// Like [`Records::take_over`], and rolls back what other calls have left, except for the record of `own`. What fails
-    /// there is tried again by the next call.
+    /// Like [`Records::take_over`], and rolls back what other calls have left, except for the record of `own`. What
+    /// fails there is tried again by the next call.
     fn settle(&self, own: Option<&JournalKey>, tell: &mut dyn FnMut(&str)) -> Result<(), AttachError> {
         for key in self.take_over(tell)? {
             if own == Some(&key) {
@@ -199,7 +201,8 @@ impl Records {
         Ok(result)
     }
 
-    /// Rolls back what an earlier ADD or DEL of the same attachment has left, and an attachment whose namespace is gone.
+    /// Rolls back what an earlier ADD or DEL of the same attachment has left, and an attachment whose namespace is
+    /// gone.
     ///
     /// # Errors
     /// [`AttachError::AlreadyAttached`], or the rollback fails.

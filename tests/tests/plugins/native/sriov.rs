@@ -466,7 +466,8 @@ impl Killed {
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Carries out the operation, and returns the numbers of the points at which the plugin is to be killed: those at which interfaces and records change, unless all are tested.
+    /// Carries out the operation, and returns the numbers of the points at which the plugin is to be killed: those at
+    /// which interfaces and records change, unless all are tested.
     fn points_of(&self, verb: &str) -> Vec<usize> {
         assert!(!self.dies_at(verb, usize::MAX));
         let kinds = nightly(&["netlink:", "link:", "give-back:", "applied:", "add:", "undo:"][..], &[""][..]);
