@@ -9,7 +9,7 @@
 use std::fs;
 use std::path::Path;
 
-use proptest::prelude::RngCore;
+use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 #[path = "../../../fuzz/checks/annotation.rs"]
@@ -112,40 +112,40 @@ fn below(random: &mut TestRng, limit: usize) -> usize {
 
 #[test]
 fn annotations_are_the_same_when_they_are_written_and_read_again() {
-    run("annotation", 20_000, annotation::check);
+    run("annotation", 100_000, annotation::check);
 }
 
 #[test]
 fn configurations_and_results_are_the_same_when_they_are_written_and_read_again() {
-    run("cni_config", 20_000, cni_config::check);
+    run("cni_config", 100_000, cni_config::check);
 }
 
 #[test]
 fn what_a_dhcp_client_hears_is_bounded() {
-    run("dhcp", 50_000, dhcp::check);
+    run("dhcp", 300_000, dhcp::check);
 }
 
 #[test]
 fn no_file_of_a_pool_gives_an_address_twice() {
-    run("host_local", 2_000, host_local::check);
+    run("host_local", 10_000, host_local::check);
 }
 
 #[test]
 fn no_damaged_record_is_taken_for_a_whole_one() {
-    run("journal", 10_000, journal::check);
+    run("journal", 100_000, journal::check);
 }
 
 #[test]
 fn the_programs_parser_agrees_with_another_one() {
-    run("packet", 50_000, packet::check);
+    run("packet", 200_000, packet::check);
 }
 
 #[test]
 fn compiled_policies_agree_with_an_interpreter() {
-    run("policies", 200, policies::check);
+    run("policies", 2_000, policies::check);
 }
 
 #[test]
 fn frames_are_the_same_in_pieces() {
-    run("rpc_frame", 20_000, rpc_frame::check);
+    run("rpc_frame", 200_000, rpc_frame::check);
 }
