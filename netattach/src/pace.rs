@@ -49,16 +49,19 @@ pub fn spread(most: Duration) -> Duration {
 /// Returns the pause after a check that has used this much processor time; `every` is its interval on a small node.
 /// The pause is a multiple of `every`, so that checks stay in phase with others (`ticks`).
 pub fn pause(every: Duration, worked: Duration) -> Duration {
-    let worked = if every < RARE { worked } else { worked / TWO_PARTS };
-    let wanted = worked.saturating_mul(PART).as_nanos();
-    let times = wanted.div_ceil(every.as_nanos().max(1)).clamp(1, u128::from(MOST));
-    every.saturating_mul(u32::try_from(times).unwrap_or(MOST))
+    if every < RARE { pause_by_one_part(every, worked) } else { pause_by_two_parts(every, worked) }
 }
 
 /// Like [`pause`], for a check that may use two parts: one that runs for [`longest_look`] at most and continues in the
-/// next run, or whose findings are waited for.
+/// next run, or whose findings are waited for. A rare check may use them anyway.
 pub fn pause_by_two_parts(every: Duration, worked: Duration) -> Duration {
-    pause(every, worked / TWO_PARTS)
+    pause_by_one_part(every, worked / TWO_PARTS)
+}
+
+fn pause_by_one_part(every: Duration, worked: Duration) -> Duration {
+    let wanted = worked.saturating_mul(PART).as_nanos();
+    let times = wanted.div_ceil(every.as_nanos().max(1)).clamp(1, u128::from(MOST));
+    every.saturating_mul(u32::try_from(times).unwrap_or(MOST))
 }
 
 /// Returns the pause after a check that may use two parts, limited to `least` and `most`.
@@ -260,5 +263,8 @@ mod tests {
         assert_eq!(pause_by_two_parts(every, longest_look(every)), longest(every));
         assert_eq!(pause_by_two_parts(every, Duration::from_micros(500)), every);
         assert_eq!(pause_by_two_parts(every, Duration::from_micros(1_900)), every * 4);
+        // One that is rare as well costs no more than that.
+        assert_eq!(pause_by_two_parts(RARE, longest_look(RARE)), longest(RARE));
+        assert_eq!(pause_by_two_parts(RARE, Duration::from_millis(4)), RARE * 2);
     }
 }

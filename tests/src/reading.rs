@@ -1,5 +1,5 @@
 //! A straightforward reference parser of frames. It shares no code with the programs, which are compared with it: by
-//! random packets through the kernel (`tests/packets`), and by fuzzing their parser (`fuzz/fuzz_targets/packet.rs`,
+//! random packets through the kernel (`tests/packets`), and by fuzzing their parser (`fuzz/checks/packet.rs`,
 //! which includes this file).
 
 use std::net::{IpAddr, Ipv6Addr};

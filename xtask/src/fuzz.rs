@@ -3,6 +3,8 @@
 //! The flags are those that turn on LLVM's coverage instrumentation for libFuzzer; with them no other tool is
 //! needed. `cargo fuzz` works on the same directory.
 //!
+//! What a target checks is a file in `fuzz/checks`, which the suite `inputs` runs as well, without feedback: the gate takes that.
+//!
 //! Inputs that targets find are stored below `target/fuzz/corpus` and are the start of the next run. A long run also
 //! copies inputs that reach new code to `fuzz/corpus`, to be committed.
 
@@ -88,7 +90,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 /// # Errors
 /// There is no target of a name, or targets cannot be built or started. A finding is counted, printed, and not an error
 /// here.
-pub fn run_all(options: &Options) -> anyhow::Result<Count> {
+fn run_all(options: &Options) -> anyhow::Result<Count> {
     let names = chosen(all()?, &options.targets)?;
     let (seconds, at_once, keep) = match options.time {
         Time::Together(seconds) => {
@@ -117,18 +119,6 @@ pub fn run_all(options: &Options) -> anyhow::Result<Count> {
             total += worker.join().map_err(|_| anyhow!("a thread that runs targets panicked"))??;
         }
         Ok(total)
-    })
-}
-
-/// Compiles all targets at the lowest priority, so that the run that comes later finds them compiled.
-///
-/// # Errors
-/// Targets cannot be built.
-pub(crate) fn compile_idly() -> anyhow::Result<()> {
-    progress::step("compile fuzz targets", |progress| {
-        let names = chosen(all()?, &[])?;
-        child::run(&mut child::idle(compiler(&names)?), progress).context("compile the fuzz targets")?;
-        Ok(progress::Done::Unchanged(format!("{} targets", names.len())))
     })
 }
 

@@ -80,7 +80,7 @@ enum Verb {
     },
     /// Set up, build and run every test; needs root or sudo
     Test {
-        /// What every change must pass: tidy too, a minute of fuzzing, and no test may skip itself; CI=true means the same
+        /// What every change must pass: tidy too, and no test may skip itself; CI=true means the same
         #[arg(long)]
         ci: bool,
         /// Run the unit tests only: no set-up, no root

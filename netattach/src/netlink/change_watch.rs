@@ -98,13 +98,11 @@ impl Changed {
     }
 
     /// Processes the messages of a datagram.
-    fn read(&mut self, mut datagram: &[u8]) {
-        while let Some(length) = word(datagram, 0).map(|length| length as usize) {
-            let message = datagram.get(..length.min(datagram.len())).unwrap_or_default();
-            self.take(message);
+    fn read(&mut self, datagram: &[u8]) {
+        for from in messages(datagram) {
+            let length = word(from, 0).unwrap_or_default() as usize;
+            self.take(from.get(..length).unwrap_or(from));
             self.bound();
-            let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
-            datagram = rest;
         }
     }
 
@@ -174,6 +172,16 @@ impl std::fmt::Debug for ChangeWatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ChangeWatch").finish_non_exhaustive()
     }
+}
+
+/// Returns the messages of a datagram, each with all that follows it. Every one of them has a length, which may be less
+/// than a header's or more than there is: any bytes may be read, and are read to their end.
+pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::successors(Some(datagram), |from| {
+        let length = word(from, 0)? as usize;
+        from.get(length.max(HEADER).checked_next_multiple_of(4)?..)
+    })
+    .take_while(|from| word(from, 0).is_some())
 }
 
 /// The value of the first attribute of that kind.
@@ -255,6 +263,43 @@ mod tests {
         }
         // A multipath route is not one of netattach's.
         assert!(read(&[message((RTM_DELROUTE, 0), &[0; 12], &[(9, &[0; 8][..])])]).is_nothing());
+    }
+
+    #[test]
+    fn what_follows_a_message_is_none_of_it_and_of_one_that_is_cut_off_the_rest_is_read() {
+        let route = |length: u32| {
+            let mut route = message((RTM_DELROUTE, 0), &[0; 12], &[(LINK, &5_u32.to_ne_bytes()[..])]);
+            route[..4].copy_from_slice(&length.to_ne_bytes());
+            route
+        };
+        assert_eq!(read(&[route(36)]), of(&[5], &[]));
+        assert!(read(&[route(28)]).is_nothing());
+        let link = message((RTM_NEWLINK, 0), &body::<16>(7), &[(NAME, &b"br0\0"[..])]);
+        assert_eq!(read(&[link[..INDEX_AT + 4].to_vec()]), of(&[7], &[""]));
+        assert_eq!(read(&[link[..INDEX_AT].to_vec()]), of(&[], &[""]));
+        assert!(read(&[link[..5].to_vec()]).is_nothing());
+    }
+
+    #[test]
+    fn a_datagram_is_read_from_message_to_message_whatever_their_lengths() {
+        let says = |length: u32, bytes: usize| {
+            let mut message = vec![0; bytes];
+            message[..4].copy_from_slice(&length.to_ne_bytes());
+            message
+        };
+        let table = [
+            ("padded", vec![says(20, 20), says(33, 36), says(16, 16)], vec![72, 52, 16]),
+            ("cut off", vec![says(20, 20), says(20, 6)], vec![26, 6]),
+            ("cut off in its length", vec![says(16, 16), vec![0; 3]], vec![19]),
+            ("of the greatest length", vec![says(u32::MAX, 40)], vec![40]),
+            ("shorter than a header", vec![says(0, 16), says(15, 16), says(4, 8)], vec![40, 24, 8]),
+            ("none", vec![], vec![]),
+        ];
+        for (what, datagram, expected) in table {
+            let datagram = datagram.concat();
+            let lengths: Vec<usize> = messages(&datagram).map(<[u8]>::len).collect();
+            assert_eq!(lengths, expected, "{what}");
+        }
     }
 
     #[test]

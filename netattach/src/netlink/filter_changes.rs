@@ -7,7 +7,7 @@ use std::io;
 
 use netlink_sys::Socket as RawSocket;
 
-use super::change_watch::{half, word};
+use super::change_watch::{half, messages, word};
 use super::receive::{Receiver, subscribed};
 use super::socket_filter::{By, receive_only};
 
@@ -68,13 +68,11 @@ impl std::fmt::Debug for FilterChanges {
 }
 
 /// Adds the devices of a datagram's messages; `None`: a message does not name one.
-fn read(mut devices: BTreeSet<u32>, mut datagram: &[u8]) -> Option<BTreeSet<u32>> {
-    while let Some(length) = word(datagram, 0).map(|length| length as usize) {
-        if half(datagram, 4).is_some_and(|kind| TYPES.contains(&kind)) {
-            devices.insert(word(datagram, INDEX_AT).filter(|index| *index != BLOCK)?);
+fn read(mut devices: BTreeSet<u32>, datagram: &[u8]) -> Option<BTreeSet<u32>> {
+    for message in messages(datagram) {
+        if half(message, 4).is_some_and(|kind| TYPES.contains(&kind)) {
+            devices.insert(word(message, INDEX_AT).filter(|index| *index != BLOCK)?);
         }
-        let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
-        datagram = rest;
     }
     Some(devices)
 }

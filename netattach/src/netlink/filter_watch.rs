@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use tokio::io::unix::AsyncFd;
 
+use super::change_watch::{half, messages, word};
 use super::receive::Receiver;
 use super::socket_filter::{By, receive_only};
 
@@ -119,18 +120,14 @@ impl FilterWatch {
 }
 
 /// The devices that the messages report; `None`: nothing was removed.
-fn removals(mut datagram: &[u8]) -> Option<Removed> {
+fn removals(datagram: &[u8]) -> Option<Removed> {
     let mut all: Option<Removed> = None;
-    while let Some(header) = datagram.get(..HEADER) {
-        let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
-        let kind = u16::from_ne_bytes([header[4], header[5]]);
-        if matches!(kind, RTM_DELQDISC | RTM_DELTFILTER) {
-            let index = datagram.get(INDEX).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+    for message in messages(datagram).take_while(|message| message.len() >= HEADER) {
+        if let Some(RTM_DELQDISC | RTM_DELTFILTER) = half(message, 4) {
+            let index = word(message, INDEX.start);
             let one = index.map_or(Removed::Anywhere, |index| Removed::From([index].into()));
             all.get_or_insert_default().extend(one);
         }
-        let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
-        datagram = rest;
     }
     all
 }
@@ -156,6 +153,7 @@ mod tests {
         assert_eq!(removals(&[message(45, 9, 36), message(37, 7, 36)].concat()), from(&[7, 9]));
         // A message without a device.
         assert_eq!(removals(&message(45, 9, 36)[..HEADER]), Some(Removed::Anywhere));
+        assert_eq!(removals(&message(45, 9, 36)[..HEADER - 1]), None);
         assert_eq!(removals(&[0; 40]), None);
         assert_eq!(removals(&[1, 2, 3]), None);
     }
@@ -176,5 +174,12 @@ mod tests {
         assert_eq!(removed, all());
         removed.extend(Removed::From([u32::MAX].into()));
         assert_eq!(removed, Removed::Anywhere);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_to_their_end(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..256)) {
+            removals(&bytes);
+        }
     }
 }

@@ -43,7 +43,7 @@ pub enum Scope {
     Fuzzing,
     /// Every test. A machine that cannot have the container runtimes does without them.
     Testing,
-    /// The gate: every test without exception, and the fuzz targets.
+    /// The gate: every test without exception.
     Gate,
     /// The usual tools, and those that the dataplane is compared with.
     Comparing,
@@ -85,7 +85,7 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
 pub fn compilers(scope: Scope) -> anyhow::Result<()> {
     progress::heading("setup");
     progress::step("static C library", tools::ensure_static_libc)?;
-    if matches!(scope, Scope::Fuzzing | Scope::Gate) {
+    if scope == Scope::Fuzzing {
         // It may bring another version of the C compiler, by which everything is linked.
         progress::step("C++ compiler", tools::ensure_cxx)?;
     }

@@ -12,10 +12,7 @@ use anyhow::ensure;
 
 use super::{Count, FEATURES, Stages, Tally, beside, compile, first_suites, of_suites, selected, watched};
 use crate::ebpf::{self, Flavour};
-use crate::{child, fuzz, progress, tidy};
-
-/// Fuzzing time for all targets together.
-const FUZZ_SECONDS: u32 = 60;
+use crate::{child, progress, tidy};
 
 /// The stages of computed work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,16 +26,12 @@ pub(super) enum Work {
     /// Data structures shared by threads are compiled with a model checker and run under it, while the other tests
     /// run.
     Model,
-    /// The fuzz targets are compiled.
-    FuzzTargets,
-    /// Clippy.
+    /// Clippy, in the gate, independently of the tests.
     Lints,
 }
 
 /// The stages that wait for tests, and that tests wait for.
 const IN_TURN: [Work; 3] = [Work::LoggingObject, Work::OtherTests, Work::Model];
-/// The stages that run independently of tests, in the gate.
-const ASIDE: [Work; 2] = [Work::FuzzTargets, Work::Lints];
 
 impl Work {
     /// Its name in the table of the run.
@@ -46,7 +39,6 @@ impl Work {
         match self {
             Self::FirstTests => "compile the tests that come first",
             Self::LoggingObject => "BPF object that logs",
-            Self::FuzzTargets => "compile fuzz targets",
             Self::OtherTests => "compile the other tests",
             Self::Model => "tests under a model checker",
             Self::Lints => "lints",
@@ -58,7 +50,6 @@ impl Work {
 pub(super) struct Computing {
     first_compiled: Sender<bool>,
     others_compiled: Sender<bool>,
-    set_up: Receiver<()>,
     cluster_begun: Receiver<()>,
     others_begun: Receiver<()>,
 }
@@ -75,8 +66,8 @@ pub(super) struct Testing {
     pub(super) others_begun: Sender<()>,
 }
 
-/// Both ends. The other one of `set_up` is dropped when everything is set up, or cannot be.
-pub(super) fn turns(set_up: Receiver<()>) -> (Computing, Testing) {
+/// Both ends.
+pub(super) fn turns() -> (Computing, Testing) {
     let (first, first_compiled) = mpsc::channel();
     let (others, others_compiled) = mpsc::channel();
     let (cluster_begun, cluster) = mpsc::channel();
@@ -84,7 +75,6 @@ pub(super) fn turns(set_up: Receiver<()>) -> (Computing, Testing) {
     let computing = Computing {
         first_compiled: first,
         others_compiled: others,
-        set_up,
         cluster_begun: cluster,
         others_begun: begun,
     };
@@ -101,17 +91,12 @@ pub(super) fn compiled(tests: &Receiver<bool>) -> anyhow::Result<()> {
 }
 
 impl Computing {
-    /// Waits until everything is set up, or cannot be: fuzz targets need a compiler that is set up beside the first compiles.
-    fn wait_until_set_up(&self) {
-        let _ = self.set_up.recv();
-    }
-
     /// Waits until the tests named by the stage have begun. If they will not begin any more, nothing conflicts.
     fn wait_before(&self, work: Work) {
         let _ = match work {
             Work::OtherTests => self.cluster_begun.recv(),
             Work::Model => self.others_begun.recv(),
-            Work::FirstTests | Work::LoggingObject | Work::FuzzTargets | Work::Lints => return,
+            Work::FirstTests | Work::LoggingObject | Work::Lints => return,
         };
     }
 
@@ -120,7 +105,7 @@ impl Computing {
         let _ = match work {
             Work::FirstTests => self.first_compiled.send(well),
             Work::OtherTests => self.others_compiled.send(well),
-            Work::LoggingObject | Work::FuzzTargets | Work::Model | Work::Lints => return,
+            Work::LoggingObject | Work::Model | Work::Lints => return,
         };
     }
 }
@@ -141,17 +126,13 @@ pub(super) fn beside_tests(
         done.unwrap_or_default()
     };
     let mut total = in_turn(Work::FirstTests, stages);
-    turns.wait_until_set_up();
-    let aside = |stages: &mut Stages| {
-        let mut total = Count::default();
-        for next in ASIDE.into_iter().filter(|_| strict) {
-            total += done(next, stages).unwrap_or_default();
-        }
-        total
+    let lints = |stages: &mut Stages| match strict {
+        true => done(Work::Lints, stages).unwrap_or_default(),
+        false => Count::default(),
     };
     let others = |stages: &mut Stages| IN_TURN.map(|next| in_turn(next, stages));
-    let (aside, others) = beside(stages, aside, others);
-    others.into_iter().chain(aside).for_each(|count| total += count);
+    let (lints, others) = beside(stages, lints, others);
+    others.into_iter().chain(lints).for_each(|count| total += count);
     total
 }
 
@@ -167,20 +148,10 @@ pub(super) fn work(work: Work) -> anyhow::Result<Count> {
             compile(&selected(of_suites(&first_suites()))).map(no_tests)
         }
         Work::LoggingObject => ebpf::build(Flavour::Log).map(no_tests),
-        Work::FuzzTargets => fuzz::compile_idly().map(no_tests),
         Work::OtherTests => compile(&["--workspace", "--features", FEATURES]).map(no_tests),
         Work::Model => orders(),
         Work::Lints => tidy::run(&[tidy::Part::Lints], None).map(no_tests),
     }
-}
-
-/// Every fuzz target for some seconds. Not at the lowest priority: the time limit of an input is wall-clock time.
-///
-/// # Errors
-/// Those of [`fuzz::run_all`].
-pub(super) fn fuzz() -> anyhow::Result<Count> {
-    progress::heading("fuzz");
-    fuzz::run_all(&fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) })
 }
 
 /// Data structures shared by threads, in many interleavings. These are no live tests: a failed one is not run again.
@@ -198,16 +169,10 @@ fn orders() -> anyhow::Result<Count> {
 mod tests {
     use std::sync::Mutex;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
     const TESTED: Count = Count { passed: 1, unsteady: 0, failed: 0, skipped: 0 };
-
-    /// Both ends where everything is set up.
-    fn turns_when_set_up() -> (Computing, Testing) {
-        turns(mpsc::channel().1)
-    }
 
     /// Runs the stages while each of `failing` fails; returns the sum and the names of the failed stages.
     fn compute(
@@ -227,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_compiled_beside_tests_waits_until_they_have_begun() {
-        let (computing, testing) = turns_when_set_up();
+        let (computing, testing) = turns();
         let log = Mutex::new(Vec::new());
         let note = |what: String| log.lock().unwrap().push(what);
         thread::scope(|scope| {
@@ -242,59 +207,37 @@ mod tests {
                 others_begun.send(()).unwrap();
             });
             let (total, failed) = compute(true, &computing, &[], |work| note(format!("{work:?}")));
-            assert_eq!((total.passed, failed), (6, Vec::new()));
+            assert_eq!((total.passed, failed), (5, Vec::new()));
         });
         let log = log.into_inner().unwrap();
         let at = |what: &str| log.iter().position(|it| it == what).unwrap();
         assert!(at("FirstTests") < at("cluster") && at("cluster") < at("OtherTests"), "{log:?}");
         assert!(at("OtherTests") < at("others") && at("others") < at("Model"), "{log:?}");
         assert!(at("FirstTests") < at("LoggingObject") && at("LoggingObject") < at("OtherTests"), "{log:?}");
-        assert!(at("FirstTests") < at("FuzzTargets") && at("FuzzTargets") < at("Lints"), "{log:?}");
-        assert_eq!(log.len(), 8, "{log:?}");
-    }
-
-    #[test]
-    fn only_the_tests_that_come_first_are_compiled_before_everything_is_set_up() {
-        let (set_up, is_set_up) = mpsc::channel();
-        let (computing, testing) = turns(is_set_up);
-        let log = Mutex::new(Vec::new());
-        let note = |what: String| log.lock().unwrap().push(what);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                compiled(&testing.first_compiled).unwrap();
-                // A stage that does not wait has begun by then.
-                thread::sleep(Duration::from_millis(50));
-                note("set up".to_owned());
-                drop((set_up, testing));
-            });
-            let (total, failed) = compute(true, &computing, &[], |work| note(format!("{work:?}")));
-            assert_eq!((total.passed, failed), (6, Vec::new()));
-        });
-        let log = log.into_inner().unwrap();
-        assert_eq!(log[..2], ["FirstTests", "set up"], "{log:?}");
+        assert!(at("FirstTests") < at("Lints"), "{log:?}");
         assert_eq!(log.len(), 7, "{log:?}");
     }
 
     #[test]
     fn what_fails_keeps_nothing_from_being_done() {
-        let failing = [Work::LoggingObject, Work::FuzzTargets, Work::Lints];
-        let (computing, testing) = turns_when_set_up();
+        let failing = [Work::LoggingObject, Work::Lints];
+        let (computing, testing) = turns();
         testing.cluster_begun.send(()).unwrap();
         testing.others_begun.send(()).unwrap();
         let (total, failed) = compute(true, &computing, &failing, |_| ());
         assert_eq!(total.passed, 3);
-        assert_eq!(failed, ["BPF object that logs", "compile fuzz targets", "lints"]);
+        assert_eq!(failed, ["BPF object that logs", "lints"]);
         assert!(compiled(&testing.first_compiled).is_ok());
         assert!(compiled(&testing.others_compiled).is_ok());
     }
 
     #[test]
     fn nobody_waits_for_what_cannot_be_compiled() {
-        let (computing, testing) = turns_when_set_up();
+        let (computing, testing) = turns();
         drop((testing.cluster_begun, testing.others_begun));
         let failing = [Work::FirstTests, Work::OtherTests];
         let (total, failed) = compute(true, &computing, &failing, |_| ());
-        assert_eq!(total.passed, 4);
+        assert_eq!(total.passed, 3);
         assert_eq!(failed, ["compile the tests that come first", "compile the other tests"]);
         for tests in [testing.first_compiled, testing.others_compiled] {
             assert_eq!(compiled(&tests).unwrap_err().to_string(), "they were not compiled");
@@ -303,7 +246,7 @@ mod tests {
 
     #[test]
     fn tests_that_have_ended_early_are_not_waited_for_and_outside_of_the_gate_there_is_less() {
-        let (computing, testing) = turns_when_set_up();
+        let (computing, testing) = turns();
         drop(testing);
         let log = Mutex::new(Vec::new());
         let (total, failed) = compute(false, &computing, &[], |work| log.lock().unwrap().push(work));

@@ -63,7 +63,7 @@ const OTHERS_MORE: usize = 1;
 pub enum Extent {
     /// The tests that this machine can run.
     Tests,
-    /// What every change must pass: tidy, every test without exception, and the fuzz targets for a minute.
+    /// What every change must pass: tidy, and every test without exception.
     Gate,
 }
 
@@ -105,20 +105,17 @@ fn everything(extent: Extent, stages: &mut Stages) -> Count {
         return Count::default();
     }
     let (cluster, cluster_builds) = mpsc::channel();
-    let (set_up, is_set_up) = mpsc::channel();
-    let built = move |stages: &mut Stages| built_and_tested(strict, (is_set_up, cluster_builds), stages);
-    let (total, ()) = beside(stages, built, |stages| set_up_rest(strict, (set_up, cluster), stages));
+    let built = move |stages: &mut Stages| built_and_tested(strict, &cluster_builds, stages);
+    let (total, ()) = beside(stages, built, |stages| set_up_rest(strict, cluster, stages));
     total.unwrap_or_default()
 }
 
-/// Sets up what no compile needs, mostly from the network, and starts to build the programs of a cluster. Drops
-/// `set_up` when it has ended; if it failed, drops `cluster` without the programs: there is nothing to test with
-/// then.
-fn set_up_rest(strict: bool, (set_up, cluster): (Sender<()>, Sender<Building>), stages: &mut Stages) {
+/// Sets up what no compile needs, mostly from the network, and starts to build the programs of a cluster. If it failed,
+/// drops `cluster` without the programs: there is nothing to test with then.
+fn set_up_rest(strict: bool, cluster: Sender<Building>, stages: &mut Stages) {
     if stages.tried("set-up of the rest", |_| setup::rest(scope_of(strict))).is_none() {
         return;
     }
-    drop(set_up);
     // There is no receiver if something could not be built.
     let _ = cluster.send(Building::start(strict));
     if strict {
@@ -127,25 +124,21 @@ fn set_up_rest(strict: bool, (set_up, cluster): (Sender<()>, Sender<Building>), 
 }
 
 /// Builds the BPF object and then everything that needs it, runs the tests, and does the work beside them.
-fn built_and_tested(
-    strict: bool,
-    (set_up, cluster): (Receiver<()>, Receiver<Building>),
-    stages: &mut Stages,
-) -> Count {
+fn built_and_tested(strict: bool, cluster: &Receiver<Building>, stages: &mut Stages) -> Count {
     if stages.tried("BPF object", |_| ebpf::build(Flavour::Normal)).is_none() {
         return Count::default();
     }
-    let (computing, testing) = computed::turns(set_up);
+    let (computing, testing) = computed::turns();
     let computed =
         move |stages: &mut Stages| computed::beside_tests(strict, &computing, stages, computed::work);
-    let live = |stages: &mut Stages| live(strict, &cluster, testing, stages);
+    let live = |stages: &mut Stages| live(cluster, testing, stages);
     let (computed, mut total) = beside(stages, computed, live);
     total += computed.unwrap_or_default();
     total
 }
 
 /// The executables, and the test executables.
-fn live(strict: bool, cluster: &Receiver<Building>, testing: Testing, stages: &mut Stages) -> Count {
+fn live(cluster: &Receiver<Building>, testing: Testing, stages: &mut Stages) -> Count {
     // Toward its end this stage optimises with a thread for each executable, the last one alone, while the compile of
     // the tests can use all processors: so this stage comes first.
     if stages.tried("executables", |_| dist::build()).is_none() {
@@ -162,28 +155,17 @@ fn live(strict: bool, cluster: &Receiver<Building>, testing: Testing, stages: &m
         return Count::default();
     }
     let mut total = live_tests(cluster, testing, stages);
-    total += around_machines(strict, stages);
+    total += around_machines(stages);
     total
 }
 
-/// The work left when no test measures time any more: the virtual machines, each with one processor's work, the soak
-/// and fuzzing.
-fn around_machines(strict: bool, stages: &mut Stages) -> Count {
+/// The work left when no test measures time any more: the virtual machines, each with one processor's work, and the soak.
+fn around_machines(stages: &mut Stages) -> Count {
     let soak = soak::Beside::start();
-    let packed = stages.tried("files of virtual machines", |_| vm::pack());
-    let machines = |stages: &mut Stages| {
-        packed.and_then(|packed| stages.tried("tests in virtual machines", |_| vm::tests(packed)))
-    };
-    let fuzzed = |stages: &mut Stages| match strict {
-        true => stages.tried("fuzz", |_| computed::fuzz()),
-        false => None,
-    };
-    let (machines, fuzzed) = beside(stages, machines, fuzzed);
-    let soaked = stages.tried("soak, when all these had ended", |_| soak?.wait());
-    let mut total = Count::default();
-    for count in [machines.flatten(), fuzzed, soaked] {
-        total += count.unwrap_or_default();
-    }
+    let machines = stages.tried("tests in virtual machines", |_| vm::tests(vm::pack()?));
+    let soaked = stages.tried("soak, when the machines had ended", |_| soak?.wait());
+    let mut total = machines.unwrap_or_default();
+    total += soaked.unwrap_or_default();
     total
 }
 

@@ -406,8 +406,8 @@ fn log_unannounced(record: &JournalKey, error: &AttachError, before: u32) {
     }
 }
 
-/// Restores what other programs remove from the packet filter, within a second; where no attachment has anything there,
-/// no thread is woken. Logs the first few repairs, and then one per minute.
+/// Restores what other programs remove from the packet filter, within a second (two, where another look hangs); where
+/// no attachment has anything there, no thread is woken. Logs the first few repairs, and then one per minute.
 async fn keep_put_back<E: std::error::Error + Send + 'static>(
     engine: Arc<Engine>,
     what: &'static str,

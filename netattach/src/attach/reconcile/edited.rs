@@ -34,6 +34,7 @@ impl Engine {
             let key = &attached.key;
             // Missing records are handled elsewhere, and a record that cannot be examined may be missing.
             let path = self.journal.path(key).ok();
+            let looked = SystemTime::now();
             let Some(file) = path.and_then(|path| fs::symlink_metadata(path).ok()) else {
                 examined.are_complete = false;
                 whole.0.remove(key);
@@ -47,7 +48,7 @@ impl Engine {
             whole.0.remove(key);
             if !self.journal.can_read(key) {
                 examined.edited.push(key.clone());
-            } else if version.is_settled(SystemTime::now()) {
+            } else if version.is_settled(looked) {
                 whole.0.insert(key.clone(), version);
                 found += 1;
             }

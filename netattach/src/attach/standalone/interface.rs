@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::kept::KeptHome;
+use super::kept::{KeptHome, Whose};
 use super::{Memory, chained, left_devices};
 use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
@@ -133,10 +133,11 @@ impl Interface<'_> {
     pub(super) fn del(&self) -> Result<(), CniError> {
         let request = self.request;
         let kept = self.kept(None)?;
-        let place = match (self.place()?, &kept) {
+        let stored = kept.as_ref().and_then(KeptHome::read);
+        let place = match (self.place()?, stored.as_ref().and_then(|it| it.attachment.as_ref())) {
             // The device is not lost with the path, nor is it where a path leads that has been reused since.
-            (place, Some(kept)) if leads_past(&place, kept)? => {
-                let netns = left_devices::namespace_of(kept).map_err(chained::cannot)?;
+            (place, Some(whose)) if leads_past(&place, whose)? => {
+                let netns = left_devices::namespace_of(whose).map_err(chained::cannot)?;
                 netns.map_or(Place::Gone, Place::There)
             }
             (place, _) => place,
@@ -156,7 +157,7 @@ impl Interface<'_> {
             None => Outputs::default(),
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
-        let home = kept.as_ref().and_then(KeptHome::read);
+        let home = stored.map(|it| it.home);
         let progress = Memory { kept, home, ..Memory::of_unknown(&plan, outputs) };
         undo(self.node, &plan, netns, &progress)?;
         // Otherwise a DEL with the right path may follow, or the device may come home later.
@@ -396,9 +397,9 @@ impl Interface<'_> {
 }
 
 /// Whether the request's path does not lead to the namespace that the device was moved to.
-fn leads_past(place: &Place, kept: &KeptHome) -> Result<bool, CniError> {
+fn leads_past(place: &Place, whose: &Whose) -> Result<bool, CniError> {
     match place {
-        Place::There(netns) => left_devices::is_elsewhere(kept, netns).map_err(chained::cannot),
+        Place::There(netns) => left_devices::is_elsewhere(whose, netns).map_err(chained::cannot),
         Place::Gone => Ok(true),
         // Refused whatever is stored: a DEL with the right path may follow.
         Place::Own(_) => Ok(false),

@@ -39,12 +39,13 @@ pub(super) struct Whose {
 
 /// The content of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Written {
+pub(super) struct Written {
+    /// The device's former state.
     #[serde(flatten)]
-    home: Home,
-    /// Absent in files of earlier versions.
+    pub(super) home: Home,
+    /// The attachment that it belongs to, with the namespace of its ADD. Absent in files of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    attachment: Option<Whose>,
+    pub(super) attachment: Option<Whose>,
 }
 
 /// The file for an interface of a container.
@@ -108,16 +109,10 @@ impl KeptHome {
         &self.whose
     }
 
-    /// Returns the attachment that the stored state belongs to, with the namespace of its ADD. `None`: nothing is
-    /// stored, or an earlier version stored it.
-    pub(super) fn stored(&self) -> Option<Whose> {
-        written(&self.path)?.attachment
-    }
-
-    /// Returns the device's former state. `None`: it was not stored, as by the reference plugin, or the file cannot
-    /// be read; the device is then given back without it.
-    pub(super) fn read(&self) -> Option<Home> {
-        Some(written(&self.path)?.home)
+    /// Returns what is stored. `None`: nothing, as by the reference plugin, or the file cannot be read; the device is
+    /// then given back without its former state.
+    pub(super) fn read(&self) -> Option<Written> {
+        written(&self.path)
     }
 
     /// Removes the file once the device has been given back. A file that stays is lost with the boot.
@@ -215,9 +210,9 @@ mod tests {
         let earlier = KeptHome::named(&path, 7, whose("eth1"));
         std::fs::write(&earlier.path, serde_json::to_string(&home()).unwrap()).unwrap();
         std::fs::write(path.join("7_torn.json"), "{").unwrap();
-        assert_eq!([own.stored(), earlier.stored()], [Some(whose("eth0")), None]);
+        let stored = [Some(whose("eth0")), None].map(|attachment| Some(Written { home: home(), attachment }));
+        assert_eq!([own.read(), earlier.read()], stored);
         assert_eq!(left(7), [(own, home())]);
-        assert_eq!(earlier.read(), Some(home()));
         // One at a time.
         let first = Left::of(&path, 7).unwrap();
         assert_eq!(Left::of(&path, 7).unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -246,7 +241,8 @@ mod tests {
         add.done(StepRef(0, 0), claimed(Some(home()))).unwrap();
         assert_eq!(add.home(), Some(&home()));
         let read = [of(7, "eth0"), of(7, "eth1"), of(8, "eth0")].map(|it| it.read());
-        assert_eq!(read, [Some(home()), None, None]);
+        let stored = Written { home: home(), attachment: Some(whose("eth0")) };
+        assert_eq!(read, [Some(stored), None, None]);
         // A process drives it: nothing of it is moved.
         let mut driven = memory("eth1");
         driven.done(StepRef(0, 0), claimed(None)).unwrap();

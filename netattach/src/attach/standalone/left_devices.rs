@@ -65,26 +65,24 @@ pub(super) fn settle() -> Result<(), LeftError> {
     give_back_each(|_, place| matches!(place, Place::Gone))
 }
 
-/// Returns the namespace that a device was moved to, if it still exists and is not the node's own.
+/// Returns the namespace that an attachment's device was moved to, if it still exists and is not the node's own.
 ///
 /// # Errors
 /// It cannot be determined whether it exists.
-pub(super) fn namespace_of(kept: &KeptHome) -> Result<Option<Netns>, StepError> {
-    let Some(whose) = kept.stored() else { return Ok(None) };
-    Ok(match Place::of(&whose)? {
+pub(super) fn namespace_of(whose: &Whose) -> Result<Option<Netns>, StepError> {
+    Ok(match Place::of(whose)? {
         Place::There(netns) => Some(netns),
         Place::Gone | Place::Own => None,
     })
 }
 
-/// Whether a device was moved to another namespace than `netns`, which the path of a DEL leads to. `false` where
-/// nothing tells: nothing is stored, or the kernel has no cookies.
+/// Whether an attachment's device was moved to another namespace than `netns`, which the path of a DEL leads to.
+/// `false` where nothing tells: the kernel has no cookies.
 ///
 /// # Errors
 /// The namespace cannot be examined.
-pub(super) fn is_elsewhere(kept: &KeptHome, netns: &Netns) -> Result<bool, StepError> {
-    let Some(own) = kept.stored().and_then(|whose| whose.cookie) else { return Ok(false) };
-    Ok(are_different(Some(own), netns.cookie()?))
+pub(super) fn is_elsewhere(whose: &Whose, netns: &Netns) -> Result<bool, StepError> {
+    Ok(are_different(whose.cookie, netns.cookie()?))
 }
 
 /// Whether these are the cookies of two namespaces; absent ones tell nothing.
@@ -227,17 +225,14 @@ mod tests {
     /// The path of a DEL leads to a namespace that was made after the device's, which a process keeps alive.
     #[test]
     fn a_device_is_elsewhere_where_the_path_leads_to_a_later_namespace() {
-        let directory = tempfile::tempdir().unwrap();
         let [own, later] = [(); 2].map(|()| Netns::private().unwrap());
         let cookie = own.cookie().unwrap();
-        let kept = KeptHome::named(directory.path(), 7, whose("/run/netns/c1", cookie));
-        let are_elsewhere = || [&own, &later].map(|netns| is_elsewhere(&kept, netns).unwrap());
-        // The reference has moved it, and has stored nothing.
-        assert_eq!(are_elsewhere(), [false, false]);
-        let home: Home =
-            serde_json::from_value(json!({"name": "card", "index": 4, "mtu": 1500, "up": true})).unwrap();
-        kept.write(&home).unwrap();
-        assert_eq!(are_elsewhere(), [false, cookie.is_some()]);
+        let are_elsewhere = |cookie| {
+            let whose = whose("/run/netns/c1", cookie);
+            [&own, &later].map(|netns| is_elsewhere(&whose, netns).unwrap())
+        };
+        assert_eq!(are_elsewhere(cookie), [false, cookie.is_some()]);
+        assert_eq!(are_elsewhere(None), [false, false]);
     }
 
     #[test]

@@ -215,6 +215,8 @@ pub(super) enum Read {
 
 /// Reads one file, given its previous contents.
 pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
+    // Before the file is read, which may take longer than a version takes to settle: what is written meanwhile counts as later.
+    let begun = SystemTime::now();
     let version = fs::metadata(path).ok().map(|metadata| FileVersion::of(&metadata));
     if version.is_some() && before.is_some_and(|before| before.version == version) {
         return Read::AsItWas;
@@ -237,7 +239,7 @@ pub(super) fn read_file(path: &Path, before: Option<&Contents>) -> Read {
         }
     }
     if now.problems.is_empty() {
-        now.version = version.filter(|version| version.is_settled(SystemTime::now()));
+        now.version = version.filter(|version| version.is_settled(begun));
     } else {
         let given: BTreeSet<Key> = now.objects.iter().map(|(_, object)| object.key()).collect();
         let kept = before.iter().filter(|(_, object)| !given.contains(&object.key()));

@@ -121,11 +121,16 @@ fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_pat
         let path_of_other = Call { netns: other.path(), ..rig.call() };
         rig.runtime.after("DEL", path_of_other, &configs[0], &late).unwrap();
         assert!(is_there(), "{kind}");
+        if kind == "host-device" {
+            // Since Linux 5.14 it is known that the path is not that of the ADD, and the device goes back from there.
+            // Before, it stays in its pod, whose own DEL may follow.
+            let is_known = other.netns().cookie().unwrap().is_some();
+            let found = [rig.node().find_link("card5"), rig.inside().find_link("eth0")];
+            assert_eq!(found.map(|link| link.unwrap().is_some()), [is_known, !is_known]);
+        }
         rig.runtime.after("DEL", of_other, &configs[1], &result).unwrap();
         assert!(!is_there(), "{kind}");
         if kind == "host-device" {
-            // It still belongs to its pod, whose own DEL may follow.
-            assert!(rig.node().find_link("card5").unwrap().is_none());
             rig.after("DEL", &configs[0], &late);
             let back = ["card5", "card6"].map(|card| rig.node().link(card).unwrap().group);
             assert_eq!(back, [0, 0]);

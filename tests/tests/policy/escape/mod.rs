@@ -93,6 +93,11 @@ impl Witness {
         Self(ethertypes.iter().map(open).collect())
     }
 
+    /// The frames received so far that were not returned before.
+    fn frames(&self) -> Vec<Vec<u8>> {
+        self.0.iter().flat_map(|socket| socket.frames().unwrap()).collect()
+    }
+
     /// The frames received up to one that ends in these bytes, which is of the first ethertype.
     fn frames_until(&self, end: &[u8]) -> Vec<Vec<u8>> {
         let mut seen = self.0[0].frames_until(end, PATIENCE).unwrap();
