@@ -10,10 +10,11 @@ use crate::release::Arch;
 use crate::suite::Stages;
 
 /// The nightly runs, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 16] = [
+const RUNS: [&[&str]; 17] = [
     &["soak"],
     &["soak", "--attachments", "1000", "--minutes", "10"],
     &["demo", "--cluster"],
+    &["vm"],
     &["test", "--longer"],
     &["test", "--upgrade"],
     &["bench", "cluster", "--check"],

@@ -56,9 +56,22 @@ impl Selection {
     }
 }
 
+/// How many of the guests' own tests are run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// Those that every change must pass.
+    Gate,
+    /// All of them.
+    Whole,
+}
+
 /// A guest's own tests, by machine.
-fn usual(guest: &Guest) -> impl Iterator<Item = Selection> {
-    guest.tests.iter().copied().map(Selection::of)
+fn usual(guest: &Guest, extent: Extent) -> impl Iterator<Item = Selection> {
+    let tests = match extent {
+        Extent::Gate => guest.gate,
+        Extent::Whole => guest.tests,
+    };
+    tests.iter().copied().map(Selection::of)
 }
 
 /// A program to run in a machine instead of tests.
@@ -102,7 +115,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
     }
     let executables = options.executables.unwrap_or_else(tree::dist);
     let total = match options.test {
-        None => tests(packed(&guests, executables)?)?,
+        None => tests(packed(&guests, Extent::Whole, executables)?)?,
         Some(test) => {
             let selection = Selection { tests: vec![(test, options.filters)], is_longer: false };
             let mut total = Count::default();
@@ -133,16 +146,20 @@ struct Machine {
     scratch: TempDir,
 }
 
-/// Builds and packs every guest's own tests, for the machines that are there.
+/// Builds and packs the tests of the gate, for the machines that are there.
 ///
 /// # Errors
 /// Something could not be built or read.
 pub fn pack() -> anyhow::Result<Packed> {
-    packed(&GUESTS.iter().collect::<Vec<_>>(), tree::dist())
+    packed(&GUESTS.iter().collect::<Vec<_>>(), Extent::Gate, tree::dist())
 }
 
-fn packed(guests: &[&'static Guest], executables: PathBuf) -> anyhow::Result<Packed> {
-    let selections = guests.iter().flat_map(|guest| usual(guest).map(move |selection| (*guest, selection)));
+fn packed(guests: &[&'static Guest], extent: Extent, executables: PathBuf) -> anyhow::Result<Packed> {
+    let of = |guest: &&'static Guest| {
+        let guest = *guest;
+        usual(guest, extent).map(move |selection| (guest, selection))
+    };
+    let selections = guests.iter().flat_map(of);
     let machines = selections.map(|(guest, selection)| {
         let is_there = setup::machine(guest).is_some();
         let machine = is_there.then(|| Machine::pack(guest, &selection, &executables)).transpose()?;
@@ -348,7 +365,25 @@ mod tests {
     #[test]
     fn no_machine_has_nothing_to_run() {
         let machines =
-            |guest: &Guest| usual(guest).map(|selection| selection.tests.len()).collect::<Vec<_>>();
+            |guest: &Guest| usual(guest, Extent::Whole).map(|it| it.tests.len()).collect::<Vec<_>>();
         assert_eq!(GUESTS.each_ref().map(machines), [vec![1, 4], vec![5]]);
+    }
+
+    /// What is named for the gate alone would not be run by `cargo xtask vm`.
+    #[test]
+    fn the_gate_runs_a_part_of_the_tests() {
+        for guest in &GUESTS {
+            assert_eq!(guest.gate.len(), guest.tests.len(), "{}", guest.suite);
+            for (gate, whole) in guest.gate.iter().zip(guest.tests) {
+                let is_part = |suite: &str, part: &str| {
+                    let mut of_suite = whole.iter().filter(|(name, _)| *name == suite);
+                    of_suite.any(|(_, parts)| parts.iter().any(|of_whole| part.contains(of_whole)))
+                };
+                for (suite, parts) in *gate {
+                    let lacking: Vec<&&str> = parts.iter().filter(|part| !is_part(suite, part)).collect();
+                    assert_eq!(lacking, [&""; 0], "{} {suite}", guest.suite);
+                }
+            }
+        }
     }
 }
