@@ -94,7 +94,7 @@ impl Executor<'_> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
         let into = (&mut self.pod, self.netns.as_fd());
         let looked = std::mem::take(&mut self.looked);
-        // Without a record, the group tells a late DEL which container the device belongs to.
+        // Without an agent, the group tells a late DEL that has no record which container the device belongs to.
         let mark = self.node.enforcer.is_none().then(|| self.sandbox.link_group());
         let pod = take_device::move_in(&mut self.host, into, (device, mark), (claim, looked))?;
         self.node.devices.moved(claim, pod.index);

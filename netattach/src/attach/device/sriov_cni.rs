@@ -60,6 +60,12 @@ impl SriovCni {
         Self { is_needed: true, ..Self::default() }
     }
 
+    /// The files in another directory, if that exists.
+    #[cfg(test)]
+    pub(super) fn at(root: PathBuf) -> Self {
+        Self { root, is_needed: false }
+    }
+
     /// Locks a device. `None`: sriov-cni is not on the node, or the device is not a VF. `waits_at`: the resource that
     /// the operation waits at while sriov-cni holds the lock; without it, this function does not wait.
     ///

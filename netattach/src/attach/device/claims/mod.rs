@@ -221,7 +221,8 @@ impl Devices {
         given
     }
 
-    /// Removes the entry of a sandbox in sriov-cni's file of a VF, unless a claim of the VF is known.
+    /// Removes the entry of a sandbox in sriov-cni's file of a VF, unless the sandbox's pod holds the VF by a known claim,
+    /// which has the same entry.
     ///
     /// # Errors
     /// sriov-cni holds the VF's lock, or its files cannot be used.
@@ -230,9 +231,16 @@ impl Devices {
         device: &spec::Device,
         sandbox: &Sandbox,
     ) -> Result<(), StepError> {
-        let is_its = |held: &Held| held.claim.as_ref().is_some_and(|(it, _)| it.function == device.function);
-        let is_claimed = self.lock().held.values().any(is_its);
-        match is_claimed {
+        let is_its = |(it, _): &(spec::Device, Claim)| it.function == device.function;
+        // A claim of another pod has another entry, and one that has ended has none.
+        let has_entry = |held: &Held| {
+            let of = &held.sandbox;
+            held.state != State::Returned
+                && (&of.netns, of.netns_id) == (&sandbox.netns, sandbox.netns_id)
+                && held.claim.as_ref().is_some_and(is_its)
+        };
+        let is_held = self.lock().held.values().any(has_entry);
+        match is_held {
             true => Ok(()),
             false => self.sriov_cni.give_back((device, &sandbox.netns), None, || Ok(())),
         }

@@ -19,7 +19,7 @@ use crate::moment::boot_id;
 use crate::netns::Netns;
 use crate::plan::Plan;
 use crate::plan::{Dynamic, fixtures};
-use crate::spec::{DeviceId, Reception};
+use crate::spec::{DeviceId, Reception, VirtualFunction};
 use crate::step::StepRef;
 use crate::waits::tests::Visits;
 use crate::waits::{Place, Resource};
@@ -89,6 +89,39 @@ fn claim_as(
 
 fn release(devices: &Devices, plan: &Plan) -> Result<(), StepError> {
     devices.release(&plan.sandbox, &plan.attachments[0])
+}
+
+/// A process is killed after it has entered its pod as the holder of a VF, before it has recorded the claim.
+///
+/// Rows: SRV-beside, SRV-killed.
+#[test]
+fn an_entry_without_a_claim_goes_unless_its_pod_holds_the_vf_by_another_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("sriov");
+    std::fs::create_dir_all(root.join("pci")).unwrap();
+    let entry = root.join("pci").join(CARD);
+    let devices = Devices { sriov_cni: SriovCni::at(root), ..Devices::default() };
+    let [former, killed] = ["former", "killed"].map(|container| {
+        let mut plan = plan(container);
+        plan.sandbox.netns = format!("/nonexistent/{container}");
+        if let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first_mut() {
+            device.function = Some(VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 });
+        }
+        plan
+    });
+    // The record of a pod that had the VF before stays until its DEL.
+    let claimed = claim(&devices, &former, |_| unreachable!()).unwrap();
+    let of = (&former.sandbox, &former.attachments[0]);
+    devices.give_back(&claimed, of, || Ok(()), |_| unreachable!()).unwrap();
+    let Some(Step::ClaimDevice(device)) = killed.attachments[0].steps.first() else { unreachable!() };
+    std::fs::write(&entry, "/nonexistent/killed").unwrap();
+    devices.unmark(device, &killed.sandbox).unwrap();
+    assert!(!entry.exists());
+    // The ADD of a second interface was killed before it was refused.
+    claim(&devices, &killed, |_| unreachable!()).unwrap();
+    std::fs::write(&entry, "/nonexistent/killed").unwrap();
+    devices.unmark(device, &killed.sandbox).unwrap();
+    assert_eq!(std::fs::read_to_string(&entry).unwrap(), "/nonexistent/killed");
 }
 
 /// Rows: SRV-owner, SRV-namespace-gone.
