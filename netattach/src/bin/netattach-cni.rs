@@ -136,7 +136,8 @@ fn usage() -> String {
 It acts as the plugin whose name it is started by: {}.
 
   netattach-cni install DIR [--force]   link these names in DIR, such as /opt/cni/bin;
-                                        with --force in place of what has the names there, but for sriov
+                                        with --force in place of what has the names there, but for
+                                        a sriov of another program
   netattach-cni install DIR --copy [--also=NAME,...] [--conflist=DIR]
                                         copy netattach and netattach-cni to DIR, from where this one is, each as a
                                         whole and only if it runs there; and this one under the names of plugins, such

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use super::copy::is_netattach;
 use super::has_state_elsewhere;
 
 /// The outcome for one name.
@@ -16,7 +17,7 @@ pub enum Installed {
     Was,
     /// Another file of that name was replaced.
     Replaced,
-    /// Another program has the name, and keeps it: only this program can detach the pods that it has attached.
+    /// Another program has the name, and keeps it: only that one can detach the pods that it has attached.
     Left,
 }
 
@@ -65,11 +66,12 @@ pub enum InstallError {
 /// that the directory can be mounted elsewhere. Running executables and concurrent callers never see a name
 /// missing.
 ///
-/// A name whose program keeps state of pods (`sriov`: the former settings of their VFs) is left to the program that
-/// has it.
+/// A name whose program keeps state of pods (`sriov`: the former settings of their VFs) is left to the other program
+/// that has it.
 ///
 /// # Errors
-/// [`InstallError::Foreign`] if a file of another program has one of the other names and `force` is not set.
+/// [`InstallError::Foreign`] if another file has one of the other names, or another version of netattach any, and
+/// `force` is not set.
 pub fn install<'n>(
     directory: &Path,
     executable: &Path,
@@ -86,12 +88,14 @@ pub fn install<'n>(
     };
     let mut found = Vec::new();
     for name in names {
-        found.push((name, look(&directory.join(name), &executable)?));
+        let path = directory.join(name);
+        let is = look(&path, &executable)?;
+        let is_left = is == Found::Foreign && has_state_elsewhere(name) && is_of_others(&path)?;
+        found.push((name, if is_left { Found::Left } else { is }));
     }
-    let is_left = |name: &str, found: &Found| *found == Found::Foreign && has_state_elsewhere(name);
     let foreign: Vec<_> = found
         .iter()
-        .filter(|(name, found)| *found == Found::Foreign && !is_left(name, found))
+        .filter(|(_, found)| *found == Found::Foreign)
         .map(|(name, _)| directory.join(name))
         .collect();
     if !foreign.is_empty() && !force {
@@ -103,8 +107,8 @@ pub fn install<'n>(
         let became = match found {
             Found::Ours => Installed::Was,
             Found::Nothing => Installed::Made,
-            Found::Foreign if is_left(name, &found) => Installed::Left,
             Found::Foreign => Installed::Replaced,
+            Found::Left => Installed::Left,
         };
         if matches!(became, Installed::Made | Installed::Replaced) {
             link(&directory, name, &target).map_err(|source| InstallError::Link { path, source })?;
@@ -119,6 +123,8 @@ enum Found {
     Nothing,
     Ours,
     Foreign,
+    /// Foreign, and not to be replaced.
+    Left,
 }
 
 fn look(path: &Path, executable: &Path) -> Result<Found, InstallError> {
@@ -131,6 +137,13 @@ fn look(path: &Path, executable: &Path) -> Result<Found, InstallError> {
             Ok(if is_ours { Found::Ours } else { Found::Foreign })
         }
     }
+}
+
+/// Whether a file, or what a link leads to, is another program's. Another version of netattach reads the same state,
+/// and a link that leads nowhere is no program.
+fn is_of_others(path: &Path) -> Result<bool, InstallError> {
+    let is_of_others = || -> io::Result<bool> { Ok(path.try_exists()? && !is_netattach(path)?) };
+    is_of_others().map_err(|source| InstallError::Look { path: path.to_owned(), source })
 }
 
 fn link(directory: &Path, name: &str, target: &Path) -> io::Result<()> {
@@ -148,6 +161,7 @@ fn list(paths: &[PathBuf]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::copy::MARK;
     use super::*;
 
     fn executable(directory: &Path) -> PathBuf {
@@ -212,6 +226,27 @@ mod tests {
         fs::remove_file(&theirs).unwrap();
         assert_eq!(run(false), [Installed::Was, Installed::Made]);
         assert_eq!(run(true), [Installed::Was; 2]);
+    }
+
+    /// It reads the same records. Otherwise the name would stay with a version that is removed some day.
+    #[test]
+    fn a_sriov_of_another_version_of_netattach_is_replaced_like_the_other_names() {
+        let (dir, before) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let executable = executable(dir.path());
+        let earlier = before.path().join("netattach-cni");
+        let theirs = dir.path().join("sriov");
+        for is_there in [true, false] {
+            fs::write(&earlier, MARK).unwrap();
+            symlink(&earlier, &theirs).unwrap();
+            if !is_there {
+                fs::remove_file(&earlier).unwrap();
+            }
+            let run = |force| install(dir.path(), &executable, ["sriov"].into_iter(), force);
+            assert!(matches!(run(false), Err(InstallError::Foreign(_))));
+            assert_eq!(run(true).unwrap(), [("sriov", Installed::Replaced)]);
+            assert_eq!(fs::read_link(&theirs).unwrap(), Path::new("netattach-cni"));
+            fs::remove_file(&theirs).unwrap();
+        }
     }
 
     #[test]

@@ -221,8 +221,8 @@ impl Devices {
         given
     }
 
-    /// Removes the entry of a sandbox in sriov-cni's file of a VF, unless the sandbox's pod holds the VF by a known claim,
-    /// which has the same entry.
+    /// Removes the entry of a sandbox in sriov-cni's file of a VF, unless the sandbox's pod holds the VF by a known
+    /// claim, which has the same entry.
     ///
     /// # Errors
     /// sriov-cni holds the VF's lock, or its files cannot be used.
