@@ -736,7 +736,7 @@ mod tests {
         let journal = Store::open(directory.join("journal")).unwrap();
         let mut engine = rig::engine(directory, journal, &Arc::new(Maps::default()));
         // Then what is given back need not be a card.
-        engine.node.enforcer = None;
+        engine.node.records = false;
         let mut plan = rig::plan(directory, "a", 1);
         plan.attachments[0].steps = vec![Step::ClaimDevice(fixtures::device()), Step::MoveDevice];
         let mut record = engine.journal.create(rig::key("a"), plan).unwrap();
