@@ -21,7 +21,7 @@ const EXECUTABLES: [(&str, Option<u64>); 4] = [
     // Its size is part of a pod's latency. With glibc, where there is no musl, it is 1.5 MiB.
     (SHIM.0, Some(2 * 1024 * 1024)),
     // Started for every attachment where there is no agent.
-    ("netattach-cni", Some(9 * 1024 * 1024 / 2)),
+    ("netattach-cni", Some(5 * 1024 * 1024)),
     ("netattachctl", None),
     ("netattachd", None),
 ];
@@ -93,7 +93,9 @@ fn static_executables_for(
     // The loader's relocations as a bitmap: a thirtieth of an executable otherwise. A static one relocates itself, which the C
     // library that is linked in knows since 2.36.
     let packed = "-Clink-arg=-Wl,-z,pack-relative-relocs".to_owned();
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags([packed])?).envs(arch.variables());
+    let script = tree::root().join("xtask/executables.ld");
+    let without_tables = format!("-Clink-arg=-Wl,--no-eh-frame-hdr,-T,{}", script.display());
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags([packed, without_tables])?).envs(arch.variables());
     // Read by the build script of `netattach`, which would otherwise look below the directory of this target.
     cargo.env("NETATTACH_BPF_OBJECT", tree::bpf_object());
     child::run(&mut cargo, progress).context("compile the executables")?;
@@ -137,7 +139,8 @@ fn rustflags(more: impl IntoIterator<Item = String>) -> anyhow::Result<String> {
     let cargo = env::var_os("CARGO_HOME").map(PathBuf::from);
     let cargo = cargo.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
     // With the C library inside, and without unwind tables: a panic ends the process, and without symbols a backtrace
-    // has no information. The tables would be a tenth of an executable.
+    // has no information. The tables would be a tenth of an executable. Those of libraries that were compiled with them are
+    // discarded when the executable is linked.
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Cforce-unwind-tables=no".to_owned()];
     flags.extend(more);
     // rustc applies the last mapping that matches, and one of these directories may be inside another.
