@@ -93,7 +93,12 @@ impl Cards {
             made = (0..count).map(vf).collect::<Option<Vec<Vf>>>();
             made.is_some()
         });
-        made.context("the VFs' driver makes no devices")
+        let made = made.context("the VFs' driver makes no devices")?;
+        // Without a link the card knows no speed, and refuses a rate.
+        let carrier = Path::new("/sys/class/net").join(&self.device).join("carrier");
+        let has_link = || fs::read_to_string(&carrier).is_ok_and(|carrier| carrier.trim() == "1");
+        ensure!(eventually(PATIENCE, has_link), "{} gets no link", self.device);
+        Ok(made)
     }
 
     /// Removes all VFs, in whichever namespace they are.

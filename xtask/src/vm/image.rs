@@ -25,6 +25,8 @@ const DIST: &str = "/dist";
 const RUNTIMES: &str = "/runtimes";
 const BUSYBOX: &str = "bookworm/bin/busybox";
 const OF_BUSYBOX: &str = "/runtimes/bookworm/bin";
+/// Executables that tests start: the scripted plugin, and an agent and a plugin with crash points.
+const COMPANIONS: [&str; 3] = ["fake-plugin", "crash-agent", "crash-cni"];
 /// Directory of the reference plugins.
 const PLUGINS: &str = "/plugins";
 
@@ -38,18 +40,19 @@ pub(super) fn pack(
     (progress, to): (&Progress, File),
 ) -> anyhow::Result<u64> {
     progress.note("compile");
-    let Built { tests, scripted_plugin, crashing_agent } = test_executables(selection)?;
+    let Built { tests, companions } = test_executables(selection)?;
     let mut archive = machine(guest, kernel, executables, to)?;
     let mut list = String::new();
     for ((name, filters), executable) in selection.tests.iter().zip(&tests) {
         list.push_str(&started(&mut archive, kernel, (name, executable), filters)?);
     }
     archive.file(guest::TESTS, list.as_bytes())?;
-    // Tests know it by the path that it has here, or beside the directory that they are in.
-    with_libraries(&mut archive, &scripted_plugin, "/fake-plugin")?;
-    archive.link(&scripted_plugin.to_string_lossy(), "/fake-plugin")?;
-    with_libraries(&mut archive, &crashing_agent, "/crash-agent")?;
-    archive.link(&crashing_agent.to_string_lossy(), "/crash-agent")?;
+    // Tests know them by the paths that they have here, or beside the directory that they are in.
+    for (name, path) in COMPANIONS.into_iter().zip(&companions) {
+        let there = format!("/{name}");
+        with_libraries(&mut archive, path, &there)?;
+        archive.link(&path.to_string_lossy(), &there)?;
+    }
     archive.file(guest::VARIABLES, variables(guest, selection.is_longer).as_bytes())?;
     archive.finish()
 }
@@ -142,10 +145,8 @@ fn variables(guest: &Guest, is_longer: bool) -> String {
 /// The executables that cargo has built for a selection.
 struct Built {
     tests: Vec<PathBuf>,
-    /// The plugin that follows a script.
-    scripted_plugin: PathBuf,
-    /// The agent with crash points.
-    crashing_agent: PathBuf,
+    /// [`COMPANIONS`], in that order.
+    companions: Vec<PathBuf>,
 }
 
 /// The test executables of the selection, and what they start, built.
@@ -164,7 +165,8 @@ fn test_executables(selection: &Selection) -> anyhow::Result<Built> {
         path.map(PathBuf::from).with_context(|| format!("cargo built no {name}"))
     };
     let tests = selection.tests.iter().map(|(name, _)| path_of(name)).collect::<anyhow::Result<_>>()?;
-    Ok(Built { tests, scripted_plugin: path_of("fake-plugin")?, crashing_agent: path_of("crash-agent")? })
+    let companions = COMPANIONS.into_iter().map(path_of).collect::<anyhow::Result<_>>()?;
+    Ok(Built { tests, companions })
 }
 
 /// The first process, built as xtask itself was.
