@@ -13,10 +13,7 @@ use netattach_common::parse::{
 };
 use netattach_common::{Address, DropReason, Ip4, Ip6, Mac};
 
-#[path = "../../tests/src/reading.rs"]
-mod reading;
-
-use reading::Reading;
+use crate::reading::{self, Reading};
 
 /// Bits of the first byte: the packet begins with its IP header, as behind the node's translation; it is still to be
 /// cut into segments; it has a tag beside its bytes; many bytes follow it.

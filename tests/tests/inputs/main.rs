@@ -9,6 +9,7 @@
 use std::fs;
 use std::path::Path;
 
+use netattach_tests::reading;
 use proptest::prelude::Rng;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
