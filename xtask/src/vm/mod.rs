@@ -28,9 +28,9 @@ use crate::setup::{self, Emulator, Kernel, Scope};
 use crate::suite::{self, Count, Failure, Followed, Tally, failures_in, follow};
 use crate::{child, dist, progress, tree};
 
-/// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked. Half of it is the most
-/// that the kernel unpacks.
-const MEMORY: &str = "3072";
+/// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked. Half of what is left
+/// beside the packed ones is the most that the kernel unpacks.
+const MEMORY: &str = "3584";
 /// How many run at once: there has to be memory for them, and each has one processor's work.
 const AT_ONCE: usize = 2;
 /// Deadline; longer than a run takes on a busy machine.
