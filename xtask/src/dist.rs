@@ -94,8 +94,10 @@ fn static_executables_for(
     // library that is linked in knows since 2.36.
     let packed = "-Clink-arg=-Wl,-z,pack-relative-relocs".to_owned();
     let script = tree::root().join("xtask/executables.ld");
-    let without_tables = format!("-Clink-arg=-Wl,--no-eh-frame-hdr,-T,{}", script.display());
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags([packed, without_tables])?).envs(arch.variables());
+    // LLD would discard the table that the script keeps.
+    let linker = "-Clink-arg=-fuse-ld=bfd".to_owned();
+    let without_tables = format!("-Clink-arg=-Wl,-T,{}", script.display());
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags([packed, linker, without_tables])?).envs(arch.variables());
     // Read by the build script of `netattach`, which would otherwise look below the directory of this target.
     cargo.env("NETATTACH_BPF_OBJECT", tree::bpf_object());
     child::run(&mut cargo, progress).context("compile the executables")?;
