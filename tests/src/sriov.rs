@@ -134,6 +134,21 @@ impl Vf {
     pub fn on_node(&self) -> Option<String> {
         net_device(&Path::new(DEVICES).join(&self.address))
     }
+
+    /// Binds the VF to a driver of the kernel, whichever it had.
+    ///
+    /// # Errors
+    /// The driver does not take it.
+    pub fn bind(&self, driver: &str) -> Result<()> {
+        let device = Path::new(DEVICES).join(&self.address);
+        fs::write(device.join("driver_override"), driver).context("choose the driver")?;
+        // It may have none.
+        let _ = fs::write(device.join("driver/unbind"), &self.address);
+        fs::write("/sys/bus/pci/drivers_probe", &self.address).context("probe the driver")?;
+        let is_bound = || fs::read_link(device.join("driver")).is_ok_and(|to| to.ends_with(driver));
+        ensure!(eventually(PATIENCE, is_bound), "{driver} does not take {}", self.address);
+        Ok(())
+    }
 }
 
 impl Node {

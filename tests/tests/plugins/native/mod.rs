@@ -17,6 +17,7 @@ mod versions;
 
 use std::fs;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::process::Command;
 
 use ipnet::IpNet;
@@ -55,15 +56,20 @@ struct Rig {
     dir: TempDir,
 }
 
+/// Links the plugins in a directory below `dir`; returns it.
+fn installed(dir: &TempDir) -> PathBuf {
+    let plugins = dir.path().join("plugins");
+    fs::create_dir(&plugins).unwrap();
+    let installed =
+        Command::new(executable("netattach-cni").unwrap()).arg("install").arg(&plugins).output().unwrap();
+    assert!(installed.status.success(), "{installed:?}");
+    plugins
+}
+
 impl Rig {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let plugins = dir.path().join("plugins");
-        fs::create_dir(&plugins).unwrap();
-        let installed =
-            Command::new(executable("netattach-cni").unwrap()).arg("install").arg(&plugins).output().unwrap();
-        assert!(installed.status.success(), "{installed:?}");
-        let runtime = Runtime { node: Namespace::new().unwrap(), plugins };
+        let runtime = Runtime { node: Namespace::new().unwrap(), plugins: installed(&dir) };
         let rig = Self { runtime, pod: Namespace::new().unwrap(), dir };
         rig.node().ensure_bridge(&bridge("uplink")).unwrap();
         rig

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use netattach::netlink::{DeviceState, Handle, LinkState};
 use netattach::spec::{VfRates, VfSettings, VfVlan};
-use netattach_tests::node::{executable, ip};
+use netattach_tests::node::ip;
 use netattach_tests::runtime::{Answer, Call, Runtime, config, with_result};
 use netattach_tests::sriov::{Cards, Vf};
 use netattach_tests::traffic::{PATIENCE, eventually};
@@ -53,12 +53,8 @@ impl Scene {
         // Also those of another test that has failed.
         remove_records();
         let dir = tempfile::tempdir().unwrap();
-        let plugins = dir.path().join("plugins");
-        fs::create_dir(&plugins).unwrap();
-        let installed =
-            Command::new(executable("netattach-cni").unwrap()).arg("install").arg(&plugins).output().unwrap();
-        assert!(installed.status.success(), "{installed:?}");
-        let runtime = Runtime { node: Namespace::of_this_process().unwrap(), plugins };
+        let runtime =
+            Runtime { node: Namespace::of_this_process().unwrap(), plugins: super::installed(&dir) };
         let pods = [(); 2].map(|()| Namespace::new().unwrap());
         Some(Self { runtime, pods, vfs, dir, cards })
     }
@@ -344,16 +340,6 @@ fn gc_gives_back_the_vfs_of_pods_that_are_not_valid() {
     scene.assert_as_before("GC", &before);
 }
 
-/// Binds a VF to a driver of the kernel, whichever it had.
-fn bind(vf: &Vf, driver: &str) {
-    let device = Path::new("/sys/bus/pci/devices").join(&vf.address);
-    fs::write(device.join("driver_override"), driver).unwrap();
-    let _ = fs::write(device.join("driver/unbind"), &vf.address);
-    fs::write("/sys/bus/pci/drivers_probe", &vf.address).unwrap();
-    let bound = || fs::read_link(device.join("driver")).is_ok_and(|to| to.ends_with(driver));
-    assert!(eventually(PATIENCE, bound), "{driver} does not take {}", vf.address);
-}
-
 /// Nothing on such a VF shows whose it is.
 ///
 /// Rows: SRV-userspace, SRV-owner, SRV-beside.
@@ -363,7 +349,7 @@ fn a_vf_that_its_pod_drives_has_one_holder_without_an_agent_too() {
     let set = |scene: &Scene| VfSettings { mac: None, ..scene.settings(0) };
     let before = set(&scene);
     // The machine has no IOMMU, without which `vfio-pci` accepts no device.
-    bind(&scene.vfs[0], "uio_pci_generic");
+    scene.vfs[0].bind("uio_pci_generic").unwrap();
     let result = scene.add(0, 0);
     assert_eq!(result["ips"][0]["address"], "10.61.0.2/24", "{result:#}");
     assert!(Handle::open_in(scene.pods[0].netns()).unwrap().find_link(IFNAME).unwrap().is_none());
@@ -398,7 +384,7 @@ fn a_vf_that_its_pod_drives_has_one_holder_without_an_agent_too() {
     assert_eq!((set(&scene), records()), (before, Vec::new()));
     ip(&scene.runtime.node, &["link", "set", &scene.cards.device, "vf", "0", "mac", "00:00:00:00:00:00"])
         .unwrap();
-    bind(&scene.vfs[0], "igbvf");
+    scene.vfs[0].bind("igbvf").unwrap();
 }
 
 /// Rows: SRV-cycles.

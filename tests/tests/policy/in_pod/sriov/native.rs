@@ -442,16 +442,6 @@ fn a_host_device_by_its_pci_address_goes_back_as_it_was() {
     own.assert_as(&before);
 }
 
-/// Binds a VF to a driver of the kernel, whichever it had.
-fn bind(vf: &Vf, driver: &str) {
-    let device = Path::new("/sys/bus/pci/devices").join(&vf.address);
-    fs::write(device.join("driver_override"), driver).unwrap();
-    let _ = fs::write(device.join("driver/unbind"), &vf.address);
-    fs::write("/sys/bus/pci/drivers_probe", &vf.address).unwrap();
-    let bound = || fs::read_link(device.join("driver")).is_ok_and(|to| to.ends_with(driver));
-    assert!(eventually(PATIENCE, bound), "{driver} does not take {}", vf.address);
-}
-
 /// Rows: SRV-unbound.
 #[test]
 fn a_vf_that_has_lost_its_driver_is_set_back_and_one_that_is_elsewhere_is_waited_for() {
@@ -482,7 +472,7 @@ fn a_vf_that_has_lost_its_driver_is_set_back_and_one_that_is_elsewhere_is_waited
     let set = |settings: &VfSettings| VfSettings { mac: None, ..settings.clone() };
     assert_eq!((own.device(0), set(&own.settings(0))), (None, set(&before[0].1)));
     Snapshot::take(&own.node, &[pod]).unwrap().assert_nothing_is_left();
-    bind(vf, "igbvf");
+    vf.bind("igbvf").unwrap();
     assert!(eventually(PATIENCE, || own.device(0).is_some()));
     for pod in &own.pods {
         own.node.add(pod).success();
@@ -507,7 +497,7 @@ fn a_vf_that_its_pod_drives_is_set_by_its_card_and_has_its_addresses_in_the_resu
     pin(pinned);
     let before: Vec<_> = (0..2).map(|vf| own.settings(vf)).collect();
     // The machine has no IOMMU, without which `vfio-pci` accepts no device.
-    bind(&own.vfs[0], "uio_pci_generic");
+    own.vfs[0].bind("uio_pci_generic").unwrap();
     let (_, address, mac) = PODS[0];
     own.node.add(&own.pods[0]).success();
     let status = own.node.status(&own.pods[0]).unwrap();
@@ -532,5 +522,5 @@ fn a_vf_that_its_pod_drives_is_set_by_its_card_and_has_its_addresses_in_the_resu
     assert!(told.contains("net1"), "{told}");
     assert_eq!(settings(0), expected);
     pin("00:00:00:00:00:00");
-    bind(&own.vfs[0], "igbvf");
+    own.vfs[0].bind("igbvf").unwrap();
 }
