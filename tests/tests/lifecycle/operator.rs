@@ -330,6 +330,18 @@ fn settings_that_cannot_be_meant_are_refused_by_name_in_a_line() {
     );
 }
 
+/// Stops all threads of a process, which end what they do in the kernel first.
+fn suspend(process: Pid) {
+    kill_process(process, Signal::STOP).unwrap();
+    let tasks = format!("/proc/{}/task", process.as_raw_nonzero());
+    let is_stopped = |task: fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    };
+    let are_stopped = || fs::read_dir(&tasks).unwrap().all(|task| is_stopped(task.unwrap()));
+    assert!(eventually(PATIENCE, are_stopped), "{process:?} goes on");
+}
+
 #[test]
 fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
     let mut node = Node::new(&[]).unwrap();
@@ -344,7 +356,7 @@ fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
         // An agent that is told to end reads no other signal any more.
         let told_of = || node.log_so_far().matches(" signal=\"").count();
         assert!(eventually(PATIENCE, || told_of() == 3), "{}", node.log_so_far());
-        kill_process(pid, Signal::STOP).unwrap();
+        suspend(pid);
         ending.iter().for_each(|signal| kill_process(pid, *signal).unwrap());
         kill_process(pid, Signal::CONT).unwrap();
         let (status, log) = node.wait_for_end().unwrap();
@@ -507,7 +519,7 @@ fn an_agent_that_hangs_is_told_from_one_that_is_not_there_and_a_closed_pipe_is_n
     assert_eq!(status.map(|status| (status.code(), status.signal())), Some((Some(0), None)));
 
     let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
-    kill_process(agent, Signal::STOP).unwrap();
+    suspend(agent);
     let hangs = asked(&node, &["attachments"]);
     kill_process(agent, Signal::CONT).unwrap();
     let said = format!("netattachctl: the agent at {} did not answer within 10s", node.socket().display());
