@@ -8,7 +8,7 @@ use netlink_sys::Socket as RawSocket;
 
 use super::Error;
 use super::address::{ADDRESS, LOCAL, address_of};
-use super::change_watch::{attribute, half, word};
+use super::change_watch::{alone, attribute, half, messages};
 use super::readable::readable;
 use super::receive::{Receiver, subscribed};
 
@@ -96,9 +96,8 @@ impl std::fmt::Debug for AddressWatch {
 }
 
 /// Processes the messages of a datagram.
-fn read(mut datagram: &[u8], told: &mut Vec<ToldAddress>) {
-    while let Some(length) = word(datagram, 0).map(|length| length as usize) {
-        let message = datagram.get(..length.min(datagram.len())).unwrap_or_default();
+fn read(datagram: &[u8], told: &mut Vec<ToldAddress>) {
+    for message in messages(datagram).map(alone) {
         let is_there = match half(message, 4) {
             Some(RTM_NEWADDR) => Some(true),
             Some(RTM_DELADDR) => Some(false),
@@ -107,8 +106,6 @@ fn read(mut datagram: &[u8], told: &mut Vec<ToldAddress>) {
         if let (Some(is_there), Some(address)) = (is_there, own(message)) {
             told.push(ToldAddress { address, is_there });
         }
-        let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
-        datagram = rest;
     }
 }
 

@@ -99,9 +99,8 @@ impl Changed {
 
     /// Processes the messages of a datagram.
     fn read(&mut self, datagram: &[u8]) {
-        for from in messages(datagram) {
-            let length = word(from, 0).unwrap_or_default() as usize;
-            self.take(from.get(..length).unwrap_or(from));
+        for message in messages(datagram).map(alone) {
+            self.take(message);
             self.bound();
         }
     }
@@ -182,6 +181,12 @@ pub(super) fn messages(datagram: &[u8]) -> impl Iterator<Item = &[u8]> {
         from.get(length.max(HEADER).checked_next_multiple_of(4)?..)
     })
     .take_while(|from| word(from, 0).is_some())
+}
+
+/// Returns a message without what follows it in its datagram.
+pub(super) fn alone(message: &[u8]) -> &[u8] {
+    let length = word(message, 0).unwrap_or_default() as usize;
+    message.get(..length).unwrap_or(message)
 }
 
 /// The value of the first attribute of that kind.

@@ -16,6 +16,7 @@ use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
+use super::change_watch::{alone, messages};
 use super::lean::{RTM_NEWLINK, lean};
 use super::link::observed;
 use super::receive::Receiver;
@@ -202,9 +203,8 @@ impl State {
 
 /// Processes the messages of a datagram about cached links. `last_words`: for each link the last message that
 /// describes it completely, unless a later message invalidates it.
-fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Vec<u8>>, mut datagram: &[u8]) {
-    while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
-        let message = datagram.get(..length).unwrap_or(datagram);
+fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Vec<u8>>, datagram: &[u8]) {
+    for message in messages(datagram).map(alone) {
         let index = number::<4>(message, INDEX_AT).map(u32::from_ne_bytes);
         if let Some((index, known)) = index.and_then(|index| Some((index, links.get_mut(&index)?))) {
             match (number::<2>(message, 4).map(u16::from_ne_bytes), number::<1>(message, FAMILY_AT)) {
@@ -223,9 +223,6 @@ fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Ve
                 _ => known.addresses = None,
             }
         }
-        let next = length.max(HEADER).next_multiple_of(4);
-        let Some(rest) = datagram.get(next..) else { break };
-        datagram = rest;
     }
 }
 

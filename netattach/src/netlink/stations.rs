@@ -8,6 +8,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use rustix::io::Errno;
 
+use super::change_watch::{alone, messages};
 use super::readable::readable;
 use super::receive::Receiver;
 use super::socket::NetlinkRequest;
@@ -169,14 +170,8 @@ impl std::fmt::Debug for StationWatch {
 }
 
 /// Reads the notifications of one datagram. Those about neighbours other than bridge entries are ignored.
-fn read(mut datagram: &[u8], moves: &mut Vec<Move>) {
-    while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
-        let message = datagram.get(..length).unwrap_or(datagram);
-        moves.extend(one(message));
-        let next = length.max(HEADER_LEN).next_multiple_of(4);
-        let Some(rest) = datagram.get(next..) else { break };
-        datagram = rest;
-    }
+fn read(datagram: &[u8], moves: &mut Vec<Move>) {
+    moves.extend(messages(datagram).map(alone).filter_map(one));
 }
 
 fn one(message: &[u8]) -> Option<Move> {

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use netlink_sys::Socket as RawSocket;
 
 use super::Error;
+use super::change_watch::{half, messages, word};
 use super::readable::readable;
 use super::receive::{Receiver, subscribed};
 
@@ -131,28 +132,21 @@ impl std::fmt::Debug for LinkWatch {
 }
 
 impl Touched {
-    fn read(&mut self, mut datagram: &[u8]) {
-        while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
-            match number::<2>(datagram, 4).map(u16::from_ne_bytes) {
+    fn read(&mut self, datagram: &[u8]) {
+        for message in messages(datagram) {
+            match half(message, 4) {
                 Some(
                     RTM_NEWLINK | RTM_DELLINK | RTM_NEWQDISC | RTM_DELQDISC | RTM_NEWTFILTER | RTM_DELTFILTER,
-                ) => self.links.extend(number::<4>(datagram, INDEX_AT).map(u32::from_ne_bytes)),
+                ) => self.links.extend(word(message, INDEX_AT)),
                 Some(kind @ (RTM_NEWROUTE | RTM_DELROUTE)) => {
-                    self.default_routes |= number::<1>(datagram, PREFIX_AT) == Some([0]);
-                    let protocol = number::<1>(datagram, PROTOCOL_AT).map(|[protocol]| protocol);
-                    self.removed_routes.extend(protocol.filter(|_| kind == RTM_DELROUTE));
+                    self.default_routes |= message.get(PREFIX_AT) == Some(&0);
+                    let protocol = message.get(PROTOCOL_AT).filter(|_| kind == RTM_DELROUTE);
+                    self.removed_routes.extend(protocol);
                 }
                 _ => {}
             }
-            let next = length.max(HEADER_LEN).next_multiple_of(4);
-            let Some(rest) = datagram.get(next..) else { break };
-            datagram = rest;
         }
     }
-}
-
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 #[cfg(test)]

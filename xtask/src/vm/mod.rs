@@ -155,11 +155,8 @@ pub fn pack() -> anyhow::Result<Packed> {
 }
 
 fn packed(guests: &[&'static Guest], extent: Extent, executables: PathBuf) -> anyhow::Result<Packed> {
-    let of = |guest: &&'static Guest| {
-        let guest = *guest;
-        usual(guest, extent).map(move |selection| (guest, selection))
-    };
-    let selections = guests.iter().flat_map(of);
+    let selections =
+        guests.iter().flat_map(|guest| usual(guest, extent).map(move |selection| (*guest, selection)));
     let machines = selections.map(|(guest, selection)| {
         let is_there = setup::machine(guest).is_some();
         let machine = is_there.then(|| Machine::pack(guest, &selection, &executables)).transpose()?;
