@@ -302,3 +302,38 @@ fn observed(message: RouteNetlinkMessage, index: Option<u32>) -> Option<IpNet> {
     let own: IpAddr = local.or(peer)?;
     IpNet::new(own, address.header.prefix_len).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::Netns;
+    use crate::spec;
+
+    #[test]
+    fn of_links_configured_together_each_has_its_own_outcome() {
+        let pod = Netns::private().unwrap();
+        let mut inside = Handle::open_in(&pod).unwrap();
+        let bridge = |name: &str| spec::Bridge {
+            name: name.to_owned(),
+            mtu: None,
+            promiscuous: false,
+            vlan_filtering: false,
+        };
+        let [a, c] = ["a", "c"].map(|name| inside.ensure_bridge(&bridge(name)).unwrap().link.index);
+        let addressing = |net: &str| spec::Addressing {
+            addresses: vec![net.parse().unwrap()],
+            no_link_local: true,
+            ..spec::Addressing::default()
+        };
+        let (first, second, third) =
+            (addressing("10.1.0.2/24"), addressing("10.2.0.2/24"), addressing("10.3.0.2/24"));
+        let all = [(a, &first), (4000, &second), (c, &third)];
+        let outcomes = inside.configure_all(&all).unwrap();
+        let refused: Vec<bool> = outcomes.iter().map(Result::is_err).collect();
+        assert_eq!(refused, [false, true, false]);
+        assert!(outcomes[1].as_ref().unwrap_err().not_found());
+        for (index, addressing) in [(a, first), (c, third)] {
+            assert!(inside.addresses(index).unwrap().contains(&addressing.addresses[0]));
+        }
+    }
+}

@@ -19,7 +19,7 @@
 //! | `generic` | families of generic netlink, for the two above |
 //! | `address`, `route`, `rule`, `neighbour` | an interface's addresses; routes; rules that select routing tables; permanent neighbour entries |
 //! | `tc`, `tbf`, `redirect` | programs on clsact hooks; rate limiting by tbf; intermediate devices for what a device receives |
-//! | `bridge`, `bridge_port` | recreation of a bridge with its settings; ports and their VLANs |
+//! | `bridge`, `bridge_port` | bridges, and their recreation with their settings; ports and their VLANs |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
 //! | `xdp_links` | which links have an XDP program, and its removal |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
@@ -82,6 +82,7 @@ mod xfrm;
 
 pub use above::Above;
 pub use address_watch::{AddressWatch, ToldAddress};
+pub use bridge::{Born, Ensured};
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::{ChangeWatch, Changed, ChangedLinks};
@@ -94,7 +95,7 @@ pub use guard::{
     remove_guard,
 };
 pub use known_links::KnownLinks;
-pub use link::{Born, Ends, Ensured, LinkState, NewLink};
+pub use link::{Ends, LinkState, NewLink};
 pub use nft::{
     Family, FilterGeneration, HookedChains, filter, filter_generation, hooked_chains, nat, senders,
 };

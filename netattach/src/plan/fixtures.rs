@@ -1,11 +1,11 @@
 //! Parts of plans for tests, which change what each is about.
 
-use serde_json::Map;
+use serde_json::{Map, Value};
 
 use super::attachment::Wanted;
 use super::resolve::Network;
 use super::{AttachmentPlan, CachedResults, Sandbox};
-use crate::cni::Version;
+use crate::cni::{NetworkList, Version};
 use crate::link::Facts;
 use crate::netns::NetnsId;
 use crate::spec::{Device, DeviceId};
@@ -39,6 +39,18 @@ pub(crate) fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
         steps,
         yields_to: None,
         warnings: Vec::new(),
+        device: None,
+    }
+}
+
+/// The network `shop/lan` with that configuration, as its definition has it.
+pub(in crate::plan) fn network(config: &Value) -> Network {
+    Network {
+        name: "shop/lan".into(),
+        list: NetworkList::from_map(config.as_object().unwrap().clone()).unwrap().into(),
+        resource: None,
+        enforce: None,
+        ethertypes: Vec::new(),
         device: None,
     }
 }

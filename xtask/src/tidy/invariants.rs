@@ -290,11 +290,16 @@ mod tests {
         let table = [
             (
                 "netattach/src/attach/mod.rs",
-                "netattach/src/netlink/link.rs",
+                "netattach/src/netlink/link/create.rs",
                 "use netlink_packet_route::link;",
                 0,
             ),
-            ("netattach/src/attach/mod.rs", "netattach/src/netlink/link.rs", "use rtnetlink::Handle;", 0),
+            (
+                "netattach/src/attach/mod.rs",
+                "netattach/src/netlink/link/create.rs",
+                "use rtnetlink::Handle;",
+                0,
+            ),
             ("netattach/src/agent/run/mod.rs", "netattach/src/bpf/load.rs", "use aya::Ebpf;", 1),
             ("netattach/src/agent/run/mod.rs", "netattach/src/kube/watch.rs", "use kube::Client;", 2),
             (

@@ -28,9 +28,9 @@ use std::time::Instant;
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use super::error::Error;
 use super::files::{File, Files};
 use super::range::RangeSet;
-use super::store::Error;
 use super::{Owner, file_content};
 use crate::ipam::{Held, InUse};
 use crate::{bounded, budget, flock, sync};

@@ -8,12 +8,14 @@
 //! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; a longer-lived one keeps a
 //! [`Leases`], which caches the contents of each directory.
 //!
-//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory` with its
-//! `files`, [`allocator`]. `usage` counts addresses, `survey` reports the use of a pool.
+//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `cache`, `directory` with its
+//! `files`, [`allocator`]; `error` if it fails. `usage` counts addresses, `survey` reports the use of a pool.
 
 pub mod allocator;
+mod cache;
 mod config;
 mod directory;
+mod error;
 mod files;
 pub mod range;
 mod resolv_conf;
@@ -32,8 +34,9 @@ use serde::{Deserialize, Serialize};
 use super::Owner;
 
 pub use config::{Config, ConfigError, DEFAULT_DATA_DIR, Pool, separate};
+pub use error::Error;
 pub use resolv_conf::{ReadResolvConfError, read as read_resolv_conf};
-pub use store::{Error, LOCK_DEADLINE, Leases};
+pub use store::{LOCK_DEADLINE, Leases};
 
 /// The addresses leased by one ADD.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
