@@ -185,10 +185,9 @@ fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
     let plugin = crate::delegate::Delegate {
         search: vec![directory.path().to_owned()],
         timeout: std::time::Duration::from_secs(60),
-        owner: String::new(),
+        caller: crate::delegate::Caller::OneCall,
         root: None,
         watcher: None,
-        group: None,
     };
     both(&RESULT_VALUES, |count| {
         let text = json!({"cniVersion": "1.0.0", "b": vec![0; count - 3]}).to_string();

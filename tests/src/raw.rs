@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, sockopt};
 
 use crate::Namespace;
+use crate::traffic::stretched;
 
 /// A packet socket (`packet(7)`) on one device: sends past the device's queueing discipline (`PACKET_QDISC_BYPASS`),
 /// sees every frame that the device receives. It keeps frames from the moment it is opened.
@@ -147,7 +148,7 @@ impl RawSocket {
     /// # Errors
     /// The socket fails.
     pub fn frames_until(&self, end: &[u8], patience: Duration) -> Result<Vec<Vec<u8>>> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + stretched(patience);
         let mut frames: Vec<Vec<u8>> = Vec::new();
         let mut buffer = [0; 2048];
         while frames.last().is_none_or(|frame| !frame.ends_with(end)) {

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -48,6 +48,11 @@ impl Runtime {
         run(&self.node, &self.plugins, verb, call, config)
     }
 
+    /// Starts a call like [`Runtime::run`], and does not wait for its end.
+    pub fn start(&self, verb: &str, call: Call<'_>, config: &Value) -> Result<Child> {
+        start(&self.node, &self.plugins, verb, call, config)
+    }
+
     /// ADD; the result.
     pub fn add(&self, call: Call<'_>, config: &Value) -> Result<Value> {
         let answer = self.run("ADD", call, config)?;
@@ -76,19 +81,21 @@ impl Runtime {
 /// # Errors
 /// The plugin does not run, or prints something other than one JSON value.
 pub fn run(node: &Namespace, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Answer> {
-    let plugin = config["type"].as_str().context("a configuration without a type")?;
-    let output = node.run(|| output(&plugins.join(plugin), plugins, verb, call, config))?;
+    let output = start(node, plugins, verb, call, config)?.wait_with_output()?;
     let stdout = match output.stdout.as_slice() {
         [] => Value::Null,
         bytes => serde_json::from_slice(bytes)
-            .with_context(|| format!("{plugin} printed {:?}", String::from_utf8_lossy(bytes)))?,
+            .with_context(|| format!("{} printed {:?}", config["type"], String::from_utf8_lossy(bytes)))?,
     };
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     Ok(Answer { exit: output.status.code(), stdout, stderr })
 }
 
-fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Output> {
-    let mut child = Command::new(program)
+/// Starts the plugin of the directory that `config` names in the namespace of a node, and sends it its configuration.
+fn start(node: &Namespace, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Child> {
+    let program = plugins.join(config["type"].as_str().context("a configuration without a type")?);
+    let mut command = Command::new(&program);
+    command
         .env_clear()
         // The directories where the reference's `portmap` looks for iptables.
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
@@ -102,9 +109,8 @@ fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &V
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("start {}", program.display()))?;
+        .stderr(Stdio::piped());
+    let mut child = node.run(|| command.spawn()).with_context(|| format!("start {}", program.display()))?;
     let mut stdin = child.stdin.take().context("a child without stdin")?;
     match stdin.write_all(config.to_string().as_bytes()) {
         // VERSION ends without reading.
@@ -112,7 +118,7 @@ fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &V
         written => written?,
     }
     drop(stdin);
-    Ok(child.wait_with_output()?)
+    Ok(child)
 }
 
 /// Adds the `prevResult` that a runtime passes after ADD to a configuration.

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{Attached, Devices, Engine, Forwarding, HostAccesses, Inheritance, Node, Occupied, RepeatedAdd};
 use crate::cni;
-use crate::delegate::{Delegate, ResultCache};
+use crate::delegate::{Caller, Delegate, ResultCache};
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::{AttachFailed, EnforceError};
@@ -184,10 +184,9 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
         delegate: Delegate {
             search: Vec::new(),
             timeout: std::time::Duration::from_secs(1),
-            owner: String::new(),
+            caller: Caller::Agent { name: "rig".to_owned(), group: None },
             root: None,
             watcher: None,
-            group: None,
         },
         cache: ResultCache::new(directory.join("cache")),
         nat: Some(crate::nat::Nat::new("rig")),

@@ -19,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use super::group::PluginGroup;
+use super::Caller;
 use super::spawn::{self, Process, Started};
 
 /// Maximum size of a plugin's stdout, in bytes.
@@ -50,8 +50,7 @@ pub(super) struct Invocation<'a> {
     pub(super) env: Vec<(&'static str, OsString)>,
     pub(super) stdin: &'a [u8],
     pub(super) timeout: Duration,
-    /// The control group to start it in; without one that of this process.
-    pub(super) group: Option<&'a PluginGroup>,
+    pub(super) caller: &'a Caller,
 }
 
 /// The exit status and output of a child that ended.
@@ -126,9 +125,9 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Started, Chil
 
 /// Starts the program in a process group of its own, so that its child processes are killed with it on a timeout.
 fn start(invocation: &Invocation<'_>, environment: Vec<(OsString, OsString)>) -> io::Result<Started> {
-    if let Some(group) = invocation.group {
-        return spawn::in_group(group.descriptor(), invocation.program, invocation.root, environment);
-    }
+    let Caller::Agent { group: None, .. } = invocation.caller else {
+        return spawn::cloned(invocation.caller, invocation.program, invocation.root, environment);
+    };
     let mut command = Command::new(invocation.program);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0).env_clear().envs(environment);
@@ -405,6 +404,7 @@ impl Tail {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::ExitStatusExt;
 
     use super::*;
 
@@ -436,13 +436,46 @@ mod tests {
                 env: Vec::new(),
                 stdin: b"",
                 timeout,
-                group: None,
+                caller: &Caller::OneCall,
             })
         };
         let most = printed(STDOUT_LIMIT).unwrap();
         assert!(most.status.success());
         assert!(most.stdout == vec![0; STDOUT_LIMIT]);
         assert!(matches!(printed(STDOUT_LIMIT + 1), Err(ChildError::TooMuchOutput { .. })));
+    }
+
+    /// Has a thread start a plugin and end while the plugin waits for the end of its stdin, which comes after
+    /// `patience`. Returns the signal that has ended the plugin.
+    fn outlives_its_thread(caller: &Caller, patience: Duration) -> Option<i32> {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("waits");
+        std::fs::write(&program, "#!/bin/sh\nread line\n").unwrap();
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let timeout = Duration::from_secs(60);
+        let invocation =
+            Invocation { program: &program, root: None, env: Vec::new(), stdin: b"", timeout, caller };
+        let starting =
+            || thread::scope(|scope| scope.spawn(|| spawn(&invocation, Instant::now() + timeout)).join());
+        let Started { mut process, stdin, .. } = starting().unwrap().unwrap();
+        let due = Instant::now() + patience;
+        while Instant::now() < due {
+            if let Some(status) = process.try_wait().unwrap() {
+                return status.signal();
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        drop(stdin);
+        process.wait().unwrap().signal()
+    }
+
+    /// Rows: EXE-18.
+    #[test]
+    fn a_plugin_ends_with_the_thread_that_waits_for_it_unless_an_agent_has_called_it() {
+        let killed = Some(Signal::KILL.as_raw());
+        assert_eq!(outlives_its_thread(&Caller::OneCall, Duration::from_secs(20)), killed);
+        let agent = Caller::Agent { name: "unit".to_owned(), group: None };
+        assert_eq!(outlives_its_thread(&agent, Duration::from_millis(200)), None);
     }
 
     #[test]

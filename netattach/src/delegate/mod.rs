@@ -4,9 +4,12 @@
 //! pipes. Time and memory of a call are bounded in every case, and every failure is a [`DelegateError`] with the
 //! plugin, the problem and the plugin's stderr.
 //!
+//! That holds for as long as the caller lives. A plugin that outlives a [`Caller`] that was killed has no time limit,
+//! and may take effect after the DEL that is to undo it: either the caller's successor ends it, or the kernel does.
+//!
 //! `find` finds an executable, `probe` queries its versions, `child` runs it within its limits, `spawn` starts it in a
-//! control `group` of the plugins, `cache` keeps libcni's cache files, `orphans` ends plugins of an agent that died, `error`
-//! defines the errors.
+//! control `group` of the plugins or tied to its caller, `cache` keeps libcni's cache files, `orphans` ends plugins of
+//! an agent that died, `error` defines the errors.
 
 mod cache;
 mod child;
@@ -48,9 +51,8 @@ pub struct Delegate {
     pub search: Vec<PathBuf>,
     /// Time limit of one call from start to exit. Then the plugin and its process group are killed.
     pub timeout: Duration,
-    /// Name of the agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent ends
-    /// them.
-    pub owner: String,
+    /// The process that starts the plugins.
+    pub caller: Caller,
     /// The root directory that plugins are started in ([`chroot(2)`]): the node's, if this process has another one.
     /// None: this process's own. Plugins are searched there, by the paths of `search`.
     ///
@@ -58,8 +60,31 @@ pub struct Delegate {
     pub root: Option<PathBuf>,
     /// Notified of every call.
     pub watcher: Option<Arc<dyn Watcher>>,
-    /// The control group that plugins are started in; `None`: that of this process.
-    pub group: Option<Arc<PluginGroup>>,
+}
+
+/// The process that starts plugins: decides what ends those that are running when it is killed.
+#[derive(Debug, Clone)]
+pub enum Caller {
+    /// An agent. The next one of its name ends them, by [`end_orphans`].
+    Agent {
+        /// Its name.
+        name: String,
+        /// The control group that plugins are started in; `None`: that of the agent.
+        group: Option<Arc<PluginGroup>>,
+    },
+    /// A process of one call, after which none comes that would end them: the kernel kills a plugin when the thread
+    /// that waits for it ends, as it does with its process.
+    OneCall,
+}
+
+impl Caller {
+    /// The control group that plugins are started in, if it is not that of this process.
+    fn group(&self) -> Option<&PluginGroup> {
+        match self {
+            Self::Agent { group, .. } => group.as_deref(),
+            Self::OneCall => None,
+        }
+    }
 }
 
 /// One call of a plugin.
@@ -122,9 +147,10 @@ impl Delegate {
             env: self.environment(call),
             stdin: call.stdin,
             timeout: self.timeout,
-            group: self.group.as_deref(),
+            caller: &self.caller,
         };
-        let ended_before = self.group.as_ref().map(|group| group.ended_for_memory());
+        let group = self.caller.group();
+        let ended_before = group.map(PluginGroup::ended_for_memory);
         let started = Instant::now();
         let outcome = child::run(&invocation);
         let (plugin, command) = (call.plugin_type, call.command.as_str());
@@ -137,7 +163,7 @@ impl Delegate {
         let output = outcome.map_err(|error| DelegateError::from_child(call, &invocation, error))?;
         tracing::debug!(plugin, command, elapsed_ms, status = %output.status, "plugin ended");
         if output.status.signal() == Some(rustix::process::Signal::KILL.as_raw())
-            && let Some((group, before)) = self.group.as_ref().zip(ended_before)
+            && let Some((group, before)) = group.zip(ended_before)
             && group.ended_for_memory() > before
         {
             let (plugin, command, limit) = (plugin.to_owned(), call.command, group.limit());
@@ -208,8 +234,8 @@ impl Delegate {
             ("CNI_PATH", find::join(&self.search)),
             ("CNI_NETNS_OVERRIDE", if call.netns_override { "1" } else { "" }.into()),
         ];
-        if !self.owner.is_empty() {
-            env.push((orphans::VARIABLE, OsString::from(&self.owner)));
+        if let Caller::Agent { name, .. } = &self.caller {
+            env.push((orphans::VARIABLE, OsString::from(name)));
         }
         if call.command == Command::Version {
             for (_, value) in env.iter_mut().filter(|(name, _)| probe::DUMMIES.contains(name)) {

@@ -1,6 +1,10 @@
-//! Starts a program in a control group. The standard library can only move a process that runs already: its memory
-//! use before the move is not counted there, and the move waits for a grace period of the kernel. clone3(2) starts it
-//! in the group.
+//! Starts a program as the standard library cannot.
+//!
+//! In a control group: the standard library can only move a process that runs already. Its memory use before the move
+//! is not counted there, and the move waits for a grace period of the kernel. clone3(2) starts it in the group.
+//!
+//! Tied to the thread that waits for it (`PR_SET_PDEATHSIG`): whatever has to be called in the child makes the standard
+//! library execute the program by execvp(3), which has a shell interpret files that the kernel refuses.
 //!
 //! Between clone and exec the child has a copy of this process with one thread, in which locks may be held that are
 //! never released: so it makes only system calls, on data that was prepared before (signal-safety(7)).
@@ -8,7 +12,7 @@
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -16,7 +20,9 @@ use std::process::ExitStatus;
 use std::ptr;
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::process::{Pid, WaitOptions, getpid, waitpid};
+
+use super::Caller;
 
 /// A program that was started, and the other ends of its standard streams.
 #[derive(Debug)]
@@ -84,18 +90,28 @@ struct Prepared {
     envp: Vec<*const libc::c_char>,
     /// The child's root directory; null: that of this process.
     root: *const libc::c_char,
+    /// The process that the child must not outlive; 0: none.
+    tied_to: libc::pid_t,
     /// The child's ends of the standard streams.
     streams: [i32; 3],
     /// The pipe on which the child reports why execve(2) failed; closed by a successful execve(2).
     failed: i32,
 }
 
-/// Starts a program in a group, as the leader of a process group of its own, and in another root directory if one is named.
+/// Starts a program as the leader of a process group of its own, and in another root directory if one is named: in the
+/// control group of an agent, or for a call of one process until the thread ends that starts it.
+///
+/// The kernel kills such a program before the end of this process can be waited for (`exit_notify` in
+/// `kernel/exit.c`): whoever has waited for that finds a program that runs no more code of its own. Left running are
+/// processes that the program has started, and a program whose privileges or SELinux domain change when it is executed
+/// ([`PR_SET_PDEATHSIG`]). The thread is to wait for the program: one that ended earlier would have it killed.
 ///
 /// # Errors
 /// The kernel's: of clone3(2), chroot(2) or execve(2).
-pub(super) fn in_group(
-    group: BorrowedFd<'_>,
+///
+/// [`PR_SET_PDEATHSIG`]: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
+pub(super) fn cloned(
+    caller: &Caller,
     program: &Path,
     root: Option<&Path>,
     environment: Vec<(OsString, OsString)>,
@@ -123,14 +139,20 @@ pub(super) fn in_group(
         argv,
         envp,
         root: root.as_ref().map_or(ptr::null(), |it| it.as_ptr()),
+        tied_to: match caller {
+            Caller::Agent { .. } => 0,
+            Caller::OneCall => getpid().as_raw_nonzero().get(),
+        },
         streams,
         failed: failed.as_raw_fd(),
     };
-    let arguments = CloneArgs {
-        flags: CLONE_INTO_CGROUP,
-        exit_signal: libc::SIGCHLD as u64,
-        cgroup: group.as_raw_fd() as u64,
-        ..CloneArgs::default()
+    let alone = CloneArgs { exit_signal: libc::SIGCHLD as u64, ..CloneArgs::default() };
+    let arguments = match caller.group() {
+        Some(group) => {
+            let cgroup = group.descriptor().as_raw_fd() as u64;
+            CloneArgs { flags: CLONE_INTO_CGROUP, cgroup, ..alone }
+        }
+        None => alone,
     };
     let pid = clone_and_execute(&arguments, &prepared)?;
     drop((child_in, child_out, child_err, failed));
@@ -180,7 +202,9 @@ fn clone_and_execute(arguments: &CloneArgs, prepared: &Prepared) -> io::Result<P
 /// # Safety
 /// The process is a child that shares nothing with another, and the pointers of `prepared` are valid in it.
 unsafe fn execute(prepared: &Prepared) -> ! {
-    // SAFETY: system calls on descriptors and strings that the caller vouches for.
+    // SAFETY: functions of signal-safety(7), and chroot(2) and prctl(2), which are bare system calls as well: they
+    // allocate nothing and take no lock. Their arguments are numbers, and descriptors and strings that the caller
+    // vouches for.
     unsafe {
         // A signal before execve(2) is meant for the plugin, and has its default effect. Ignored signals stay
         // ignored.
@@ -193,6 +217,11 @@ unsafe fn execute(prepared: &Prepared) -> ! {
             }
         }
         let mut is_well = libc::setpgid(0, 0) == 0;
+        if is_well && prepared.tied_to != 0 {
+            // In this order: a caller that ended before the first call sends no signal, and is no longer the parent.
+            is_well = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) == 0
+                && libc::getppid() == prepared.tied_to;
+        }
         for (number, stream) in (0..).zip(prepared.streams) {
             is_well = is_well && libc::dup2(stream, number) == number;
         }

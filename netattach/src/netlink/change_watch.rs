@@ -202,11 +202,16 @@ pub(super) fn attribute(message: &[u8], mut at: usize, wanted: u16) -> Option<&[
 }
 
 pub(super) fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+    bytes_at(bytes, at).map(u32::from_ne_bytes)
 }
 
 pub(super) fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+    bytes_at(bytes, at).map(u16::from_ne_bytes)
+}
+
+/// The `N` bytes from an offset on, if there are as many.
+pub(super) fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
-use super::change_watch::{alone, messages};
+use super::change_watch::{alone, half, messages, word};
 use super::lean::{RTM_NEWLINK, lean};
 use super::link::observed;
 use super::receive::Receiver;
@@ -205,10 +205,10 @@ impl State {
 /// describes it completely, unless a later message invalidates it.
 fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Vec<u8>>, datagram: &[u8]) {
     for message in messages(datagram).map(alone) {
-        let index = number::<4>(message, INDEX_AT).map(u32::from_ne_bytes);
+        let index = word(message, INDEX_AT);
         if let Some((index, known)) = index.and_then(|index| Some((index, links.get_mut(&index)?))) {
-            match (number::<2>(message, 4).map(u16::from_ne_bytes), number::<1>(message, FAMILY_AT)) {
-                (Some(RTM_NEWLINK), Some([0])) => {
+            match (half(message, 4), message.get(FAMILY_AT)) {
+                (Some(RTM_NEWLINK), Some(0)) => {
                     known.link = None;
                     let last = last_words.entry(index).or_default();
                     last.clear();
@@ -231,10 +231,6 @@ fn told(message: &[u8]) -> Option<LinkState> {
     header.message_type = RTM_NEWLINK;
     let payload = lean(RTM_NEWLINK, message.get(HEADER..)?);
     RouteNetlinkMessage::deserialize(&header, &payload).ok().and_then(observed)
-}
-
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 impl std::fmt::Debug for KnownLinks {

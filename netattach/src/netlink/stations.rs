@@ -8,7 +8,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use rustix::io::Errno;
 
-use super::change_watch::{alone, messages};
+use super::change_watch::{alone, bytes_at, half, messages, word};
 use super::readable::readable;
 use super::receive::Receiver;
 use super::socket::NetlinkRequest;
@@ -175,21 +175,21 @@ fn read(datagram: &[u8], moves: &mut Vec<Move>) {
 }
 
 fn one(message: &[u8]) -> Option<Move> {
-    let gone = match number::<2>(message, 4).map(u16::from_ne_bytes)? {
+    let gone = match half(message, 4)? {
         RTM_NEWNEIGH => false,
         RTM_DELNEIGH => true,
         _ => return None,
     };
-    if number::<1>(message, FAMILY_AT)? != [AF_BRIDGE] {
+    if *message.get(FAMILY_AT)? != AF_BRIDGE {
         return None;
     }
-    let port = u32::from_ne_bytes(number::<4>(message, INDEX_AT)?);
+    let port = word(message, INDEX_AT)?;
     let (mut mac, mut bridge) = (None, None);
     let mut attributes = message.get(ATTRIBUTES_AT..)?;
-    while let Some(length) = number::<2>(attributes, 0).map(|bytes| usize::from(u16::from_ne_bytes(bytes))) {
-        match number::<2>(attributes, 2).map(u16::from_ne_bytes)? {
-            NDA_LLADDR => mac = number::<6>(attributes, 4).map(Mac),
-            NDA_MASTER => bridge = number::<4>(attributes, 4).map(u32::from_ne_bytes),
+    while let Some(length) = half(attributes, 0).map(usize::from) {
+        match half(attributes, 2)? {
+            NDA_LLADDR => mac = bytes_at(attributes, 4).map(Mac),
+            NDA_MASTER => bridge = word(attributes, 4),
             _ => {}
         }
         let Some(rest) = attributes.get(length.max(4).next_multiple_of(4)..) else { break };
@@ -197,10 +197,6 @@ fn one(message: &[u8]) -> Option<Move> {
     }
     // An address of the bridge itself has no port, but the bridge's index.
     Some(Move { bridge: bridge.unwrap_or(port), mac: mac?, port: Some(port).filter(|_| !gone) })
-}
-
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
-    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use netattach::cni::{CniError, Command, NetworkList, Version};
-use netattach::delegate::{Call, Delegate, DelegateError, STDERR_LIMIT, STDOUT_LIMIT};
+use netattach::delegate::{Call, Caller, Delegate, DelegateError, STDERR_LIMIT, STDOUT_LIMIT};
 use netattach::error_chain::Chain;
 use serde_json::{Value, json};
 
@@ -25,14 +25,8 @@ impl Rig {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let search = vec![directory.path().to_owned()];
-        let delegate = Delegate {
-            search,
-            timeout: PATIENT,
-            owner: String::new(),
-            root: None,
-            watcher: None,
-            group: None,
-        };
+        let delegate =
+            Delegate { search, timeout: PATIENT, caller: Caller::OneCall, root: None, watcher: None };
         Self { directory, delegate }
     }
 
@@ -94,7 +88,7 @@ fn exited(code: i32) -> ExitStatus {
     ExitStatus::from_raw(code << 8)
 }
 
-fn is_alive(pid: i32) -> bool {
+pub(super) fn is_alive(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         // A zombie that its new parent has not reaped yet counts as ended.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))

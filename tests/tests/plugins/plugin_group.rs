@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netattach::cni::Command;
-use netattach::delegate::{Call, Delegate, DelegateError, PluginGroup};
+use netattach::delegate::{Call, Caller, Delegate, DelegateError, PluginGroup};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node_root::{NodeRoot, OwnMounts, with_own_mounts};
 use netattach_tests::privilege::with_only;
@@ -68,10 +68,9 @@ fn a_plugin_in_the_group_of_plugins_is_called_as_one_without_it() {
     let of = |group: Option<Arc<PluginGroup>>| Delegate {
         search: vec![directory.path().to_owned()],
         timeout: Duration::from_secs(60),
-        owner: String::new(),
+        caller: Caller::Agent { name: "of the test".to_owned(), group },
         root: None,
         watcher: None,
-        group,
     };
     let own = Arc::new(PluginGroup::existing(group.0.clone(), 64 << 20).unwrap());
     let (without, within) = (of(None), of(Some(own)));
@@ -158,13 +157,13 @@ fn a_plugin_in_the_nodes_root_directory_is_in_the_group_too() {
         let script = json!({"tellGroup": true, "record": "/mnt/netattach-calls"});
         fs::write(directory.path().join("fake.json"), script.to_string()).unwrap();
         let root = NodeRoot::mount(mounts, &["mnt"]).unwrap();
+        let own = Arc::new(PluginGroup::existing(group.0.clone(), 64 << 20).unwrap());
         let delegate = Delegate {
             search: vec![directory.path().to_owned()],
             timeout: Duration::from_secs(60),
-            owner: String::new(),
+            caller: Caller::Agent { name: "of the test".to_owned(), group: Some(own) },
             root: Some(root.path().to_owned()),
             watcher: None,
-            group: Some(Arc::new(PluginGroup::existing(group.0.clone(), 64 << 20).unwrap())),
         };
         delegate.run(&call(Command::Add)).unwrap();
         // Its path `/mnt` is that of its root directory.

@@ -18,7 +18,7 @@ use crate::attach::{
 };
 use crate::bpf::probe::Requirement;
 use crate::bpf::{self, BpfError, Dataplane};
-use crate::delegate::{self, Delegate, Orphan, PluginGroup, ResultCache, end_orphans};
+use crate::delegate::{self, Caller, Delegate, Orphan, PluginGroup, ResultCache, end_orphans};
 use crate::enforce::Enforce;
 use crate::enforce::enforcer::Enforcer;
 use crate::error_chain::Chain;
@@ -162,10 +162,9 @@ fn engine(
         delegate: Delegate {
             search: settings.cni_bin_dirs.clone(),
             timeout: settings.plugin_timeout(),
-            owner,
+            caller: Caller::Agent { name: owner, group },
             root,
             watcher: Some(Arc::clone(metrics) as Arc<dyn delegate::Watcher>),
-            group,
         },
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),

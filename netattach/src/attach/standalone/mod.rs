@@ -36,7 +36,7 @@ use netattach_shim::shim::{self, ShimError};
 use self::kept::KeptHome;
 use super::{Bridges, Devices, Forwarding, HostAccesses, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
-use crate::delegate::{self, Delegate, ResultCache};
+use crate::delegate::{self, Caller, Delegate, ResultCache};
 use crate::ipam::{Kind, Leases};
 use crate::journal::JournalError;
 use crate::link::{self, Driver};
@@ -149,10 +149,9 @@ fn node(request: &Request, driver: Option<&dyn Driver>) -> Node {
         delegate: Delegate {
             search: request.path.clone(),
             timeout: PLUGIN_TIMEOUT,
-            owner: String::new(),
+            caller: Caller::OneCall,
             root: None,
             watcher: None,
-            group: None,
         },
         // The runtime's own cache directory.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),

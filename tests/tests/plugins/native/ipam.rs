@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use netattach_tests::node::ip;
 use netattach_tests::runtime::{Call, config, with_result};
+use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
 use super::{Rig, addresses, pairs, routes};
+use crate::delegate::is_alive;
 
 /// Rows: MVL-dns, HLC-resolvConf.
 #[test]
@@ -46,6 +49,14 @@ fn calls(record: &Path) -> Vec<(String, Value)> {
     lines
         .map(|call| (call["env"]["CNI_COMMAND"].as_str().unwrap().to_owned(), call["stdin"].clone()))
         .collect()
+}
+
+/// The processes of these calls.
+fn pids(record: &Path) -> Vec<i32> {
+    let text = fs::read_to_string(record).unwrap_or_default();
+    // The last line may be about to be written.
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines.filter_map(|call| i32::try_from(call["pid"].as_i64()?).ok()).collect()
 }
 
 /// Rows: STA-03.
@@ -104,6 +115,44 @@ fn an_address_plugin_of_others_that_fails_or_gives_nothing_is_taken_back() {
         assert!(said.contains(message), "{said}");
         assert_eq!(calls(&record).into_iter().map(|(verb, _)| verb).collect::<Vec<_>>(), ["ADD", "DEL"]);
         rig.assert_nothing_left(message);
+    }
+}
+
+/// A runtime kills the plugin that it has started and no other. What that has started would go on without a time limit,
+/// and lease an address after the DEL.
+///
+/// Rows: EXE-18.
+#[test]
+fn an_address_plugin_of_others_ends_with_the_plugin_that_is_killed() {
+    let rig = Rig::new();
+    let address = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.7.0.9/24"}]});
+    let hangs = json!({"sleepMs": 600_000});
+    let of = |script: Value| install_ipam(&rig, &script);
+    let keys = json!({"master": "uplink", "ipam": {"type": "ipam-of-others"}});
+    let config = config("1.0.0", "macvlan", &keys);
+    for verb in ["ADD", "DEL"] {
+        let record = of(json!({"ADD": {"result": address}}));
+        if verb == "DEL" {
+            rig.add(&config);
+        }
+        let before = pids(&record).len();
+        of(json!({verb: hangs}));
+        let mut plugin = rig.runtime.start(verb, rig.call(), &config).unwrap();
+        let is_called = eventually(PATIENCE, || pids(&record).len() > before);
+        plugin.kill().unwrap();
+        let output = plugin.wait_with_output().unwrap();
+        assert!(is_called, "{verb}: {output:?}");
+        assert_eq!(output.status.signal(), Some(libc::SIGKILL), "{verb}: {output:?}");
+        let called = pids(&record)[before];
+        assert!(eventually(PATIENCE, || !is_alive(called)), "{verb}: process {called}");
+
+        of(json!({}));
+        rig.alone("DEL", &config);
+        rig.assert_nothing_left(verb);
+        let verbs: Vec<String> = calls(&record).into_iter().map(|(verb, _)| verb).collect();
+        let expected: &[&str] = if verb == "ADD" { &["ADD", "DEL"] } else { &["ADD", "DEL", "DEL"] };
+        assert_eq!(verbs, expected);
+        fs::remove_file(&record).unwrap();
     }
 }
 

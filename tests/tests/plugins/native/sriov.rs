@@ -493,44 +493,47 @@ impl Killed {
     }
 }
 
-/// Rows: SRV-killed.
-#[test]
-fn killed_while_it_takes_a_vf_it_has_the_next_call_give_it_back() {
-    let Some(killed) = Killed::new("killed_while_it_takes_a_vf") else { return };
-    let points = killed.points_of("ADD");
-    killed.scene.del(0, 0);
-    for (number, point) in points.into_iter().enumerate() {
-        if !killed.dies_at("ADD", point) {
+/// Kills calls of the plugin at one point after the other, and has the next calls settle what each has left.
+fn assert_a_killed_call_is_settled(test: &str, verb: &str) {
+    let Some(killed) = Killed::new(test) else { return };
+    // Brings the pod to where the call begins, and from where it ends to no attachment.
+    let prepare = || {
+        if verb == "DEL" {
+            killed.scene.add(0, 0);
+        }
+    };
+    let complete = || {
+        if verb == "ADD" {
             killed.scene.del(0, 0);
+        }
+    };
+    prepare();
+    let points = killed.points_of(verb);
+    complete();
+    for (number, point) in points.into_iter().enumerate() {
+        prepare();
+        if !killed.dies_at(verb, point) {
+            complete();
             break;
         }
-        let what = format!("ADD, point {point}, {:?}", killed.points().last());
+        let what = format!("{verb}, point {point}, {:?}", killed.points().last());
         if number % 2 == 0 {
             killed.assert_the_next_add_settles(&what);
         }
         killed.assert_del_settles(&what);
     }
     killed.scene.add(0, 0);
-    killed.assert_del_settles("the last ADD");
+    killed.assert_del_settles(&format!("the last {verb}"));
+}
+
+/// Rows: SRV-killed.
+#[test]
+fn killed_while_it_takes_a_vf_it_has_the_next_call_give_it_back() {
+    assert_a_killed_call_is_settled("killed_while_it_takes_a_vf", "ADD");
 }
 
 /// Rows: SRV-killed.
 #[test]
 fn killed_while_it_gives_a_vf_back_it_has_the_next_call_do_it() {
-    let Some(killed) = Killed::new("killed_while_it_gives_a_vf_back") else { return };
-    killed.scene.add(0, 0);
-    let points = killed.points_of("DEL");
-    for (number, point) in points.into_iter().enumerate() {
-        killed.scene.add(0, 0);
-        if !killed.dies_at("DEL", point) {
-            break;
-        }
-        let what = format!("DEL, point {point}, {:?}", killed.points().last());
-        if number % 2 == 0 {
-            killed.assert_the_next_add_settles(&what);
-        }
-        killed.assert_del_settles(&what);
-    }
-    killed.scene.add(0, 0);
-    killed.assert_del_settles("the last DEL");
+    assert_a_killed_call_is_settled("killed_while_it_gives_a_vf_back", "DEL");
 }
