@@ -47,8 +47,9 @@ const SLACK_OF_CODE: usize = 2 << 20;
 
 /// Shortest time between two returns of code pages during one rest. The pages that a check runs are mapped
 /// again, 64 KiB around each page, and checks are frequent. Each return takes half a millisecond, including
-/// the page faults; of 16 MiB, 8 are resident a second later, and 14 after ten.
-const LEAST_OF_CODE: Duration = Duration::from_secs(4);
+/// the page faults, and twice that beside a thousand attachments; of 16 MiB, 8 are resident a second later, and 14
+/// after ten.
+const LEAST_OF_CODE: Duration = Duration::from_secs(8);
 /// A check that is this much too early still counts: checks are on ticks, which vary slightly.
 const TICK: Duration = Duration::from_millis(250);
 

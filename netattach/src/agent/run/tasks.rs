@@ -37,11 +37,15 @@ use crate::settings::Settings;
 use crate::source::Source;
 use crate::ticks::{self, ticks};
 
-/// How often the records of the packet programs are read; and how often while there are none and no client
+/// How often the records of the packet programs are read; and how often while there are few and no client
 /// asks for them.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 const SILENT_INTERVAL: Duration = Duration::from_secs(1);
-/// After this many reads without a record, reads are rarer.
+/// A read that finds at most this many events has found few: a thousand pods that do nothing still send some solicitations
+/// and reports of groups each second, and reading ten times a second for them took more than all other work of an agent at
+/// rest. The programs' buffer has room for thirty times what comes in a second at ten such reads.
+const FEW: usize = 32;
+/// After this many reads that found few, reads are rarer.
 const SILENCE: u32 = 50;
 
 /// Most records that are read before other tasks get their turn.
@@ -183,17 +187,18 @@ pub(super) fn look_after_attachments(
     background.keep("what others change in pods", Arc::clone(agent).keep_looking_into_pods());
 }
 
-/// Reads the records of the packet programs several times a second, because the programs do not wake the reader.
+/// Reads the records of the packet programs periodically, because the programs do not wake the reader.
 async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
     let mut silent = 0_u32;
     loop {
         ticks::next(if silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }).await;
         let (ended, unreported) = enforcer.flows().take_ended();
         let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
-        let mut events = packets.chain(ended.into_iter().map(Event::Ended)).peekable();
-        let is_silent = events.peek().is_none() && unreported == 0 && !observer.was_asked();
-        silent = if is_silent { silent.saturating_add(1) } else { 0 };
+        let mut found = 0;
+        let events = packets.chain(ended.into_iter().map(Event::Ended)).inspect(|_| found += 1);
         observer.take_in(events, unreported, wall_clock());
+        let is_silent = found <= FEW && unreported == 0 && !observer.was_asked();
+        silent = if is_silent { silent.saturating_add(1) } else { 0 };
     }
 }
 
