@@ -58,6 +58,9 @@ pub const ENTRY: usize = 16;
 pub const REMOTE_PODS: usize = 131_072;
 /// Addresses of all pods of other nodes.
 pub const REMOTE_ADDRESSES: usize = 524_288;
+/// Bytes of what they have in common, labels, ports and the names of their networks: of pods that are alike in these,
+/// once.
+pub const REMOTE_BYTES: usize = 128 << 20;
 /// Addresses of a pod of another node, on all its networks.
 pub const ADDRESSES_OF_REMOTE_POD: usize = 64;
 /// Bytes of the status annotation of a pod of another node.
@@ -353,6 +356,7 @@ mod tests {
             WORK_OF_UPDATE,
             REMOTE_PODS,
             REMOTE_ADDRESSES,
+            REMOTE_BYTES,
             ADDRESSES_OF_REMOTE_POD,
             REMOTE_STATUS_ANNOTATION,
             REMOTE_PORTS_ANNOTATION,
