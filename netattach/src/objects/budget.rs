@@ -36,6 +36,10 @@ pub const RULES_OF_NODE: usize = 200_000;
 pub const PREFIXES: usize = 524_288;
 /// Port entries that one direction expands to: the capacity of the map.
 pub const ENTRIES: usize = netattach_common::capacity::PORTS;
+/// Ports and blocks of ports that the rules of one direction expand to, before equal ones are merged: of a range each
+/// aligned block, of a port name each number, in egress rules for each address that stands for a peer. Two names for as
+/// many addresses as there may be.
+pub const TRAFFIC: usize = 2 * PREFIXES;
 /// Comparisons allowed while compiling one direction: of blocks and numbers, and for each requirement of a selector a
 /// lookup of its label and as many comparisons as finding one of its values takes.
 pub const WORK: usize = 50_000_000;
@@ -54,6 +58,9 @@ pub const ENTRY: usize = 16;
 pub const REMOTE_PODS: usize = 131_072;
 /// Addresses of all pods of other nodes.
 pub const REMOTE_ADDRESSES: usize = 524_288;
+/// Bytes of what they have in common, labels, ports and the names of their networks: of pods that are alike in these,
+/// once.
+pub const REMOTE_BYTES: usize = 128 << 20;
 /// Addresses of a pod of another node, on all its networks.
 pub const ADDRESSES_OF_REMOTE_POD: usize = 64;
 /// Bytes of the status annotation of a pod of another node.
@@ -90,6 +97,8 @@ pub enum Excess {
     Prefixes,
     /// [`ENTRIES`].
     Entries,
+    /// [`TRAFFIC`].
+    Traffic,
     /// [`WORK`].
     Work,
     /// [`WORK_OF_NAMESPACE`].
@@ -118,6 +127,12 @@ impl fmt::Display for Excess {
             }
             Self::Prefixes => write!(f, "leads to more than {PREFIXES} addresses and prefixes"),
             Self::Entries => write!(f, "leads to more than {ENTRIES} port entries"),
+            Self::Traffic => {
+                write!(
+                    f,
+                    "leads to more than {TRAFFIC} ports, counting what a port name stands for at each peer"
+                )
+            }
             Self::Work => write!(f, "takes more than {WORK} comparisons to work out"),
             Self::WorkOfNamespace => write!(
                 f,
@@ -138,6 +153,7 @@ impl fmt::Display for Excess {
 pub(crate) struct Meter {
     prefixes: usize,
     entries: usize,
+    traffic: usize,
     work: usize,
     /// The most that [`Meter::spent`] may become.
     left: Left,
@@ -155,7 +171,7 @@ pub(crate) struct Left {
 impl Meter {
     /// Begins to count.
     pub(crate) fn new(left: Left) -> Self {
-        Self { prefixes: 0, entries: 0, work: 0, left }
+        Self { prefixes: 0, entries: 0, traffic: 0, work: 0, left }
     }
 
     /// Adds addresses and prefixes.
@@ -168,6 +184,13 @@ impl Meter {
     pub(crate) fn entries(&mut self, more: usize) -> Result<(), Excess> {
         count(&mut self.entries, more, ENTRIES, Excess::Entries)?;
         self.is_within()
+    }
+
+    /// Adds ports and blocks of ports, and as many comparisons: sorting them takes no more. To be called before they are
+    /// kept.
+    pub(crate) fn traffic(&mut self, more: usize) -> Result<(), Excess> {
+        count(&mut self.traffic, more, TRAFFIC, Excess::Traffic)?;
+        self.work(more)
     }
 
     /// Adds comparisons.
@@ -327,11 +350,13 @@ mod tests {
             RULES_OF_NODE,
             PREFIXES,
             ENTRIES,
+            TRAFFIC,
             WORK,
             WORK_OF_NAMESPACE,
             WORK_OF_UPDATE,
             REMOTE_PODS,
             REMOTE_ADDRESSES,
+            REMOTE_BYTES,
             ADDRESSES_OF_REMOTE_POD,
             REMOTE_STATUS_ANNOTATION,
             REMOTE_PORTS_ANNOTATION,
@@ -381,6 +406,18 @@ mod tests {
         assert_eq!((meter.work(WORK), meter.work(1)), (Ok(()), Err(Excess::Work)));
         assert_eq!(meter.spent(), WORK + ENTRY * (PREFIXES + ENTRIES), "refused ones count up to the bounds");
         assert!(meter.spent() <= WORK_OF_NAMESPACE, "one direction may have all that it may have");
+    }
+
+    #[test]
+    fn ports_have_a_bound_and_take_as_many_comparisons() {
+        let mut metered = meter(WORK_OF_NAMESPACE);
+        assert_eq!((metered.traffic(TRAFFIC), metered.spent()), (Ok(()), TRAFFIC));
+        assert_eq!((metered.traffic(1), metered.spent()), (Err(Excess::Traffic), TRAFFIC));
+        let mut metered = meter(WORK_OF_NAMESPACE);
+        assert_eq!((metered.work(WORK - 1), metered.traffic(1)), (Ok(()), Ok(())));
+        assert_eq!(metered.traffic(1), Err(Excess::Work));
+        let mut metered = meter(1);
+        assert_eq!((metered.traffic(1), metered.traffic(1)), (Ok(()), Err(Excess::WorkOfNamespace)));
     }
 
     #[test]

@@ -205,6 +205,14 @@ pub struct ContainerPort {
     pub port: u16,
 }
 
+/// Whether policies can name a port so (RFC 6335, section 5.1): at most 15 characters, at least one of them a letter, so
+/// that `"80"` is not a name.
+pub(crate) fn is_port_name(text: &str) -> bool {
+    text.len() <= 15
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && text.bytes().any(|b| b.is_ascii_lowercase())
+}
+
 /// An object that a source could not read. Its previous version is still in the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {

@@ -12,7 +12,7 @@ use super::budget::{
 use super::interner::Interner;
 use super::labels::Labels;
 use super::packed::Packed;
-use super::{ContainerPort, ObjectName, Place};
+use super::{ContainerPort, ObjectName, Place, is_port_name};
 use crate::error_chain::Chain;
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, StatusEntry, status};
@@ -170,6 +170,23 @@ impl RemotePod {
         self.common.unreadable.as_deref()
     }
 
+    /// Returns about how many bytes of memory the values take that pods of one [kind](Self::kind) have in common.
+    pub(crate) fn bytes_in_common(&self) -> usize {
+        /// Of the value with its places in the tables by which values are shared, beside its texts.
+        const EACH: usize = 256;
+        /// Of a label or a network.
+        const TEXTS: usize = 128;
+        /// Of a port.
+        const PORT: usize = 64;
+        let Common { labels, ports, places, .. } = &*self.common;
+        let labels: usize = labels.iter().map(|(key, value)| key.len() + value.len() + TEXTS).sum();
+        let places = places.iter().map(|place| match &**place {
+            Place::Network(network) => network.namespace.len() + network.name.len() + TEXTS,
+            Place::Default => TEXTS,
+        });
+        EACH + labels + places.sum::<usize>() + ports.len() * PORT
+    }
+
     /// Returns a number that is equal only for pods that are alike in all that policies select by:
     /// namespace, labels and ports. It is valid as long as one of these pods is kept.
     pub(crate) fn kind(&self) -> usize {
@@ -251,6 +268,10 @@ fn ports(annotation: Option<&str>) -> Result<Vec<ContainerPort>, UnreadablePod> 
         let named = key.split_once('/').filter(|(_, name)| !name.is_empty());
         let known = named.and_then(|(protocol, name)| Some((PortProtocol::from_name(protocol)?, name)));
         let (protocol, name) = known.ok_or_else(|| UnreadablePod::PortName(key.to_owned()))?;
+        // No policy can name it, and a long name would be copied for each of its numbers.
+        if !is_port_name(name) {
+            continue;
+        }
         ports.extend(numbers.into_iter().filter(|port| *port != 0).map(|port| ContainerPort {
             name: Some(name.to_owned()),
             protocol,
@@ -262,27 +283,25 @@ fn ports(annotation: Option<&str>) -> Result<Vec<ContainerPort>, UnreadablePod> 
 }
 
 /// Returns the annotation [`PORTS_ANNOTATION`] of a pod; `None` if it names no port. Ports beyond the
-/// number that agents read are left out, the last ones by name.
+/// number that agents read are left out, the last ones by name, and those that no policy can name.
 pub fn ports_annotation(ports: &[ContainerPort]) -> Option<String> {
     let named = ports.iter().filter_map(|port| Some((port.name.as_deref()?, port)));
+    let named = named.filter(|(name, _)| is_port_name(name));
     let mut named: Vec<(&str, PortProtocol, u16)> =
         named.map(|(name, port)| (name, port.protocol, port.port)).collect();
     named.sort_unstable();
     named.dedup();
     let mut written: BTreeMap<String, Vec<u16>> = BTreeMap::new();
-    // The size of name, protocol and punctuation, and of the number.
-    let size_of = |name: &str| 2 * name.len() + 20;
-    let mut bytes = 0;
     for (name, protocol, port) in named.into_iter().take(PORTS_OF_REMOTE_POD) {
-        bytes += size_of(name);
-        if bytes > REMOTE_PORTS_ANNOTATION {
-            break;
-        }
         written.entry(format!("{}/{name}", word(protocol))).or_default().push(port);
     }
     // Printing a `Value` cannot fail, unlike a foreign `Serialize`.
     (!written.is_empty()).then(|| serde_json::json!(written).to_string())
 }
+
+/// The longest entry of the annotation of ports. As many as are read fit.
+const LONGEST_PORT: &str = r#""SCTP/nameof15letters":[65535],"#;
+const _: () = assert!(2 + PORTS_OF_REMOTE_POD * LONGEST_PORT.len() <= REMOTE_PORTS_ANNOTATION);
 
 fn word(protocol: PortProtocol) -> &'static str {
     match protocol {

@@ -127,6 +127,14 @@ fn one_that_cannot_be_read_says_why() {
     );
     let ports = |count: usize| json!({"TCP/http": (1..=count).collect::<Vec<_>>()}).to_string();
     assert_eq!(why("[]", Some(&ports(256))), None);
+    let name = |length: usize| "a".repeat(length);
+    let [longest, longer] = [15, 16].map(|length| {
+        let key = format!("TCP/{}", name(length));
+        read(None, Some(&json!({key: [7], "UDP/dns": [53]}).to_string()))
+    });
+    let dns = port(Some("dns"), PortProtocol::Udp, 53);
+    assert_eq!(longest.ports(), [port(Some(&name(15)), PortProtocol::Tcp, 7), dns.clone()]);
+    assert_eq!((longer.ports(), longer.unreadable()), (&[dns][..], None), "no policy can name the other one");
     assert_eq!(
         why("[]", Some(&ports(257))).unwrap(),
         "ports: 257 ports, and at most 256 are read of a pod that is attached elsewhere"
@@ -172,13 +180,13 @@ fn ports_are_read_as_they_are_written() {
     assert_eq!(ports_annotation(&[]), None);
     assert_eq!(ports_annotation(&ports[1..2]), None);
     // Whatever the number, other pods can be read.
-    for length in [1, 15, 500] {
+    for (length, expected) in [(4, Some(PORTS_OF_REMOTE_POD)), (14, Some(PORTS_OF_REMOTE_POD)), (15, None)] {
         let many = (1..2000).map(|number| {
-            let name = format!("{number:0>length$}");
+            let name = format!("p{number:0>length$}");
             port(Some(&name), PortProtocol::Sctp, number)
         });
-        let text = ports_annotation(&many.collect::<Vec<_>>()).unwrap();
-        assert!(!super::ports(Some(&text)).unwrap().is_empty());
+        let text = ports_annotation(&many.collect::<Vec<_>>());
+        assert_eq!(text.map(|text| super::ports(Some(&text)).unwrap().len()), expected, "{length}");
     }
 }
 

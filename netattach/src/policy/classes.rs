@@ -6,7 +6,7 @@
 //! overlaps included, and costs a packet the same for one rule as for ten thousand.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -25,20 +25,15 @@ pub(super) struct ResolvedRule {
     pub(super) hosts: Vec<IpAddr>,
     /// Traffic that is allowed for every peer, sorted, without duplicates.
     pub(super) traffic: Vec<Traffic>,
-    /// Further traffic that is allowed for single peers.
-    pub(super) traffic_of: BTreeMap<IpAddr, BTreeSet<Traffic>>,
+    /// Further traffic that is allowed for single peers, in any order. A list, as a set for each peer would take several
+    /// times the memory.
+    pub(super) traffic_of: Vec<(IpAddr, Traffic)>,
 }
 
 impl ResolvedRule {
     /// A rule that allows nothing yet.
     pub(super) fn of(origin: Origin) -> Self {
-        Self {
-            origin,
-            blocks: Vec::new(),
-            hosts: Vec::new(),
-            traffic: Vec::new(),
-            traffic_of: BTreeMap::new(),
-        }
+        Self { origin, blocks: Vec::new(), hosts: Vec::new(), traffic: Vec::new(), traffic_of: Vec::new() }
     }
 
     /// Whether the rule names `address` as a peer.
@@ -142,9 +137,12 @@ impl<'m> TablesBuilder<'m> {
     }
 
     /// Adds the next rule.
-    pub(super) fn add(&mut self, rule: ResolvedRule) -> Result<(), Excess> {
+    pub(super) fn add(&mut self, mut rule: ResolvedRule) -> Result<(), Excess> {
         let cuts: usize = rule.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
-        self.meter.prefixes(rule.traffic_of.len() + rule.hosts.len() + cuts)?;
+        rule.traffic_of.sort_unstable();
+        rule.traffic_of.dedup();
+        let of_addresses = || rule.traffic_of.chunk_by(|(one, _), (next, _)| one == next);
+        self.meter.prefixes(of_addresses().count() + rule.hosts.len() + cuts)?;
         if rule.traffic.len() > ENTRIES {
             return Err(Excess::Entries);
         }
@@ -152,10 +150,13 @@ impl<'m> TablesBuilder<'m> {
         if matches!(rule.origin, Origin::OfNode(_)) {
             self.grants.of_node = Some(id);
         }
-        for (address, traffic) in rule.traffic_of {
-            let traffic: Vec<Traffic> = traffic.into_iter().collect();
+        let mut traffic = Vec::new();
+        for of_address in of_addresses() {
+            let Some((address, _)) = of_address.first() else { continue };
+            traffic.clear();
+            traffic.extend(of_address.iter().map(|(_, traffic)| *traffic));
             let grant = self.grants.push(id, &traffic);
-            self.marks.push((IpNet::from(address), Mark::Grant(grant)));
+            self.marks.push((IpNet::from(*address), Mark::Grant(grant)));
         }
         if !rule.traffic.is_empty() {
             let grant = self.grants.push(id, &rule.traffic);

@@ -12,11 +12,13 @@ use serde_json::{Value, json};
 use super::{Known, Peers};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
-use crate::objects::budget::{CLAIMANTS, REQUIREMENTS, VALUES};
+use crate::objects::budget::{
+    ADDRESSES_OF_REMOTE_POD, CLAIMANTS, Excess, PORTS_OF_REMOTE_POD, REQUIREMENTS, TRAFFIC, VALUES,
+};
 use crate::objects::interner::Interner;
 use crate::objects::labels::tests::COMPARED;
 use crate::objects::labels::{Labels, Selector};
-use crate::objects::policy::{POLICY_FOR_ANNOTATION, Peer};
+use crate::objects::policy::{Direction, POLICY_FOR_ANNOTATION, Peer};
 use crate::objects::remote::{ATTACHED_LABEL, BY_ANOTHER, RemotePod, Written};
 use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Place, Pod};
 use crate::policy::desired::Desired;
@@ -492,6 +494,88 @@ fn a_port_is_named_by_all_who_have_the_address() {
     let port = ContainerPort { name: Some("sql".to_owned()), protocol: PortProtocol::Tcp, port: 7 };
     node.pod("mine", "db").ports = vec![port];
     assert_eq!(open(&mut node), ["10.0.0.2:2", "10.0.0.2:4", "10.0.0.3:7", "10.0.0.4:5"]);
+}
+
+/// Tells whether port 7 of an address is open for the first attachment in that direction, and what is told of policies.
+fn of_named_ports(node: &mut Node, direction: Direction, address: &str) -> (bool, Vec<String>) {
+    let desired = node.compile();
+    let endpoint = &desired.endpoints[&1];
+    let tables = match direction {
+        Direction::Ingress => endpoint.ingress.clone().unwrap(),
+        Direction::Egress => endpoint.egress.clone().unwrap(),
+    };
+    let conditions = desired.conditions.iter().map(|it| format!("{} {}", it.object, it.message)).collect();
+    (evaluate(&tables, address.parse().unwrap(), 6, Some(7)).is_some(), conditions)
+}
+
+/// What is told of the policy if it leads to too many ports.
+fn too_many_ports(direction: Direction) -> Vec<String> {
+    let of = "together with the other policies of the pods that it selects: these are isolated for";
+    vec![format!("multi-networkpolicy shop/p {} {of} {direction}", Excess::Traffic)]
+}
+
+/// A pod with many addresses and many numbers under one name: each rule that names it leads to all of them.
+#[test]
+fn numbers_that_peers_declare_under_a_name_are_counted_for_each_address_and_rule() {
+    const OF_RULE: usize = ADDRESSES_OF_REMOTE_POD * PORTS_OF_REMOTE_POD;
+    let rules = |number: usize| {
+        let rule = json!({"to": [role("db")], "ports": [{"port": "sql"}]});
+        json!({
+            "podSelector": {"matchLabels": {"role": "web"}},
+            "policyTypes": ["Egress"], "egress": vec![rule; number],
+        })
+    };
+    let mut node = Node::with(rules(1));
+    node.attach("web", "web", &["10.0.0.1"]);
+    let addresses: Vec<String> = (0..ADDRESSES_OF_REMOTE_POD).map(|it| format!("10.0.1.{it}")).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let numbers: Vec<usize> = (1..=PORTS_OF_REMOTE_POD).collect();
+    node.written("db", "u2", "db", &status(&addresses), Some(&json!({"TCP/sql": numbers}).to_string()));
+    for (number, expected) in [
+        (TRAFFIC / OF_RULE, (true, Vec::new())),
+        (TRAFFIC / OF_RULE + 1, (false, too_many_ports(Direction::Egress))),
+    ] {
+        node.policy("lan", &rules(number));
+        assert_eq!(of_named_ports(&mut node, Direction::Egress, "10.0.1.9"), expected, "{number} rules");
+    }
+    // With fewer of them it is in force again.
+    node.written("db", "u2", "db", &status(&addresses), Some(r#"{"TCP/sql":[7,8]}"#));
+    assert_eq!(of_named_ports(&mut node, Direction::Egress, "10.0.1.9"), (true, Vec::new()));
+}
+
+/// The same for the numbers that the selected pod declares itself, and for ranges.
+#[test]
+fn numbers_that_a_pod_declares_under_a_name_are_counted_for_each_rule() {
+    const NUMBERS: u16 = 256;
+    let rules = |number: usize| {
+        let rules = vec![json!({"ports": [{"port": "sql"}]}); number];
+        json!({
+            "podSelector": {"matchLabels": {"role": "web"}},
+            "policyTypes": ["Ingress"], "ingress": rules,
+        })
+    };
+    let ranges = |number: usize| {
+        // Each has 16 blocks of ports.
+        let range = json!({"protocol": "TCP", "port": 1, "endPort": 65_535});
+        json!({
+            "podSelector": {"matchLabels": {"role": "web"}},
+            "policyTypes": ["Ingress"], "ingress": vec![json!({"ports": [range]}); number],
+        })
+    };
+    let mut node = Node::with(rules(1));
+    node.attach("web", "web", &["10.0.0.1"]);
+    let port = |port| ContainerPort { name: Some("sql".to_owned()), protocol: PortProtocol::Tcp, port };
+    node.pod("web", "web").ports = (1..=NUMBERS).map(port).collect();
+    let [named, ranged] = [usize::from(NUMBERS), 16].map(|of_rule| TRAFFIC / of_rule);
+    for (spec, expected) in [
+        (rules(named), (true, Vec::new())),
+        (rules(named + 1), (false, too_many_ports(Direction::Ingress))),
+        (ranges(ranged), (true, Vec::new())),
+        (ranges(ranged + 1), (false, too_many_ports(Direction::Ingress))),
+    ] {
+        node.policy("lan", &spec);
+        assert_eq!(of_named_ports(&mut node, Direction::Ingress, "10.0.0.2"), expected);
+    }
 }
 
 /// Prints the memory of 20,000 pods of other nodes, and how long a change of one takes with 200 policies.

@@ -3,6 +3,7 @@
 //! [`resolve`] makes the lookup tables of one direction of one attachment. The rules that it resolves go to `classes`,
 //! which takes their union; `incremental` calls it again only for attachments that a change concerns.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr};
@@ -120,14 +121,18 @@ impl Resolving<'_> {
         meter: &mut Meter,
     ) -> Result<ResolvedRule, Excess> {
         let mut resolved = literal(origin, rule);
+        meter.traffic(resolved.traffic.len())?;
         if let Peers::Of(peers) = &rule.peers {
             resolved.hosts = self.hosts(peers, found, meter)?;
         }
         for (protocol, name) in named_terms(&rule.ports) {
             match key.direction {
                 Direction::Ingress => {
-                    let numbers = key.own_ports.get(&(protocol, name.to_owned())).into_iter().flatten();
-                    resolved.traffic.extend(numbers.map(|port| one_port(protocol, *port)));
+                    meter.work(1)?;
+                    let Some(numbers) = key.own_ports.get(&(protocol, name.to_owned())) else { continue };
+                    // A pod may declare many numbers under one name, which each of many rules may name.
+                    meter.traffic(numbers.len())?;
+                    resolved.traffic.extend(numbers.iter().map(|port| one_port(protocol, *port)));
                 }
                 Direction::Egress => {
                     if !self.resolve_at_peers(protocol, name, &mut resolved, found, meter)? {
@@ -192,35 +197,39 @@ impl Resolving<'_> {
         found: &mut Found,
         meter: &mut Meter,
     ) -> Result<bool, Excess> {
+        // Going over the ports of a pod costs a fraction of what a comparison of addresses does, and a number that it
+        // declares under the name as much.
+        let looked_at = Cell::new(0_usize);
         // The numbers that all pods with the address declare under the name.
         let numbers_of = |holders: &[Claimant]| {
             let holders = holders.iter().filter(|holder| holder.counts());
-            let numbers = holders.map(|holder| declared_ports(holder.ports(), protocol, name));
+            let numbers = holders.map(|holder| {
+                let numbers = declared_ports(holder.ports(), protocol, name);
+                looked_at.update(|before| before + holder.ports().len() / 8 + numbers.len());
+                numbers
+            });
             numbers.reduce(|one, other| &one & &other).unwrap_or_default()
         };
         let mut declared = false;
         let parts: usize = resolved.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
         for (address, holders) in self.peers.claims().holders(self.places) {
             let holders = holders.as_slice();
-            // Going over the ports of a pod costs a fraction of what a comparison of addresses does.
-            let ports: usize = holders.iter().map(|holder| holder.ports().len() / 8).sum();
-            meter.work(1 + parts + holders.len() + ports)?;
+            meter.work(1 + parts + holders.len())?;
             if !resolved.matches(address) {
                 continue;
             }
             let numbers = if self.scope.len() > 1 {
                 let answer = self.scope.of(address, numbers_of, |one, other| &one & &other);
-                meter.work(self.scope.len() + answer.looked_at + ports)?;
+                meter.work(self.scope.len() + answer.looked_at)?;
                 found.is_of_network |= answer.is_of_network;
                 answer.value
             } else {
                 numbers_of(holders)
             };
-            if !numbers.is_empty() {
-                declared = true;
-                let traffic = numbers.into_iter().map(|port| one_port(protocol, port));
-                resolved.traffic_of.entry(address).or_default().extend(traffic);
-            }
+            meter.work(looked_at.take())?;
+            declared |= !numbers.is_empty();
+            meter.traffic(numbers.len())?;
+            resolved.traffic_of.extend(numbers.into_iter().map(|port| (address, one_port(protocol, port))));
         }
         Ok(declared)
     }

@@ -17,7 +17,6 @@ use crate::cidr;
 use crate::npwg::NetworkRef;
 use crate::npwg::network::{is_label, is_subdomain};
 use crate::npwg::selection::PortProtocol;
-use crate::objects::ObjectName;
 use crate::objects::budget::{Bounded, Excess, FINDINGS, NETWORKS, PEERS, PORTS, RULES, pass_over, shown};
 use crate::objects::labels::{self, Selector};
 use crate::objects::policy::{
@@ -25,6 +24,7 @@ use crate::objects::policy::{
     Problem, Rule, Severity,
 };
 use crate::objects::unknown_keys::keyed;
+use crate::objects::{ObjectName, is_port_name};
 
 /// The object does not conform to the API's schema.
 #[derive(Debug, thiserror::Error)]
@@ -673,13 +673,6 @@ fn bad_end(path: Path<'_>, end: &Value, found: &mut Findings) -> Option<PortTerm
 
 fn port_number(value: &Value) -> Option<u16> {
     value.as_u64().and_then(|number| u16::try_from(number).ok()).filter(|port| *port != 0)
-}
-
-/// Container port names (RFC 6335 section 5.1): at least one letter, so that `"80"` is not a name.
-fn is_port_name(text: &str) -> bool {
-    text.len() <= 15
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
-        && text.bytes().any(|b| b.is_ascii_lowercase())
 }
 
 #[cfg(test)]
