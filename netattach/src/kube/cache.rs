@@ -29,7 +29,7 @@ use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
 use crate::objects::remote_pods::RemotePods;
-use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Pod, Problem};
+use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Place, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
 use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
@@ -76,6 +76,10 @@ pub(super) struct Cache {
     for_default: BTreeSet<Key>,
     /// The default network, if policies that are for it need more pods of other nodes than others.
     default_network: Option<NetworkRef>,
+    /// Whether pods of other nodes that are on the default network alone are no peers of policies.
+    leaves_out_default: bool,
+    /// Whether they are nevertheless peers of policies for `default_network`, which are needed now.
+    has_pods_of_default: bool,
     /// The definitions that take their range from the node.
     of_node: BTreeSet<Key>,
     /// Whether there are changes since the last [`Cache::take_changed`].
@@ -592,19 +596,41 @@ impl Cache {
         if looked_at > 0 { Want::Soon } else { Want::Not }
     }
 
-    /// Records the default network, of which pods of other nodes are read only while policies for it need them. To be
-    /// called before objects are read.
-    pub(super) fn set_default_network(&mut self, network: Option<NetworkRef>) {
-        self.default_network = network;
+    /// NetworkPolicies are not enforced: pods of other nodes that are on the default network alone are not kept. If it is
+    /// an object, they are kept while policies for it need them. To be called before objects are read.
+    pub(super) fn leave_out_default(&mut self, network: Option<NetworkRef>) {
+        (self.leaves_out_default, self.default_network) = (true, network);
+    }
+
+    /// A list of pods of other nodes begins, which are read from here on: with those that only policies for the default
+    /// network need, or without.
+    pub(super) fn read_pods_of_default(&mut self, has_them: bool) {
+        self.has_pods_of_default = has_them;
     }
 
     /// Whether a policy with pods as peers is for the default network, in the namespace of a pod of this node.
     pub(super) fn wants_pods_of_default(&self) -> bool {
-        self.for_default.iter().any(|key| {
-            let namespace = &key.name.namespace;
-            let mut there = self.objects.pods.range(ObjectName::new(namespace, "")..);
-            there.next().is_some_and(|(name, _)| name.namespace == *namespace)
+        let mut namespaces: Vec<&str> =
+            self.for_default.iter().map(|key| key.name.namespace.as_str()).collect();
+        namespaces.dedup();
+        namespaces.into_iter().any(|namespace| {
+            let there = self.objects.pods.range(ObjectName::new(namespace, "")..);
+            let mut there = there.take_while(|(name, _)| name.namespace == namespace);
+            there.any(|(_, pod)| !pod.host_network)
         })
+    }
+
+    /// Whether a pod of another node is on the default network alone and so no peer of any policy. The server selects by
+    /// labels, which do not tell that of all pods.
+    fn is_left_out(&self, pod: &RemotePod) -> bool {
+        let is_left_out = |place: &Place| match place {
+            Place::Default => true,
+            Place::Network(network) => {
+                !self.has_pods_of_default && self.default_network.as_ref() == Some(network)
+            }
+        };
+        let mut networks = pod.claims().map(|(place, _)| place).peekable();
+        self.leaves_out_default && networks.peek().is_some() && networks.all(is_left_out)
     }
 
     /// Returns the policies of a namespace that have pods as peers.
@@ -652,6 +678,10 @@ impl Cache {
             beyond: beyond.as_deref(),
         };
         let pod = Arc::new(RemotePod::read(&name, written, &mut self.interner));
+        if self.is_left_out(&pod) {
+            self.remove_remote_pod(&name);
+            return Some(name);
+        }
         let before = self.objects.remote_pods.get(&name).cloned();
         if before.as_ref() == Some(&pod) {
             return Some(name);

@@ -583,6 +583,74 @@ fn pods_of_other_nodes_are_kept_by_what_their_agents_wrote() {
     assert!(cache.take_changed().unwrap().remote_pods.is_empty());
 }
 
+/// Another plugin's pods have one label, whichever their networks are, and so have those of agents of before.
+#[test]
+fn pods_on_the_default_network_alone_are_kept_while_policies_can_have_them_as_peers() {
+    let own = || Some(NetworkRef::new("kube-system", "default"));
+    let on = |name: &str, status: &serde_json::Value| {
+        raw(&json!({"metadata": {
+            "namespace": "shop", "name": name, "uid": name, "labels": {ATTACHED_LABEL: BY_ANOTHER},
+            "annotations": {"k8s.v1.cni.cncf.io/network-status": status.to_string()},
+        }}))
+    };
+    let of = |name: &str, default: bool| json!({"name": name, "default": default, "ips": ["10.1.0.7"]});
+    let pods = [
+        ("file", json!([of("cbr0", true)])),
+        ("none", json!([{"name": "cbr0", "default": true}])),
+        ("object", json!([of("kube-system/default", true)])),
+        ("other", json!([of("kube-system/other", true)])),
+        ("second", json!([of("cbr0", true), of("kube-system/default", false)])),
+        ("third", json!([of("cbr0", true), of("lan", false)])),
+    ];
+    let kept = |cache: &mut Cache| -> Vec<String> {
+        for (name, status) in &pods {
+            cache.put_remote(&on(name, status));
+        }
+        let mut names: Vec<String> =
+            cache.objects.remote_pods.iter().map(|pod| pod.name().to_owned()).collect();
+        names.sort();
+        names
+    };
+    let all = ["file", "none", "object", "other", "second", "third"];
+    assert_eq!(kept(&mut Cache::default()), all, "NetworkPolicies are enforced");
+    let mut cache = Cache::default();
+    cache.leave_out_default(None);
+    assert_eq!(kept(&mut cache), ["none", "object", "other", "second", "third"]);
+    let mut cache = Cache::default();
+    cache.leave_out_default(own());
+    assert_eq!(kept(&mut cache), ["none", "other", "third"]);
+    cache.read_pods_of_default(true);
+    assert_eq!(kept(&mut cache), ["none", "object", "other", "second", "third"]);
+    // One that was on another network is a peer no more.
+    cache.put_remote(&on("third", &pods[0].1));
+    let third = ObjectName::new("shop", "third");
+    assert!(cache.objects.remote_pods.get(&third).is_none());
+}
+
+#[test]
+fn policies_for_the_default_network_need_its_pods_where_a_pod_of_this_node_can_have_them() {
+    let mut cache = Cache::default();
+    cache.leave_out_default(Some(NetworkRef::new("kube-system", "default")));
+    let spec = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    let annotations = json!({"k8s.v1.cni.cncf.io/policy-for": "kube-system/default"});
+    let policy = raw(
+        &json!({"metadata": {"namespace": "shop", "name": "p", "annotations": annotations}, "spec": spec}),
+    );
+    let pod = |namespace: &str, name: &str, host_network: bool| {
+        let metadata = json!({"namespace": namespace, "name": name, "uid": name});
+        raw(&json!({"metadata": metadata, "spec": {"hostNetwork": host_network, "containers": []}}))
+    };
+    cache.put(Kind::MultiNetworkPolicy, &policy);
+    cache.put(Kind::Pod, &pod("shop-b", "a", false));
+    assert!(!cache.wants_pods_of_default(), "no pod of its namespace is here");
+    cache.put(Kind::Pod, &pod("shop", "a", true));
+    assert!(!cache.wants_pods_of_default(), "it selects no pod of the node's network");
+    cache.put(Kind::Pod, &pod("shop", "b", false));
+    assert!(cache.wants_pods_of_default());
+    cache.remove(Kind::Pod, &pod("shop", "b", false));
+    assert!(!cache.wants_pods_of_default());
+}
+
 #[test]
 fn pods_of_other_nodes_that_a_complete_list_does_not_have_are_gone() {
     let mut cache = Cache::default();

@@ -156,8 +156,9 @@ impl Cluster {
         let view = Arc::new(View::new(resources.iter().copied()));
         let default_network = options.default_network.as_ref();
         let left_out = left_out(options.network_policies, default_network);
-        let left_open = default_network.filter(|_| left_out.is_some()).cloned();
-        view.change(|cache| cache.set_default_network(left_open));
+        if left_out.is_some() {
+            view.change(|cache| cache.leave_out_default(default_network.cloned()));
+        }
         let (uses, watch_seconds) = (options.uses(), options.watch_seconds);
         let node: Arc<str> = options.node.into();
         let publisher = Arc::new(Publisher::new(Arc::clone(&view), Arc::clone(&node)));

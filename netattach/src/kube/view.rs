@@ -250,6 +250,9 @@ impl View {
 
     /// Begins to follow a kind that is needed, from a list on. `with_more`: all that can be needed of it.
     pub(super) fn begins(&self, resource: &'static Resource, with_more: bool) {
+        if resource.content == Content::RemotePods {
+            locked(&self.cache).read_pods_of_default(with_more);
+        }
         let mut followed = locked(&self.followed);
         followed.kinds.insert(resource.content, Following::new(resource));
         if resource.content == Content::RemotePods {

@@ -96,7 +96,7 @@ fn pods_on_the_default_network_alone_are_waited_for_once_a_policy_for_it_needs_t
     };
     let (view, policies) = all_but_policies();
     view.change(|cache| {
-        cache.set_default_network(Some(NetworkRef::new("kube-system", "default")));
+        cache.leave_out_default(Some(NetworkRef::new("kube-system", "default")));
         cache.put(Kind::Pod, &raw(json!({"metadata": {"namespace": "shop", "name": "a", "uid": "1"}})));
         cache.put(Kind::MultiNetworkPolicy, &policy("p", "lan"));
     });
