@@ -37,9 +37,12 @@ pub const PREFIXES: usize = 524_288;
 /// Port entries that one direction expands to: the capacity of the map.
 pub const ENTRIES: usize = netattach_common::capacity::PORTS;
 /// Ports and blocks of ports that the rules of one direction expand to, before equal ones are merged: of a range each
-/// aligned block, of a port name each number, in egress rules for each address that stands for a peer. Two names for as
-/// many addresses as there may be.
-pub const TRAFFIC: usize = 2 * PREFIXES;
+/// aligned block, of a port name each number. As many ranges as a policy may have always fit, whatever their length.
+/// Those that hold for one address alone count [`OF_ADDRESS`] times.
+pub const TRAFFIC: usize = 8 * PREFIXES;
+/// How many ports one counts for that is kept with the address it holds for: of a port name in an egress rule. It takes so
+/// much more memory.
+pub const OF_ADDRESS: usize = 4;
 /// Comparisons allowed while compiling one direction: of blocks and numbers, and for each requirement of a selector a
 /// lookup of its label and as many comparisons as finding one of its values takes.
 pub const WORK: usize = 50_000_000;

@@ -20,7 +20,7 @@ use super::peers::{Claimant, Peers as KnownPeers};
 use super::scope::Scope;
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::selection::PortProtocol;
-use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES};
+use crate::objects::budget::{Excess, FINDINGS, Meter, OF_ADDRESS, PREFIXES};
 use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PortTerm, Ports, Rule, Severity};
 use crate::objects::{ContainerPort, Place, Pod};
 
@@ -228,7 +228,7 @@ impl Resolving<'_> {
             };
             meter.work(looked_at.take())?;
             declared |= !numbers.is_empty();
-            meter.traffic(numbers.len())?;
+            meter.traffic(numbers.len() * OF_ADDRESS)?;
             resolved.traffic_of.extend(numbers.into_iter().map(|port| (address, one_port(protocol, port))));
         }
         Ok(declared)
