@@ -3,6 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
 
 use crate::bpf::{Ended, Record};
 
@@ -43,12 +46,18 @@ impl WallClock {
 /// Number of events kept.
 const KEPT: usize = 8192;
 
+/// How long a reader waits for what has come since the last read: longer than a read takes on a node that works.
+const FRESH: Duration = Duration::from_millis(200);
+
 /// The latest events.
 #[derive(Debug, Default)]
 pub struct Observer {
     recent: Mutex<Recent>,
     /// Whether a reader has asked since the last [`Observer::was_asked`].
     asked: AtomicBool,
+    /// Tells who takes events in that a reader waits for them, and the readers that they are there.
+    wanted: Notify,
+    taken: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -88,11 +97,26 @@ impl Observer {
             }
             recent.events.push_back((clock.wall_ms(event.monotonic_ns()), event));
         }
+        drop(recent);
+        self.taken.notify_waiters();
+    }
+
+    /// Has events taken in at once, and waits until they are, for [`FRESH`] at most: between reads there may be a second.
+    pub async fn refresh(&self) {
+        let taken = self.taken.notified();
+        self.asked.store(true, Ordering::Relaxed);
+        self.wanted.notify_one();
+        // Otherwise the reader gets what is there.
+        let _ = tokio::time::timeout(FRESH, taken).await;
+    }
+
+    /// Waits until a reader wants events at once.
+    pub async fn wanted(&self) {
+        self.wanted.notified().await;
     }
 
     /// Returns at most `most` events from number `from` on; without a number, the last ones.
     pub fn from(&self, from: Option<u64>, most: usize) -> Batch {
-        self.asked.store(true, Ordering::Relaxed);
         let recent = self.lock();
         let end = recent.first + recent.events.len() as u64;
         let from = from.unwrap_or_else(|| end.saturating_sub(most as u64).max(recent.first));
@@ -144,6 +168,26 @@ mod tests {
             responder: 0,
             pad: [0; 2],
         })
+    }
+
+    /// A reader that comes between two reads has what is there read, and one that nobody reads for does not hang.
+    #[tokio::test]
+    async fn a_reader_has_events_taken_in_and_waits_for_them() {
+        let observer = Observer::default();
+        let clock = WallClock { monotonic_ns: 0, wall_ms: 0 };
+        let reads = async {
+            observer.wanted().await;
+            tokio::task::yield_now().await;
+            observer.take_in([event(7)].into_iter(), 0, clock);
+        };
+        tokio::join!(observer.refresh(), reads);
+        assert_eq!(observer.from(None, 10).events.len(), 1);
+        assert_eq!([observer.was_asked(), observer.was_asked()], [true, false]);
+        let begun = tokio::time::Instant::now();
+        observer.refresh().await;
+        assert!(begun.elapsed() >= FRESH);
+        // The wish is kept for who reads next.
+        observer.wanted().await;
     }
 
     #[test]

@@ -102,7 +102,7 @@ struct Prepared {
 /// control group of an agent, or for a call of one process until the thread ends that starts it.
 ///
 /// The kernel kills such a program before the end of this process can be waited for (`exit_notify` in
-/// `kernel/exit.c`): whoever has waited for that finds a program that runs no more code of its own. Left running are
+/// `kernel/exit.c`): whoever has waited for that finds a program that was sent SIGKILL. Left running are
 /// processes that the program has started, and a program whose privileges or SELinux domain change when it is executed
 /// ([`PR_SET_PDEATHSIG`]). The thread is to wait for the program: one that ended earlier would have it killed.
 ///
@@ -219,8 +219,11 @@ unsafe fn execute(prepared: &Prepared) -> ! {
         let mut is_well = libc::setpgid(0, 0) == 0;
         if is_well && prepared.tied_to != 0 {
             // In this order: a caller that ended before the first call sends no signal, and is no longer the parent.
-            is_well = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) == 0
-                && libc::getppid() == prepared.tied_to;
+            is_well = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as libc::c_ulong) == 0;
+            if is_well && libc::getppid() != prepared.tied_to {
+                *errno() = libc::ESRCH;
+                is_well = false;
+            }
         }
         for (number, stream) in (0..).zip(prepared.streams) {
             is_well = is_well && libc::dup2(stream, number) == number;

@@ -16,7 +16,6 @@ use serde_json::value::RawValue;
 use super::on_demand::Want;
 pub(super) use super::refused::REMEMBERED;
 use super::refused::Refused;
-use super::remote_shares::{self, RemoteShares};
 use super::resource::Content;
 use super::stand_ins::StandIns;
 use super::weights::Weights;
@@ -58,8 +57,6 @@ pub(super) struct Cache {
     /// Uids of the pods deleted last.
     deleted: VecDeque<String>,
     interner: Interner,
-    /// What the pods of other nodes take that are kept.
-    remote_shares: RemoteShares,
     /// The versions of this node's pods, as last read. They are not part of a pod, because most changes of
     /// a pod change nothing here.
     versions: BTreeMap<ObjectName, u64>,
@@ -677,56 +674,36 @@ impl Cache {
             ports: ports.as_deref(),
             beyond: beyond.as_deref(),
         };
-        let pod = Arc::new(RemotePod::read(&name, written, &mut self.interner));
+        let pod = RemotePod::read(&name, written, &mut self.interner);
         if self.is_left_out(&pod) {
             self.remove_remote_pod(&name);
             return Some(name);
         }
-        let before = self.objects.remote_pods.get(&name).cloned();
-        if before.as_ref() == Some(&pod) {
-            return Some(name);
-        }
-        if self.replace_remote(&name, before.as_ref(), &pod) {
-            self.is_changed = true;
-            if self.fits(Content::RemotePods, &name) {
-                self.admitted.insert(Content::RemotePods);
-            }
-            let size = |pod: &RemotePod| (pod.claims().count(), pod.bytes_in_common());
-            let (addresses, bytes) = size(&pod);
-            if before.is_some_and(|before| size(&before).0 > addresses || size(&before).1 > bytes) {
-                self.has_room(Content::RemotePods, &name.namespace);
-            }
-        } else {
-            // A formerly known pod has no attachments any more.
-            self.is_changed |= before.is_some();
-            self.refuse(Content::RemotePods, &name, 0);
-            if before.is_some() {
-                self.has_room(Content::RemotePods, &name.namespace);
+        let more = pod.claims().count();
+        let known = self.objects.remote_pods.get(&name);
+        if known.is_none_or(|known| **known != pod) {
+            let is_known = known.is_some();
+            match self.objects.remote_pods.insert(Arc::new(pod)) {
+                Ok(before) => {
+                    self.is_changed = true;
+                    if self.fits(Content::RemotePods, &name) {
+                        self.admitted.insert(Content::RemotePods);
+                    }
+                    if before.is_some_and(|before| before.claims().count() > more) {
+                        self.has_room(Content::RemotePods, &name.namespace);
+                    }
+                }
+                Err(_) => {
+                    // A formerly known pod has no attachments any more.
+                    self.is_changed |= is_known;
+                    self.refuse(Content::RemotePods, &name, 0);
+                    if is_known {
+                        self.has_room(Content::RemotePods, &name.namespace);
+                    }
+                }
             }
         }
         Some(name)
-    }
-
-    /// Keeps a pod of another node instead of the one of that name before. Returns whether there is room; if not, neither
-    /// is kept.
-    fn replace_remote(
-        &mut self,
-        name: &ObjectName,
-        before: Option<&Arc<RemotePod>>,
-        pod: &Arc<RemotePod>,
-    ) -> bool {
-        if let Some(before) = before {
-            self.remote_shares.remove(before);
-        }
-        if !self.remote_shares.add(pod, remote_shares::MOST) {
-            self.objects.remote_pods.remove(name);
-            return false;
-        }
-        let is_kept = self.objects.remote_pods.insert(Arc::clone(pod)).is_ok();
-        if !is_kept {
-            self.remote_shares.remove(pod);
-        }
-        is_kept
     }
 
     /// Removes a pod that an agent had attached: the pod or its networks are deleted.
@@ -752,8 +729,7 @@ impl Cache {
 
     fn remove_remote_pod(&mut self, name: &ObjectName) {
         self.fits(Content::RemotePods, name);
-        if let Some(before) = self.objects.remote_pods.remove(name) {
-            self.remote_shares.remove(&before);
+        if self.objects.remote_pods.remove(name).is_some() {
             self.is_changed = true;
             self.has_room(Content::RemotePods, &name.namespace);
         }

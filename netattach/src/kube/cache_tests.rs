@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::kube::ATTACHED_LABEL;
-use crate::objects::budget::{REMOTE_BYTES, REMOTE_PODS};
+use crate::objects::budget::REMOTE_PODS;
 use crate::objects::remote::BY_ANOTHER;
 
 fn raw(json: &serde_json::Value) -> Box<RawValue> {
@@ -426,61 +426,6 @@ fn pods_of_other_nodes_that_did_not_fit_are_listed_again_when_there_is_room() {
     let objects = cache.take_changed().unwrap();
     assert!(objects.remote_pods.get(&last).is_none() && objects.remote_pods.get(&late).is_some());
     assert_eq!((cache.refused().count(), cache.wants_lists()), (0, false));
-}
-
-/// A namespace whose pods have many different labels takes no more than its half, which it does not take from others.
-#[test]
-fn label_sets_of_one_namespace_leave_room_to_those_of_others() {
-    const MORE: usize = 3;
-    let mut cache = Cache::default();
-    let of = |namespace: &str, number: usize, labels: usize| {
-        let mut of_pod: BTreeMap<String, String> =
-            (0..labels).map(|label| (format!("{label:04}"), String::new())).collect();
-        of_pod.insert("app".to_owned(), format!("{number:04}"));
-        let name = format!("p{number:04}");
-        raw(&json!({"metadata": {"namespace": namespace, "name": name, "uid": name, "labels": of_pod}}))
-    };
-    let first = cache.put_remote(&of("far", 0, 4000)).unwrap();
-    let each = cache.objects.remote_pods.get(&first).unwrap().bytes_in_common();
-    let most = REMOTE_BYTES / 2 / each;
-    for number in 1..most + MORE {
-        cache.put_remote(&of("far", number, 4000));
-    }
-    cache.put_remote(&of("shop", 0, 4000));
-    let numbers = |cache: &mut Cache, namespace: &str| -> Vec<String> {
-        let pods = cache.take_changed().unwrap().remote_pods;
-        let of_namespace = pods.iter().filter(|pod| pod.namespace() == namespace);
-        let mut names: Vec<String> = of_namespace.map(|pod| pod.name().to_owned()).collect();
-        names.sort();
-        names
-    };
-    let expected: Vec<String> = (0..most).map(|number| format!("p{number:04}")).collect();
-    let refused = |cache: &Cache| -> Vec<(Content, usize, String)> {
-        cache.refused().map(|(content, number, first)| (content, number, first.to_string())).collect()
-    };
-    assert_eq!(refused(&cache), [(Content::RemotePods, MORE, format!("far/p{most:04}"))]);
-    assert_eq!(numbers(&mut cache, "far"), expected);
-    assert_eq!(cache.objects.remote_pods.len(), most + 1, "and that of the other namespace");
-    assert!(!cache.wants_list(Content::RemotePods));
-    // One that is like a pod that is kept takes none of it.
-    let mut alike: serde_json::Value = serde_json::from_str(of("far", 0, 4000).get()).unwrap();
-    alike["metadata"]["name"] = "p".into();
-    cache.put_remote(&raw(&alike));
-    assert_eq!(cache.objects.remote_pods.len(), most + 2);
-    // With fewer labels of one, or without another, there is room for two.
-    cache.put_remote(&of("far", 1, 1));
-    assert!(cache.wants_list(Content::RemotePods));
-    cache.remove_remote(&of("far", 2, 4000));
-    cache.list_begins(Content::RemotePods);
-    for number in most..most + MORE {
-        cache.put_remote(&of("far", number, 4000));
-    }
-    assert_eq!(refused(&cache), [(Content::RemotePods, 1, format!("far/p{:04}", most + 2))]);
-    // When the kind is not needed any more, nothing is counted.
-    let all = cache.unlisted_remote();
-    cache.retain_remote(&all);
-    let taken = format!("{:?}", cache.remote_shares);
-    assert_eq!(taken, format!("{:?}", RemoteShares::default()));
 }
 
 #[test]

@@ -6,8 +6,8 @@
 //! - Reading: for each kind of [`resource`](self), `follow` reads all objects by `list` and their changes
 //!   by `watch`, through `client`, with pauses of `backoff` after failures; `renewal` decides when the
 //!   connection is made anew.
-//! - Keeping: `cache` converts objects into the model, bounded by `weights`, `remote_shares` and
-//!   `stand_ins`, and remembers objects that are `refused`; `view` publishes snapshots of it; `on_demand` decides when kinds that are
+//! - Keeping: `cache` converts objects into the model, bounded by `weights` and `stand_ins`, and remembers
+//!   objects that are `refused`; `view` publishes snapshots of it; `on_demand` decides when kinds that are
 //!   not always needed are followed.
 //! - Answering: `source` answers from the snapshots, and asks the server for one pod if the watch lags
 //!   behind the runtime.
@@ -37,7 +37,6 @@ mod queue;
 mod ranges;
 mod rate;
 mod refused;
-mod remote_shares;
 mod renewal;
 mod resource;
 mod source;

@@ -412,8 +412,7 @@ fn beyond(content: Content, count: usize, first: &ObjectName) -> String {
     let or_more = if count >= cache::REMEMBERED { " or more" } else { "" };
     let Content::Objects(kind) = content else {
         return format!(
-            "{count}{or_more} are no peers of policies, {first} among them: too many pods are attached in the cluster or in \
-             their namespaces, or have too many different labels, ports and networks"
+            "{count}{or_more} are no peers of policies, {first} among them: too many pods are attached in the cluster"
         );
     };
     let bound = cache::budget_of(kind).map(|it| format!("{} have at most {} {}", it.what, it.most, it.unit));

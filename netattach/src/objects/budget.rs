@@ -37,9 +37,9 @@ pub const PREFIXES: usize = 524_288;
 /// Port entries that one direction expands to: the capacity of the map.
 pub const ENTRIES: usize = netattach_common::capacity::PORTS;
 /// Ports and blocks of ports that the rules of one direction expand to, before equal ones are merged: of a range each
-/// aligned block, of a port name each number. As many ranges as a policy may have always fit, whatever their length.
-/// Those that hold for one address alone count [`OF_ADDRESS`] times.
-pub const TRAFFIC: usize = 8 * PREFIXES;
+/// aligned block, of a port name each number. As many ranges as two policies may have fit, whatever their length. Those
+/// that hold for one address alone count [`OF_ADDRESS`] times.
+pub const TRAFFIC: usize = 16 * PREFIXES;
 /// How many ports one counts for that is kept with the address it holds for: of a port name in an egress rule. It takes so
 /// much more memory.
 pub const OF_ADDRESS: usize = 4;
@@ -61,9 +61,6 @@ pub const ENTRY: usize = 16;
 pub const REMOTE_PODS: usize = 131_072;
 /// Addresses of all pods of other nodes.
 pub const REMOTE_ADDRESSES: usize = 524_288;
-/// Bytes of what they have in common, labels, ports and the names of their networks: of pods that are alike in these,
-/// once.
-pub const REMOTE_BYTES: usize = 128 << 20;
 /// Addresses of a pod of another node, on all its networks.
 pub const ADDRESSES_OF_REMOTE_POD: usize = 64;
 /// Bytes of the status annotation of a pod of another node.
@@ -359,7 +356,6 @@ mod tests {
             WORK_OF_UPDATE,
             REMOTE_PODS,
             REMOTE_ADDRESSES,
-            REMOTE_BYTES,
             ADDRESSES_OF_REMOTE_POD,
             REMOTE_STATUS_ANNOTATION,
             REMOTE_PORTS_ANNOTATION,

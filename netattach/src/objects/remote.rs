@@ -170,23 +170,6 @@ impl RemotePod {
         self.common.unreadable.as_deref()
     }
 
-    /// Returns about how many bytes of memory the values take that pods of one [kind](Self::kind) have in common.
-    pub(crate) fn bytes_in_common(&self) -> usize {
-        /// Of the value with its places in the tables by which values are shared, beside its texts.
-        const EACH: usize = 256;
-        /// Of a label or a network.
-        const TEXTS: usize = 128;
-        /// Of a port.
-        const PORT: usize = 64;
-        let Common { labels, ports, places, .. } = &*self.common;
-        let labels: usize = labels.iter().map(|(key, value)| key.len() + value.len() + TEXTS).sum();
-        let places = places.iter().map(|place| match &**place {
-            Place::Network(network) => network.namespace.len() + network.name.len() + TEXTS,
-            Place::Default => TEXTS,
-        });
-        EACH + labels + places.sum::<usize>() + ports.len() * PORT
-    }
-
     /// Returns a number that is equal only for pods that are alike in all that policies select by:
     /// namespace, labels and ports. It is valid as long as one of these pods is kept.
     pub(crate) fn kind(&self) -> usize {

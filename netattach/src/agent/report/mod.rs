@@ -70,6 +70,11 @@ impl Reporter {
         self.enforcer.put_back()
     }
 
+    /// Has the records of the packet path read, for [`Reporter::flows`].
+    pub(super) async fn refresh_flows(&self) {
+        self.observer.refresh().await;
+    }
+
     /// Returns the records of the packet path, with the attachments' names.
     pub(super) fn flows(&self, engine: &Engine, call: FlowsCall) -> Result<FlowsReport, EnforceError> {
         let batch = self.observer.from(call.from, FLOWS_AT_ONCE);

@@ -62,6 +62,7 @@ impl Handler for Served {
                 agent.question(|it| or_refused(it.reporter.policy(&it.engine).map(Response::Policy))).await
             }
             Request::Flows(call) => {
+                agent.reporter.refresh_flows().await;
                 agent
                     .question(move |it| or_refused(it.reporter.flows(&it.engine, call).map(Response::Flows)))
                     .await

@@ -41,10 +41,10 @@ use crate::ticks::{self, ticks};
 /// asks for them.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
 const SILENT_INTERVAL: Duration = Duration::from_secs(1);
-/// A read that finds at most this many events has found few: a thousand pods that do nothing still send some solicitations
-/// and reports of groups each second, and reading ten times a second for them took more than all other work of an agent at
-/// rest. The programs' buffer has room for thirty times what comes in a second at ten such reads.
-const FEW: usize = 32;
+/// Few are at most this many a second. A thousand pods that do nothing still send some solicitations and reports of groups
+/// each second, and reading ten times a second for them took more than all other work of an agent at rest. The programs'
+/// buffer has room for a hundred times as many.
+const FEW: usize = 100;
 /// After this many reads that found few, reads are rarer.
 const SILENCE: u32 = 50;
 
@@ -187,18 +187,43 @@ pub(super) fn look_after_attachments(
     background.keep("what others change in pods", Arc::clone(agent).keep_looking_into_pods());
 }
 
-/// Reads the records of the packet programs periodically, because the programs do not wake the reader.
+/// When the records of the packet programs are read: the programs do not wake the reader.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Reading {
+    /// Reads in a row that found few events.
+    silent: u32,
+}
+
+impl Reading {
+    fn interval(&self) -> Duration {
+        if self.silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }
+    }
+
+    /// Notes what a read found.
+    fn note(&mut self, found: usize, was_asked: bool) {
+        let few = FEW as u128 * self.interval().as_millis() / 1000;
+        let is_silent = found as u128 <= few && !was_asked;
+        self.silent = if is_silent { self.silent.saturating_add(1) } else { 0 };
+    }
+}
+
+/// Reads the records of the packet programs several times a second, or once a second where few come; and when a reader
+/// wants them.
 async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
-    let mut silent = 0_u32;
+    let mut reading = Reading::default();
     loop {
-        ticks::next(if silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }).await;
+        // Both futures may be dropped at any time: a wish that was noted and not yet taken stays.
+        tokio::select! {
+            () = ticks::next(reading.interval()) => {}
+            () = observer.wanted() => {}
+        }
         let (ended, unreported) = enforcer.flows().take_ended();
+        let mut found = usize::try_from(unreported).unwrap_or(usize::MAX);
         let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
-        let mut found = 0;
-        let events = packets.chain(ended.into_iter().map(Event::Ended)).inspect(|_| found += 1);
+        let events =
+            packets.chain(ended.into_iter().map(Event::Ended)).inspect(|_| found = found.saturating_add(1));
         observer.take_in(events, unreported, wall_clock());
-        let is_silent = found <= FEW && unreported == 0 && !observer.was_asked();
-        silent = if is_silent { silent.saturating_add(1) } else { 0 };
+        reading.note(found, observer.was_asked());
     }
 }
 
@@ -479,6 +504,31 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn records_are_read_once_a_second_while_few_come_and_nobody_asks() {
+        let [often, rarely] = [OBSERVE_INTERVAL, SILENT_INTERVAL];
+        // What each of as many reads finds, whether somebody asked, and the interval afterwards.
+        for (reads, found, was_asked, expected) in [
+            (SILENCE - 1, 0, false, often),
+            (SILENCE, 0, false, rarely),
+            (SILENCE, FEW / 10, false, rarely),
+            (SILENCE * 2, FEW / 10 + 1, false, often),
+            (SILENCE * 2, 0, true, often),
+        ] {
+            let mut reading = Reading::default();
+            (0..reads).for_each(|_| reading.note(found, was_asked));
+            assert_eq!(reading.interval(), expected, "{reads} reads, {found}, {was_asked}");
+        }
+        // A read of a second finds ten times as many.
+        for (found, was_asked, expected) in
+            [(FEW, false, rarely), (FEW + 1, false, often), (0, true, often), (usize::MAX, false, often)]
+        {
+            let mut reading = Reading { silent: SILENCE };
+            reading.note(found, was_asked);
+            assert_eq!(reading.interval(), expected, "{found}, {was_asked}");
+        }
+    }
 
     #[test]
     fn a_taint_whose_removal_is_refused_is_tried_more_and_more_rarely() {
